@@ -102,6 +102,45 @@ def test_settings_that_are_none_are_refused_at_the_start(
     assert "heartbeats are 0.1 to 300 seconds apart" in done.stderr
 
 
+def test_how_much_is_kept_is_said_and_clients_are_told(tmp_path: Path) -> None:
+    options = {
+        "--keep-events-days": "1.5",
+        "--keep-events-count": "2000",
+        "--keep-events-mib": "0.5",
+        "--keep-sessions-days": "30",
+    }
+    with Serving(tmp_path, options=[word for pair in options.items() for word in pair]) as server:
+        assert _welcome(server)["retention"] == {
+            "events_for_s": 129_600.0,
+            "events_max": 2000,
+            "bytes_max": 524_288,
+            "sessions_for_s": 2_592_000.0,
+        }
+        assert server.interrupt()[0] == 0
+
+
+def test_where_all_is_kept_clients_are_told_of_no_limit(tmp_path: Path) -> None:
+    names = ("--keep-events-days", "--keep-events-count", "--keep-events-mib", "--keep-sessions-days")
+    with Serving(tmp_path, options=[word for name in names for word in (name, "all")]) as server:
+        told = _welcome(server)["retention"]
+        assert told == dict.fromkeys(("events_for_s", "events_max", "bytes_max", "sessions_for_s"))
+        assert server.interrupt()[0] == 0
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "nan", "many", ""])
+@pytest.mark.parametrize("name", ["events-days", "events-count", "events-mib", "sessions-days"])
+def test_a_limit_of_what_is_kept_that_is_none_is_refused(run: Run, name: str, limit: str) -> None:
+    done = run("serve", "no_such_app:agent", f"--keep-{name}", limit)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"'--keep-{name}': {limit!r} is no limit" in done.stderr
+    assert "'all'" in done.stderr
+
+
+def test_events_are_counted_in_whole_numbers(run: Run) -> None:
+    done = run("serve", "no_such_app:agent", "--keep-events-count", "1.5")
+    assert "'1.5' is no limit: give a whole number above 0, or 'all'" in done.stderr
+
+
 def _welcome(server: Serving) -> dict[str, Any]:
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
         keys = {"x-idempotency-key": "k", "x-idempotent-encryption-key": "s" * 43, **shown_to(server.url)}

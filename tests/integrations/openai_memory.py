@@ -42,6 +42,8 @@ class OpenAIMemory(RememberingServer):
         """The status that all messages are answered with, or 0."""
         self.locked = 0
         """Requests that are refused because another response is being made in the conversation."""
+        self.is_nameless = False
+        """Whether a conversation is made without saying its name."""
         self.cuts = 0
         self.asks: Json | None = None
         """A call of a function that the next answer asks the host for."""
@@ -86,7 +88,8 @@ class OpenAIMemory(RememberingServer):
         elif path == "/conversations":
             made = f"conv_{len(self.requests)}"
             self._texts[made] = []
-            await answer_json(send, 200, {"id": made, "object": "conversation"})
+            unnamed = {"object": "conversation"}
+            await answer_json(send, 200, unnamed if self.is_nameless else {"id": made, **unnamed})
         elif path.endswith("/cancel"):
             self._running[name].set()
             await answer_json(send, 200, {"id": name, "status": "cancelled"})

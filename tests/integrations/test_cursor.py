@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import signal
+import sys
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from socketserver import TCPServer
 
 import pytest
 
@@ -24,11 +29,15 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor, write_rules
+from midstream.integrations import cursor
+from midstream.integrations.cursor import RULES_FILE, RULES_SENTINEL, Cursor, _launched, write_rules
 from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, UpstreamEvent
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
+from midstream.world import World
 from tests.integrations.cursor_bridge import CursorBridge, cursor_bridge
+
+WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -172,6 +181,64 @@ async def test_a_bridge_that_does_not_start_is_missing_software(tmp_path: Path) 
     upstream = Cursor("composer-2", cwd=tmp_path, api_key="k", bridge=["/nowhere/bridge"])
     with pytest.raises(ModelMissingError, match="does not start"):
         await upstream.open(Setup())
+
+
+async def test_the_package_joins_its_threads_where_nobody_waits_for_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed_in: list[threading.Thread] = []
+    close = TCPServer.server_close
+
+    def noted(server: TCPServer) -> None:
+        closed_in.append(threading.current_thread())  # it has joined the thread of that server before
+        close(server)
+
+    async with cursor_bridge(tmp_path) as bridge:
+        monkeypatch.setattr(TCPServer, "server_close", noted)
+        upstream = bridge.upstream()
+        await upstream.open(Setup())
+        await upstream.aclose()
+    assert len(closed_in) == 1
+    assert closed_in != [threading.current_thread()]
+
+
+FROZEN = """
+import json, socket, sys, threading
+listener = socket.create_server(("127.0.0.1", 0))
+ready = {"schemaVersion": 1, "transport": "tcp", "protocol": "connect", "authToken": "t"}
+ready["url"] = "http://127.0.0.1:%d" % listener.getsockname()[1]
+print("cursor-sdk-bridge ready", json.dumps(ready), file=sys.stderr, flush=True)
+threading.Event().wait()
+"""
+
+
+async def test_a_bridge_that_is_frozen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "STOP_S", 0.05)
+    running = await _launched([sys.executable, "-c", FROZEN], tmp_path, World())
+    process = running.bridge.process
+    assert process is not None
+    async with asyncio.timeout(WAIT_S):
+        await running.aclose()
+    assert process.returncode == -signal.SIGKILL
+
+
+TALKATIVE = """
+import sys
+print("cursor-sdk-bridge ready", sys.argv[1], file=sys.stderr, flush=True)
+for _ in range(64):
+    print("x" * 8192, file=sys.stderr, flush=True)
+"""
+
+
+async def test_what_a_bridge_says_does_not_stop_it(tmp_path: Path) -> None:
+    async with cursor_bridge(tmp_path) as bridge:
+        running = await _launched([sys.executable, "-c", TALKATIVE, bridge.command()[3]], tmp_path, World())
+        process = running.bridge.process
+        assert process is not None
+        try:
+            assert await asyncio.to_thread(process.wait, WAIT_S) == 0, "it has come to its end"
+        finally:
+            await running.aclose()
 
 
 def test_another_folder_account_or_option_is_another_identity(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +19,8 @@ from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamAgent, Upst
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
 from tests.integrations.openai_memory import OpenAIMemory, openai_memory
+
+WAIT_S = 60.0
 
 
 class TestChainedResponses(UpstreamContract):
@@ -190,3 +194,46 @@ async def test_a_conversation_in_which_another_response_is_made_is_busy() -> Non
         await _said(agent, Said(UserMessage.of("one")))
         await upstream.aclose()
     assert [told.text for told in server.told()] == ["one"]
+
+
+ANSWERING = """
+import asyncio
+from pydantic import BaseModel
+from midstream.core.messages import UserMessage
+from midstream.runtime.upstreams import Said, Setup
+from tests.integrations.openai_memory import openai_memory
+
+def worked_out(kind):
+    here = {kind.__name__} if kind.__pydantic_complete__ and kind.__module__.startswith("openai.types") else set()
+    return here.union(*map(worked_out, kind.__subclasses__()))
+
+async def answered():
+    for memory, is_background in (("responses", False), ("responses", True), ("conversation", False)):
+        async with openai_memory(memory, is_background=is_background) as server:
+            upstream = server.upstream()
+            agent = await upstream.open(Setup())
+            server.cuts = 1 if is_background else 0
+            said = [each async for each in agent.send(Said(UserMessage.of("one")), key="k")]
+            assert len(said) > 2, said
+            await upstream.forget("resp_1")
+            await upstream.aclose()
+
+before = worked_out(BaseModel)
+asyncio.run(answered())
+print(sorted(worked_out(BaseModel) - before))
+"""
+
+
+def test_no_types_of_the_package_are_worked_out_while_others_wait_for_the_loop() -> None:
+    # In a process of its own: another test may have worked them out.
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERING], capture_output=True, text=True, check=False, timeout=WAIT_S
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+async def test_a_conversation_without_a_name_is_not_gone_on_with() -> None:
+    async with openai_memory("conversation") as server:
+        server.is_nameless = True
+        assert await _failure(server.upstream()) is UpstreamFailedError
+        assert server.told() == []

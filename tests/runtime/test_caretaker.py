@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -28,9 +28,9 @@ from midstream.core.turn import RESTARTS_MAX, Cancel, SendMessage, WhenBusy, Wit
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
+    LeaseLostError,
     SeqnoReusedError,
     SessionBusyError,
-    SessionNotFoundError,
     StoreBusyError,
 )
 from midstream.runtime.agent import Agent, sub_agent
@@ -40,9 +40,38 @@ from midstream.runtime.runner import Runner
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FailingStore, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.models import Gate, Script, Step
+from midstream.testing.stores import StoreInFront
 from tests.spec import spec
 
 WAIT_S = 30.0
+
+
+class Hold:
+    """A door before an operation."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+
+class Scripted(StoreInFront):
+    """A store that refuses an operation, or lets it wait."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(MemoryStore(memory))
+        self.refused = ""
+        self._holds: dict[str, Hold] = {}
+
+    def hold(self, operation: str) -> Hold:
+        self._holds[operation] = Hold()
+        return self._holds[operation]
+
+    async def asked(self, operation: str, session: str) -> None:
+        if hold := self._holds.pop(operation, None):
+            hold.was_asked.set()
+            await hold.may_go_on.wait()
+        if operation == self.refused:
+            raise StoreBusyError("somebody else has the disk")
 
 
 class Places:
@@ -53,7 +82,7 @@ class Places:
         self._hosts: list[Host] = []
 
     async def host(
-        self, script: Script = (), *, store: FailingStore | None = None, turn_s: float = 0.0
+        self, script: Script = (), *, store: StoreInFront | None = None, turn_s: float = 0.0
     ) -> Host:
         host = Host(Agent(ScriptedModel(script), turn_s=turn_s), store or MemoryStore(self.memory))
         self._hosts.append(host)
@@ -98,6 +127,10 @@ async def _until(is_true: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0)
     raise TimeoutError
+
+
+def _is_free(places: Places, session: str) -> bool:
+    return places.memory.sessions[session].owner is None
 
 
 def _chunk(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
@@ -316,6 +349,87 @@ async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(plac
     assert here.awake("s") is None
 
 
+@spec("STREAM-68")
+async def test_readers_of_an_owner_that_lets_go_are_told_once_another_process_has_deleted(
+    places: Places,
+) -> None:
+    here = await places.host([text("a"), text("b")])
+    store = Scripted(places.memory)
+    there = await places.host(store=store)
+    await run_turn(here, "s", "hi")
+    reader = await here.session("s")
+    reader.attach()
+    reading = asyncio.ensure_future(reader.wait(reader.newest.position))
+    asking = store.hold("hand_over")
+    deleting = asyncio.ensure_future(there.delete("s"))
+    await asking.was_asked.wait()
+    store.refused = "delete"
+    asking.may_go_on.set()
+    with pytest.raises(StoreBusyError):
+        await deleting
+    assert _is_free(places, "s"), "the owner has let go of it"
+    assert not reading.done(), "nothing was deleted, and nobody has heard of anything"
+    reading.cancel()
+    await run_turn(here, "s", "and on")
+    assert (await here.session("s")) is reader
+    reading = asyncio.ensure_future(reader.wait(reader.newest.position))
+    store.refused = ""
+    await there.delete("s")
+    with pytest.raises(JournalMovedError, match="deleted"):
+        await reading
+    reader.detach()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["command", "deletion"])
+@spec("TURN-76")
+async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_nothing_is_left(
+    places: Places,
+    is_first: bool,  # noqa: FBT001 - a case
+) -> None:
+    owning, deleting = Scripted(places.memory), Scripted(places.memory)
+    replies: Iterator[list[Step]] = iter([text("a"), [Stall()]])
+    here = await places.host(lambda _request: next(replies), store=owning)
+    there = await places.host(store=deleting)
+    await run_turn(here, "s", "hi")
+    reader = await here.session("s")
+    reader.attach()
+    releasing = owning.hold("release")
+    deletion = asyncio.ensure_future(there.delete("s"))
+    await releasing.was_asked.wait()
+    second = deleting.hold("delete") if is_first else owning.hold("find")
+    asking = asyncio.ensure_future(reader.submit(_chunk("wait, one more")))
+    releasing.may_go_on.set()
+    if is_first:
+        await asking
+        second.may_go_on.set()
+        with pytest.raises(SessionBusyError):
+            await deletion
+        assert reader.state.is_live
+        begun = [each.is_handover for each in places.records() if isinstance(each, EpochStarted)]
+        assert begun == [False, True], "it was let go, and claimed anew"
+    else:
+        await deletion
+        second.may_go_on.set()
+        with pytest.raises(JournalMovedError, match="deleted"):
+            await asking
+        assert places.memory.sessions == {}, "no other one is begun for it"
+    reader.detach()
+
+
+async def test_a_session_whose_runner_failed_at_its_owner_is_deleted_from_elsewhere(places: Places) -> None:
+    store = FailingStore(MemoryStore(places.memory))
+    here = await places.host([text("a")], store=store)
+    there = await places.host()
+    await run_turn(here, "s", "hi")
+    store.outage = LeaseLostError("somebody took it, and was killed")
+    with pytest.raises(LeaseLostError):
+        await _say(here, "and?")
+    store.outage = None
+    assert not _is_free(places, "s"), "a runner that failed gives nothing up"
+    await there.delete("s")
+    assert places.memory.sessions == {}
+
+
 async def test_a_command_whose_owner_is_silent_ends_with_the_host_that_hands_it_over(places: Places) -> None:
     here = await places.host()
     there = await places.host()
@@ -396,12 +510,14 @@ async def test_a_session_is_deleted_with_its_sub_agents_wherever_they_are_awake(
     records = await run_turn(here, "s", "where is it?")
     assert isinstance(records[-1], TurnEnded)
     assert not child.is_of_others, "it is that process's still"
+    child.attach()
     reading = asyncio.ensure_future(child.wait(child.newest.position))
     await asyncio.sleep(0)
     await here.delete("s")
     assert places.memory.sessions == {}
-    with pytest.raises(SessionNotFoundError):
+    with pytest.raises(JournalMovedError, match="deleted"):
         await reading
+    child.detach()
 
 
 @spec("TURN-76")

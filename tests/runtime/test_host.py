@@ -32,15 +32,17 @@ from midstream.errors import (
     SessionNotFoundError,
     StoreBusyError,
     StoreDamagedError,
+    UnavailableError,
     UsageError,
 )
 from midstream.runtime import host as host_module
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Mark, SessionInfo, Stored
+from midstream.store.contract import Mark, SessionInfo, Store, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.stores import StoreInFront
 from midstream.tools import Tool, tool
 from midstream.world import World
 from tests.spec import spec
@@ -253,6 +255,57 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
     assert said == ["one", "two", "three", "four"]
     assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
     await there.stop()
+
+
+async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 1)
+    store = SlowTo("delete", MemoryStore())
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    await run_turn(host, "s", "one")
+    deleting = asyncio.ensure_future(host.delete("s"))
+    await store.was_asked.wait()
+    await host.session("t", create=True)
+    assert host.awake("s") is None, "it went to sleep"
+    woken = await host.session("s")
+    with pytest.raises(UnavailableError, match="is being deleted"):
+        await woken.submit(SendMessage(UserMessage.of("two")))
+    store.may_go_on.set()
+    await deleting
+    with pytest.raises(SessionNotFoundError):
+        await woken.wait(woken.newest.position)
+    await run_turn(host, "s", "another session of that name")
+    await host.stop()
+
+
+class SlowTo(StoreInFront):
+    """A store that lets an operation wait."""
+
+    def __init__(self, operation: str, store: Store) -> None:
+        super().__init__(store)
+        self.was_asked = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self._operation = operation
+
+    async def asked(self, operation: str, session: str) -> None:
+        if operation == self._operation:
+            self.was_asked.set()
+            await self.may_go_on.wait()
+
+
+async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_open() -> None:
+    behind = MemoryStore()
+    store = SlowTo("open", behind)
+    host = Host(Agent(ScriptedModel([])), store)
+    starting = asyncio.ensure_future(host.start())
+    await store.was_asked.wait()
+    await host.stop()
+    store.may_go_on.set()
+    with pytest.raises(DrainingError):
+        await starting
+    assert behind.owner == ""
+    with pytest.raises(DrainingError):
+        await host.start()
+    assert behind.owner == ""
 
 
 async def test_a_session_deleted_by_another_process_begins_anew() -> None:

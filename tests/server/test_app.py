@@ -155,6 +155,25 @@ async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at(
     assert shown.json()["status"] == "model"
 
 
+async def test_who_meets_a_store_that_was_closed_at_the_end_is_told_to_come_back() -> None:
+    app = make_app()
+    async with called(app) as client:
+        assert (await client.get("/v1/sessions")).status_code == 200
+        await app.stop(grace_s=0.0)
+        late = await client.get("/v1/sessions")
+    assert (late.status_code, late.json()["code"], late.headers["retry-after"]) == (503, "draining", "1")
+
+
+async def test_an_app_that_was_stopped_is_not_started_by_a_late_request() -> None:
+    store = MemoryStore()
+    app = make_app(store=store)
+    async with called(app) as client:
+        await app.stop(grace_s=0.0)
+        late = await client.get("/v1/sessions")
+    assert (late.status_code, late.json()["code"]) == (503, "draining")
+    assert store.owner == "", "it was not opened"
+
+
 def test_every_endpoint_is_in_the_reference() -> None:
     routes = [route for route in routes_of(make_app()) if isinstance(route, Route | WebSocketRoute)]
     page = PAGE.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx2
 
@@ -13,6 +14,7 @@ from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import StoreBusyError
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
+from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Stall, text
 from midstream.testing.stores import StoreInFront
 from tests.server.people import ADA, BOB, guarded_app, say
@@ -175,6 +177,55 @@ async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_other
             assert (await reader.hear())["code"] == GONE
 
 
+@spec("STREAM-68")
+async def test_of_two_deletions_at_once_one_is_refused_and_lets_nothing_begin_meanwhile() -> None:
+    store = Refusing(MemoryStore())
+    async with served(make_app([text("hello")] * 2, store=store)) as server:
+        assert (
+            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(server)
+        store.is_busy = True
+        deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
+        async with asyncio.timeout(WAIT_S):
+            await store.was_asked.wait()
+        second = await server.http.delete("/v1/sessions/s1")
+        assert (second.status_code, second.json()["code"]) == (503, "unavailable")
+        waiting = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+        assert (waiting.status_code, waiting.json()["code"]) == (503, "unavailable"), "the first one lasts"
+        store.may_answer.set()
+        assert (await deleting).json()["code"] == "store_busy"
+        store.is_busy = False
+        assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
+
+
+@spec("STREAM-68")
+async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tmp_path: Path) -> None:
+    store = RefusingWhatIsFree(SQLiteStore(tmp_path / "m.db"))
+    async with (
+        served(make_app([text("hello")] * 2, store=SQLiteStore(tmp_path / "m.db"))) as owner,
+        served(make_app([text("hello")] * 2, store=store)) as other,
+    ):
+        assert (
+            await owner.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        ).status_code == 200
+        await _ended(owner)
+        async with Socket(owner.socket()) as reader:
+            await reader.say({"type": "open"})
+            assert (await reader.hear())["type"] == "welcome"
+            refused = await other.http.delete("/v1/sessions/s1")
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
+            taken = await owner.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+            assert taken.status_code == 200
+            heard = await reader.hear_until("turn_ended")
+            assert all(frame["type"] != "error" for frame in heard)
+            store.is_over = True
+            assert (await other.http.delete("/v1/sessions/s1")).status_code == 204
+            assert (await reader.hear())["code"] == GONE
+            assert await reader.hear_close() == (1008, GONE)
+        assert (await owner.http.get("/v1/sessions/s1")).status_code == 404
+
+
 class Refusing(StoreInFront):
     """A store that is busy when something is to be deleted, while it is told to."""
 
@@ -189,3 +240,15 @@ class Refusing(StoreInFront):
             self.was_asked.set()
             await self.may_answer.wait()
             raise StoreBusyError("somebody else has the disk")
+
+
+class RefusingWhatIsFree(StoreInFront):
+    """A store that is busy when its owner has let go of what is to be deleted, until that is over."""
+
+    is_over = False
+
+    async def asked(self, operation: str, session: str) -> None:
+        if operation == "delete" and not self.is_over:
+            found = await self.store.find(session)
+            if found is not None and found.is_free:
+                raise StoreBusyError("somebody else has the disk")

@@ -160,6 +160,29 @@ async def test_a_hung_tool_and_a_client_that_does_not_read_cannot_hold_the_serve
         writer.transport.abort()
 
 
+async def test_who_is_not_answered_in_time_is_told_when_to_come_back_and_nobody_asks_on_an_old_connection() -> (
+    None
+):
+    async with served(make_app([text("hi")])) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        half, sending = await asyncio.open_connection(host, int(port))
+        sending.write(
+            f"POST /v1/sessions/s1/chunks HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode()
+        )
+        idle, asking = await asyncio.open_connection(host, int(port))
+        asking.write(f"GET /health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+        await idle.readuntil(b"}")
+        async with asyncio.timeout(WAIT_S):
+            server.stop.set()
+            assert await idle.read() == b"", "closed, while another one is still being answered"
+            head, _, body = (await half.read()).partition(b"\r\n\r\n")
+        sending.close()
+        asking.close()
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert {b"retry-after: 1", b"connection: close"} <= {*head.split(b"\r\n")}
+    assert json.loads(body)["code"] == "draining"
+
+
 async def read_until_cut(body: AsyncIterator[bytes]) -> bytes:
     """Read a body that must not end: its connection is cut."""
     heard = bytearray()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -17,7 +18,7 @@ from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
 from midstream.cli.terminal import clean
-from midstream.core.retention import EVENTS_FOR_S, Retention
+from midstream.core.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
 from midstream.errors import UsageError
 from midstream.local_keys import made_key
 from midstream.places import made
@@ -31,7 +32,34 @@ from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
+T = TypeVar("T", int, float)
+
 DAY_S = 24 * 60 * 60
+MIB = 2**20
+
+
+def _amount(value: str) -> float:
+    """Return a limit that an option was given: a number above 0, or infinity for `all`.
+
+    Raises:
+        click.BadParameter: It is none.
+    """
+    return _limit(value, float, "a number")
+
+
+def _count(value: str) -> float:
+    """Return a limit of whole things, as `_amount` does."""
+    return _limit(value, int, "a whole number")
+
+
+def _limit(value: str, number: type[int | float], kind: str) -> float:
+    try:
+        limit = math.inf if value == "all" else number(value)
+    except ValueError:
+        limit = 0
+    if not limit > 0:
+        raise click.BadParameter(f"{value!r} is no limit: give {kind} above 0, or 'all'")
+    return limit
 
 
 @click.command(short_help="Serve an agent.")
@@ -77,15 +105,35 @@ DAY_S = 24 * 60 * 60
 )
 @click.option(
     "--keep-events-days",
-    type=click.FloatRange(0, min_open=True),
-    default=EVENTS_FOR_S / DAY_S,
+    type=_amount,
+    metavar="DAYS|all",
+    default=str(round(EVENTS_FOR_S / DAY_S)),
     show_default=True,
     help="Days in which the events of a finished turn can be replayed; the conversation stays.",
 )
 @click.option(
+    "--keep-events-count",
+    type=_count,
+    metavar="COUNT|all",
+    default=str(EVENTS_MAX),
+    show_default=True,
+    help="Events of one session that can be replayed; the conversation stays.",
+)
+@click.option(
+    "--keep-events-mib",
+    type=_amount,
+    metavar="MIB|all",
+    default=str(BYTES_MAX // MIB),
+    show_default=True,
+    help="MiB (1,048,576 bytes) of events of one session that can be replayed; the conversation stays.",
+)
+@click.option(
     "--keep-sessions-days",
-    type=click.FloatRange(0, min_open=True),
-    help="Days after its last change in which a session is kept; then it is deleted (default: for ever).",
+    type=_amount,
+    metavar="DAYS|all",
+    default="all",
+    show_default=True,
+    help="Days after its last change in which a session is kept; then it is deleted.",
 )
 @click.option(
     "--settings",
@@ -229,11 +277,17 @@ def _access_of(surroundings: Surroundings, options: dict[str, Any], login: str) 
 
 
 def _retention_of(options: dict[str, Any]) -> Retention:
-    sessions_days = options["keep_sessions_days"]
+    mib = options["keep_events_mib"]
     return Retention(
-        events_for_s=options["keep_events_days"] * DAY_S,
-        sessions_for_s=sessions_days * DAY_S if sessions_days else None,
+        events_for_s=_told(options["keep_events_days"] * DAY_S),
+        events_max=_told(options["keep_events_count"]),
+        bytes_max=None if mib == math.inf else math.ceil(mib * MIB),
+        sessions_for_s=_told(options["keep_sessions_days"] * DAY_S),
     )
+
+
+def _told(limit: T) -> T | None:
+    return None if limit == math.inf else limit
 
 
 def _store_of(path: Path, key_file: Path | None, *, is_escrowed: bool) -> Store:

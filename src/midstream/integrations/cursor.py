@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cursor_sdk as sdk
 import msgspec
 from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
+from msgspec import Struct
 
 from midstream.core.formats.files import file_words
 from midstream.core.messages import Finish, Outcome, Text, Usage, UserMessage
@@ -361,11 +363,11 @@ class _Bridge:
         self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path, world: World
     ) -> None:
         self._yours = client
-        self._ours: AsyncClient | None = None
+        self._ours: _Running | None = None
         self._command = list(command) if command is not None else None
         self._folder = folder
         self._world = world
-        self._starting: asyncio.Task[AsyncClient] | None = None
+        self._starting: asyncio.Task[_Running] | None = None
         """The start of ours, until there is one that has ended, or was closed."""
         self.openings = Openings("the bridge of cursor-sdk")
 
@@ -396,7 +398,7 @@ class _Bridge:
 
     def is_open(self, client: AsyncClient) -> bool:
         """Return whether this client can still be asked."""
-        return client in (self._yours, self._ours)
+        return client in (self._yours, self._ours.client if self._ours else None)
 
     async def aclose(self) -> None:
         """Stop our bridge, also one that is being started."""
@@ -404,46 +406,87 @@ class _Bridge:
         self.openings = Openings("the bridge of cursor-sdk")
         starting, self._starting, self._ours = self._starting, None, None
         if starting is not None:
-            ending = self._world.spawn(_ended(starting), name="cursor: end of a bridge")
+            ending = self._world.spawn(_ended(starting), name="cursor: end of a bridge, once it has started")
             await asyncio.shield(ending)
 
     async def _restart_if_dead(self) -> None:
         """Let the next conversation start another bridge, if ours does not answer; others may be using it."""
-        client = self._ours
-        if client is not None:
+        ours = self._ours
+        if ours is not None:
             try:
                 async with asyncio.timeout(STOP_S):
-                    await client.ping()
+                    await ours.client.ping()
             except (TimeoutError, sdk.CursorAgentError):
-                if client is self._ours:
+                if ours is self._ours:
                     await self.aclose()
 
     async def _started(self) -> AsyncClient:
         if self._starting is None:
-            launch = AsyncClient.launch_bridge(self._command, workspace=self._folder, timeout=LAUNCH_S)
+            launch = _launched(self._command, self._folder, self._world)
             self._starting = self._world.spawn(launch, name="cursor: start of a bridge")
-            self._starting.add_done_callback(self._launched)
+            self._starting.add_done_callback(self._note_start)
         starting = self._starting
         try:
-            # The package leaves the process of a start that is cancelled behind.
-            client = await asyncio.shield(starting)
+            # A start that is cancelled would leave its process behind.
+            running = await asyncio.shield(starting)
         except (OSError, sdk.CursorSDKError) as error:
             raise ModelMissingError(f"the bridge of cursor-sdk does not start: {error}") from error
-        if client is not self._ours:
+        if running is not self._ours:
             raise ModelUnavailableError("the bridge of cursor-sdk was closed while it started")
-        return client
+        return running.client
 
-    def _launched(self, starting: asyncio.Task[AsyncClient]) -> None:
+    def _note_start(self, starting: asyncio.Task[_Running]) -> None:
         is_there = not starting.cancelled() and starting.exception() is None
         if self._starting is starting:
             self._starting, self._ours = (starting, starting.result()) if is_there else (None, None)
 
 
-async def _ended(starting: asyncio.Task[AsyncClient]) -> None:
-    """Close a client as soon as there is one."""
+class _Running(Struct, frozen=True, eq=False):
+    """A bridge of our own, and its client."""
+
+    bridge: sdk.Bridge
+    client: AsyncClient
+    world: World
+
+    async def aclose(self) -> None:
+        """Stop it, within `STOP_S` and the moment that a process takes which is killed."""
+        await _bounded(self.client.aclose())
+        closing = self.world.spawn(asyncio.to_thread(self.bridge.close), name="cursor: end of a bridge")
+        await asyncio.wait({closing}, timeout=STOP_S)
+        if not closing.done() and (process := self.bridge.process) is not None:
+            process.kill()  # it is frozen; what waits for its answer hears that it is gone
+        await closing
+
+
+async def _launched(command: Sequence[str] | None, folder: Path, world: World) -> _Running:
+    """Start a bridge in a thread, as it is stopped in one.
+
+    The package can do both on the event loop. Stopping one there joins the thread of a server of its own, which looks
+    twice a second whether it is to end: for so long no other session would be served.
+    """
+    bridge = await asyncio.to_thread(
+        sdk.Bridge.launch, command, workspace=os.fspath(folder), timeout=LAUNCH_S
+    )
+    assert bridge.process is not None  # it was launched
+    assert bridge.process.stderr is not None  # where it said its address
+    threading.Thread(
+        target=_read_away, args=(bridge.process.stderr,), name="cursor: words of a bridge", daemon=True
+    ).start()
+    return _Running(bridge, AsyncClient(bridge.endpoint, allow_api_key_env_fallback=True), world)
+
+
+def _read_away(words: IO[str]) -> None:
+    """Take what a bridge says after its address: the package leaves it in the pipe, and a full one stops the bridge."""
+    with words:
+        while os.read(words.fileno(), 65_536):
+            pass
+
+
+async def _ended(starting: asyncio.Task[_Running]) -> None:
+    """Close a bridge as soon as there is one."""
     await asyncio.wait({starting})
     if not starting.cancelled() and starting.exception() is None:
-        await _bounded(starting.result().aclose())
+        await starting.result().aclose()
 
 
 def _unread(update: object) -> None:

@@ -7,6 +7,10 @@ a broken one is made again and goes on after the last event.
 Sources: platform documentation of `previous_response_id` (instructions and tools are not taken over from the response
 before, and stored responses are kept about 30 days), of the Conversations API (`conversation_locked` while another
 response is being made) and of background mode (`starting_after`).
+
+The server is asked by paths, as the package lets one ask what it does not know yet, and its answers are taken as they
+are. The types that its methods make of them are worked out with the first answer, on the event loop: for half a second
+no other session would be served.
 """
 
 from __future__ import annotations
@@ -17,11 +21,11 @@ import functools
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, ClassVar, Literal
+from urllib.parse import quote
 
 import msgspec
 import openai
 from msgspec import Struct
-from openai.types.responses import ResponseStreamEvent
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
 from midstream.core.messages import History, Result
@@ -35,6 +39,7 @@ from midstream.errors import (
     ModelStalledError,
     ModelUnavailableError,
     UpstreamBusyError,
+    UpstreamFailedError,
     UpstreamGoneError,
 )
 from midstream.runtime.openings import Openings
@@ -57,6 +62,10 @@ TIMEOUT = openai.Timeout(60.0, connect=10.0, write=30.0, pool=5.0)
 RECONNECTS_MAX = 3
 """Connections in a row that may bring nothing new before a background reply is given up."""
 RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
+Events = openai.AsyncStream[object]
+"""The events of one connection, as plain values."""
+_AS_OURSELVES: Any = {"security": {"bearer_auth": True}}  # Any: the package's type of it is private
+"""With the key of the client, and never with that of an organization's administrator."""
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 STOP_S = 5.0
@@ -90,7 +99,8 @@ class _Way(Struct, frozen=True):
 
     async def _stopped(self, response: str) -> None:
         with contextlib.suppress(openai.OpenAIError):
-            await self.client.responses.cancel(response)
+            path = f"/responses/{_quoted(response)}/cancel"
+            await self.client.post(path, options=_AS_OURSELVES, cast_to=object)
 
 
 class _ResponsesUpstream:
@@ -168,7 +178,8 @@ class _ResponsesUpstream:
     async def verify(self) -> bool:
         """Ask for the model by name: a key that is not accepted is refused whatever the name."""
         try:
-            await self._way.client.models.retrieve(self._way.model)
+            path = f"/models/{_quoted(self._way.model)}"
+            await self._way.client.get(path, options=_AS_OURSELVES, cast_to=object)
         except (openai.AuthenticationError, openai.PermissionDeniedError):
             return False
         except openai.APIStatusError as error:
@@ -180,11 +191,10 @@ class _ResponsesUpstream:
 
     async def forget(self, agent: str) -> None:
         """Delete what the server keeps of it: the conversation, or its newest response."""
+        kind = "conversations" if self._way.memory == "conversation" else "responses"
         with contextlib.suppress(openai.OpenAIError):
-            if self._way.memory == "conversation":
-                await self._way.client.conversations.delete(agent)
-            else:
-                await self._way.client.responses.delete(agent)
+            path = f"/{kind}/{_quoted(agent)}"
+            await self._way.client.delete(path, options=_AS_OURSELVES, cast_to=object)
 
     async def aclose(self) -> None:
         """Stop what is read in the background, and close the connections, unless the client is yours."""
@@ -310,8 +320,7 @@ class OpenAIAgent:
                 asked, functools.partial(self._leave, reader)
             ) as events:
                 async for event in events:
-                    # Without validation: what this version of the package does not know is kept.
-                    yield event.to_json(indent=None).encode()
+                    yield msgspec.json.encode(event)
         except openai.APIStatusError as error:
             raise _refusal(error, now=self._way.world.now()) from error
         except openai.APIConnectionError as error:
@@ -319,7 +328,7 @@ class OpenAIAgent:
         except openai.APIError as error:
             raise _typed(error.body, error_of(error.body)) from error
 
-    async def _leave(self, reader: ResponsesReader, events: openai.AsyncStream[ResponseStreamEvent]) -> None:
+    async def _leave(self, reader: ResponsesReader, events: Events) -> None:
         """Let go of a reply that nobody waits for any more; one in the background must be known to be stopped."""
         async with events:
             if self._way.is_background:
@@ -327,33 +336,41 @@ class OpenAIAgent:
                     async with asyncio.timeout(STOP_S):
                         await self._name(reader, events)
 
-    async def _name(self, reader: ResponsesReader, events: openai.AsyncStream[ResponseStreamEvent]) -> None:
+    async def _name(self, reader: ResponsesReader, events: Events) -> None:
         async for event in events:
-            reader.read_json(event.to_json(indent=None).encode())
+            reader.read_json(msgspec.json.encode(event))
             if reader.response_id:
                 self._way.running.add(reader.response_id)
                 return
 
-    async def _taken_up(self, reader: ResponsesReader) -> openai.AsyncStream[ResponseStreamEvent]:
-        return await self._way.client.responses.retrieve(
-            reader.response_id, stream=True, starting_after=max(reader.sequence, 0)
+    async def _taken_up(self, reader: ResponsesReader) -> Events:
+        path = f"/responses/{_quoted(reader.response_id)}"
+        after = {"params": {"stream": "true", "starting_after": max(reader.sequence, 0)}}
+        return await self._way.client.get(
+            path, options=_AS_OURSELVES | after, cast_to=object, stream=True, stream_cls=Events
         )
 
-    async def _asked(self, said: Said, key: str) -> openai.AsyncStream[ResponseStreamEvent]:
+    async def _asked(self, said: Said, key: str) -> Events:
         self._is_asked = False
         body = await self._body(said)
         self._is_asked = True
-        headers = {"Idempotency-Key": _digest(key)}
-        stream: openai.AsyncStream[ResponseStreamEvent] = await self._way.client.responses.create(
-            **body, extra_headers=headers
+        key_told = {"headers": {"Idempotency-Key": _digest(key)}}
+        return await self._way.client.post(
+            "/responses",
+            body=body,
+            options=_AS_OURSELVES | key_told,
+            cast_to=object,
+            stream=True,
+            stream_cls=Events,
         )
-        return stream
 
     async def _body(self, said: Said) -> dict[str, Any]:
         way = self._way
         if way.memory == "conversation" and not self._came_from:
-            made = await way.client.conversations.create()
-            self._came_from = made.id
+            made = await way.client.post("/conversations", body={}, options=_AS_OURSELVES, cast_to=object)
+            if not isinstance(made, dict) or not isinstance(name := made.get("id"), str) or not name:
+                raise UpstreamFailedError(f"{way.name} made a conversation that has no name")
+            self._came_from = name
         before = said.before or History()
         history = before.then(said.message) if said.message.parts else before
         words = render(history, "", "responses", form="openai-responses").messages
@@ -383,6 +400,11 @@ class OpenAIAgent:
             agent, echoed = str(response.get("id") or ""), response.get("previous_response_id")
         went_on_from = str(echoed or "")
         return Opened(agent, self._names if went_on_from == self._came_from else went_on_from)
+
+
+def _quoted(name: str) -> str:
+    """Return a name as one segment of a path, whatever is in it."""
+    return quote(name, safe="")
 
 
 def _digest(text: str) -> str:

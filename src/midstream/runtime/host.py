@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -126,6 +125,8 @@ class Host:
         self._caretaker = Caretaker(self, store, self.world, retention)
         self.locks = Locks(self, store.escrow, self.world) if isinstance(store, Escrowed) else None
         """Opens sessions for those who show their secrets; None where no client holds a key."""
+        self._deleting: set[str] = set()
+        """The roots of the families of sessions of which one is being deleted."""
         self._locked: dict[str, int] = {}
         """Epochs of the sessions whose open turns wait for their clients."""
         self._is_started = False
@@ -137,11 +138,13 @@ class Host:
         Calling it again is harmless.
 
         Raises:
+            DrainingError: It was stopped. Nothing is open, nor left open.
             ToolDefinitionError: A tool is to write in the store's transactions, and this store has none for tools.
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if self._is_started:
             return
+        self._refuse_when_stopped()
         if not isinstance(self.store, Transactional) and (names := sorted(_within(self.agent))):
             message = (
                 f"tools with on_doubt='in_transaction' need a store such as SQLiteStore: {', '.join(names)}"
@@ -150,6 +153,11 @@ class Host:
         self._is_started = True
         try:
             await self.store.open()
+            self._refuse_when_stopped()
+        except DrainingError:  # stopped meanwhile, when nothing was there to be closed
+            self._is_started = False
+            await self.store.close()
+            raise
         except MidstreamError:
             self._is_started = False  # the next call tries again
             raise
@@ -157,6 +165,10 @@ class Host:
         self._caretaker.start()
         if self.locks is not None:
             self.locks.start()
+
+    def _refuse_when_stopped(self) -> None:
+        if self._is_stopped:
+            raise _draining()
 
     async def recovered(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
@@ -216,15 +228,16 @@ class Host:
         )
 
     async def give_up(self, session_id: str) -> None:
-        """Let go of an idle session that another process is to delete.
+        """Let go of an idle session that another process is to delete; its readers are told once it has done so.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
         """
         runner = await self.session(session_id)
-        await runner.retire()
-        self._awake.pop(session_id, None)
-        await runner.hand_on()
+        await runner.let_go()
+        if runner.is_idle:  # nobody here reads it: nothing of what is deleted stays in memory
+            self._awake.pop(session_id, None)
+            await runner.sleep()
 
     def followed(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
@@ -325,7 +338,8 @@ class Host:
             SessionNotFoundError: No such session.
             SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
             LeaseHeldError: It is locked here, and another process works on it. Nothing was changed.
-            UnavailableError: The process that owns it does not answer, or another one was faster. Nothing was changed.
+            UnavailableError: It is being deleted here already; or the process that owns it does not answer, or
+                another one was faster. Nothing was changed.
         """
         try:
             await self.session(session_id)
@@ -333,21 +347,34 @@ class Host:
             await self.store.delete(session_id)  # nobody works on it here, and it need not be read for that
             self._locked.pop(session_id, None)
             return
-        family = self._awake_with_children(session_id)
-        for runner in family:
+        self.refuse_while_deleting(session_id)
+        for runner in self._awake_with_children(session_id):
             runner.refuse_while_running()
-        # Deleted first, told then: a store that refuses has changed nothing, and nobody has heard of anything.
-        with contextlib.ExitStack() as suspended:
-            for runner in family:
-                suspended.enter_context(runner.suspended(f"session {session_id!r} is being deleted"))
-            try:
-                await self._delete(session_id)
-            except MidstreamError:
-                raise
-            except BaseException:  # whether it is gone is not known: whoever reads looks again
-                await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
-                raise
-            await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
+        self._deleting.add(root_of(session_id))
+        try:
+            await self._delete_and_tell(session_id)
+        finally:
+            self._deleting.discard(root_of(session_id))
+
+    def refuse_while_deleting(self, session_id: str) -> None:
+        """Let nothing begin in a family of sessions of which one is being deleted here. Readers hear nothing.
+
+        Raises:
+            UnavailableError: One is.
+        """
+        if root_of(session_id) in self._deleting:
+            raise UnavailableError(f"session {session_id!r} is being deleted", retry_after_s=1.0)
+
+    async def _delete_and_tell(self, session_id: str) -> None:
+        # In this order: a store that refuses has changed nothing, and nobody has heard of anything.
+        try:
+            await self._delete(session_id)
+        except MidstreamError:
+            raise
+        except BaseException:  # whether it is gone is not known: whoever reads looks again
+            await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
+            raise
+        await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
 
     async def _let_go_of(self, session_id: str, error: MidstreamError) -> None:
         """End a session and its sub-agents here, those that were asked for in the meantime too."""
@@ -402,9 +429,11 @@ class Host:
         if self.locks is not None:
             await self.locks.stop()
         self._awake.clear()
-        await self._close_sources()
         if self._is_started:
-            await self.store.close()
+            await (
+                self.store.close()
+            )  # first: tool servers may take longer than whoever ends this process waits
+        await self._close_sources()
 
     async def _close_sources(self) -> None:
         """Let go of the tool servers of the agent and its sub-agents, all at once and within `SOURCES_CLOSE_S`."""

@@ -135,8 +135,11 @@ class Journal:
             found = await self._store.read(self.session_id, after=known.position - 1, limit=1)
             is_pruned_further = bool(found) and found[0].position > known.position
             if not is_pruned_further and (not found or found[0].epoch != known.epoch):
-                raise JournalMovedError(f"session {self.session_id!r} was deleted by somebody else")
+                raise self._deleted()
         return await self.load()
+
+    def _deleted(self) -> JournalMovedError:
+        return JournalMovedError(f"session {self.session_id!r} was deleted by somebody else")
 
     def _decoded(self, page: Sequence[Stored]) -> Iterator[tuple[int, Record]]:
         for stored in page:
@@ -156,19 +159,38 @@ class Journal:
         return [self._damaged.get(stored.position, stored) for stored in page]
 
     async def claim(self, *, at: float) -> int:
-        """Take the session for this process; appends may follow under the returned epoch."""
+        """Take the session for this process; appends may follow under the returned epoch.
+
+        Raises:
+            LeaseHeldError: Another living owner has it. Nothing was changed.
+            JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
+        """
         self._world.reach(Fault.BEFORE_CLAIM)
         if self.newest.position:
             found = await self._store.find(self.session_id)
-            self.is_handed_over = found is not None and found.is_free
+            if found is None:
+                raise self._deleted()
+            self.is_handed_over = found.is_free
         self.epoch = await self._store.claim(self.session_id, at=at)
         self._world.reach(Fault.AFTER_CLAIM)
         return self.epoch
 
     async def release(self) -> None:
-        """Give the session up, where this process had claimed it, so that anybody may claim it."""
+        """Give the session up, where it was claimed here, so that anybody may claim it; again it is harmless."""
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
+            self.epoch = 0
+
+    async def disown(self, *, at: float) -> None:
+        """Give the session up also where an older journal of this process had claimed it, and failed before it slept.
+
+        Raises:
+            LeaseHeldError: Another living owner has it by now. Nothing was changed.
+        """
+        found = None if self.epoch else await self._store.find(self.session_id)
+        if found is not None and not found.is_free:
+            self.epoch = await self._store.claim(self.session_id, at=at)
+        await self.release()
 
     async def confirm(self) -> None:
         """Ask whether this process still owns the session.

@@ -10,10 +10,9 @@ Order law: append, then ack; append, then publish; append the intent, then act.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol
@@ -50,7 +49,6 @@ from midstream.errors import (
     LeaseHeldError,
     MidstreamError,
     SessionBusyError,
-    SessionNotFoundError,
     StoreDamagedError,
     UnavailableError,
 )
@@ -83,6 +81,13 @@ class Family(Nursery, Protocol):
 
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does."""
+
+    def refuse_while_deleting(self, session_id: str) -> None:
+        """Take no command of anybody while a session, or one that it is part of, is being deleted.
+
+        Raises:
+            UnavailableError: It is.
+        """
 
 
 class Runner:
@@ -119,8 +124,6 @@ class Runner:
         self._task: asyncio.Task[None] | None = None
         self._failed: MidstreamError | None = None
         self._parted: MidstreamError | None = None
-        self._suspension: MidstreamError | None = None
-        """What whoever asks for something is told meanwhile; see `suspended`."""
         self._is_quiescing = False
         self._is_patient = False
         """While quiescing: whether a model call that runs may go on to its end."""
@@ -261,20 +264,11 @@ class Runner:
         The future has the journal's end once all it caused is durable.
 
         Raises:
-            MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now.
+            MidstreamError: See `submit`; `LeaseHeldError` where another process owns the session by now,
+                `UnavailableError` while it is being deleted here.
         """
-        if self._suspension is not None:
-            raise self._suspension
+        self._family.refuse_while_deleting(self.session_id)
         return self._post(sessions.limited(command, self._agent.turn_s))
-
-    @contextlib.contextmanager
-    def suspended(self, why: str) -> Iterator[None]:
-        """Take no command of anybody inside: what becomes of an idle session is being decided. Readers hear nothing."""
-        self._suspension = UnavailableError(why, retry_after_s=1.0)
-        try:
-            yield
-        finally:
-            self._suspension = None
 
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
@@ -286,17 +280,29 @@ class Runner:
         await self.close(DrainingError("this session went to sleep: reconnect to wake it"))
         await self._journal.release()
 
-    async def retire(self) -> None:
-        """End an idle session for good, so that it can be deleted.
+    async def let_go(self) -> None:
+        """Give an idle session up for another process to delete it. Readers stay, and follow what becomes of it.
+
+        They are told nothing that might not come true: where it is deleted, `refresh` finds that; where it is not, it
+        is nobody's, and whoever is asked for something next claims it.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
+            LeaseHeldError: Another living process has it by now. Nothing was changed.
+            UnavailableError: The store is busy or full. It is this process's still: it may be used, or let go again.
         """
-        self.refuse_while_running()
-        await self.close(SessionNotFoundError(f"session {self.session_id!r} was deleted"))
+        async with self._unclaimed:  # a command that comes meanwhile waits, and then claims it anew
+            self.refuse_while_running()
+            self._has_begun = False
+            await self._journal.disown(at=self._world.now())
+        self._on_followed()
 
     def refuse_while_running(self) -> None:
-        """Raise what `retire` would raise."""
+        """Refuse to end a session in which a turn is open, or about to be.
+
+        Raises:
+            SessionBusyError: It is.
+        """
         if self._is_busy or self.state.rests_on_people:
             raise SessionBusyError(f"a turn of session {self.session_id!r} is running: cancel it first")
 

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from midstream.core.retention import Retention
 from midstream.core.settings import StreamSettings
 from midstream.core.turn import LOOK_BACK_S
-from midstream.errors import DrainingError, MidstreamError
+from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.observing import Observer
@@ -175,9 +175,7 @@ class App:
 
         Call it when your own server is told to end, before it waits for its connections: they would stay open.
         """
-        self.connections.drain(
-            DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
-        )
+        self.connections.drain(_draining())
         self.host.drain()
 
     async def stop(self, *, grace_s: float = GRACE_S) -> None:
@@ -205,10 +203,19 @@ class App:
             await self._guarded(scope, receive, send_and_know)
         except StreamCutError:
             raise
+        except asyncio.CancelledError:
+            if (
+                self.host.is_draining and not is_begun
+            ):  # the server lets go of it: whoever waits is to come back
+                await refuse(problem_of(_draining()), scope, receive, send)
+            raise
         except MidstreamError as error:
             if is_begun:
                 raise
-            await refuse(problem_of(error), scope, receive, send)
+            is_late = self.host.is_draining and isinstance(
+                error, UsageError
+            )  # perhaps the store was closed under it
+            await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
             headers = {**self._allowed(scope, error), **(error.headers or {})}
             await refuse(problem_of_http(error), scope, receive, send, headers)
@@ -251,6 +258,10 @@ class App:
         with await unlock_for(self.host, scope) as held:
             scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS
             await self._router(scope, receive, send)
+
+
+def _draining() -> DrainingError:
+    return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
 
 
 class _Routes(Router):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from midstream.server.http import StreamCutError
@@ -21,7 +22,7 @@ _NEVER = (
 
 
 class PeerNoise(logging.Filter):
-    """Drop what people wrote, the traceback of every cut stream, and most of what malformed requests cause."""
+    """Drop what people wrote, the traceback of what was cut, and most of what malformed requests cause."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -33,8 +34,8 @@ class PeerNoise(logging.Filter):
         """Say whether a line is written; a peer's line loses its traceback."""
         if record.levelno < logging.INFO or str(record.msg).startswith(_NEVER):
             return False  # below INFO it writes whole frames
-        if record.exc_info and isinstance(record.exc_info[1], StreamCutError):
-            return False
+        if record.exc_info and isinstance(record.exc_info[1], StreamCutError | asyncio.CancelledError):
+            return False  # who is cancelled was cut at the end of the server
         if not record.getMessage().startswith(_BY_PEERS):
             return True
         record.exc_info = None

@@ -1,8 +1,9 @@
 """Run the app on a port, and end well: tell every stream first, then stop, within a bound.
 
-uvicorn alone would wait for open streams for ever and never tell the app that it wants to end. So the server is
-asked to say goodbye first: WebSockets get an `error` frame with code `draining`, event streams are reset, both
-reconnect; what is left is cut; then the host stops, and what it cut is in the journal.
+uvicorn alone would wait for open streams for ever and never tell the app that it wants to end. So the app is asked to
+say goodbye first: WebSockets get an `error` frame with code `draining`, event streams are reset, both reconnect. Then
+it stops, so that whoever still waits for an answer gets it or is refused, and hears when to come back; what it cuts is
+in the journal. Connections are cut last: who is cut before has heard of nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ GOODBYE_S = 2.0
 """Seconds for the last frames of all connections."""
 CUT_S = 1
 """Whole seconds for requests that are still being answered, before they are cut."""
+LOOK_S = 0.01
+"""Seconds between two looks at whether the goodbyes were said, or a second signal came."""
 CLOSING_S = 2.0
 """Seconds kept for closing what the host could not stop in its grace, and the store."""
 WS_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
@@ -115,7 +118,8 @@ async def serve(
         )
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port)
-    server = _Server(app, names, listener, trusted_proxies, on_listening, stop)
+    grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
+    server = _Server(app, names, listener, trusted_proxies, on_listening, stop, grace_s)
     noise = PeerNoise(app.world)
     logging.getLogger("uvicorn.error").addFilter(noise)
     try:
@@ -124,7 +128,7 @@ async def serve(
     finally:
         logging.getLogger("uvicorn.error").removeFilter(noise)
         listener.close()
-        await app.stop(grace_s=max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S))
+        await app.stop(grace_s=grace_s)  # where it was not served to its end
 
 
 def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
@@ -169,6 +173,7 @@ class _Server(uvicorn.Server):
         trusted_proxies: Collection[str],
         on_listening: Callable[[str], None] | None,
         stop: asyncio.Event | None,
+        grace_s: float,
     ) -> None:
         config = uvicorn.Config(
             HostGuard(app, names),
@@ -194,6 +199,7 @@ class _Server(uvicorn.Server):
         self._listener = listener
         self._on_listening = on_listening
         self._stop = stop
+        self._grace_s = grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections, and say so."""
@@ -212,14 +218,23 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say goodbye to every connection, then let uvicorn cut what is left."""
+        """Say goodbye to every connection, stop the app, then let uvicorn cut what is left."""
         for server in self.servers:
             server.close()
         self._app.drain()
+        for connection in [*self.server_state.connections]:
+            if isinstance(connection, HTTP):  # its end is its answer, or now: nobody is to ask here again
+                connection.shutdown()
         try:
             async with asyncio.timeout(GOODBYE_S):
                 while self._app.open_streams and not self.force_exit:
-                    await self._app.world.sleep(0.01)
+                    await self._app.world.sleep(LOOK_S)
         except TimeoutError:
             pass
+        stopping = self._app.world.spawn(self._app.stop(grace_s=self._grace_s), name="stop the app")
+        while not (stopping.done() or self.force_exit):
+            await asyncio.wait({stopping}, timeout=LOOK_S)
         await super().shutdown(sockets=sockets)
+        if not self.force_exit and (cut := [*self.server_state.tasks]):
+            await asyncio.wait(cut, timeout=CUT_S)  # they say so, where nothing was said yet
+        await stopping

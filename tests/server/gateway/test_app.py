@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,11 +38,13 @@ from midstream.errors import (
     UpstreamBusyError,
 )
 from midstream.runtime.pool import Pooled
+from midstream.server import serve as serve_module
+from midstream.server.serve import serve
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import ScriptedModel, text
+from midstream.testing.models import ScriptedModel, Stall, text
 from midstream.testing.upstreams import ScriptedUpstream
 from tests.search import TIMES
-from tests.server.gateway.serving import TOKEN, called, make_gateway, say, served, serving
+from tests.server.gateway.serving import TOKEN, WAIT_S, called, make_gateway, say, served, serving
 from tests.spec import spec
 
 HELLO: list[ModelEvent] = [
@@ -396,6 +400,46 @@ async def test_a_draining_gateway_refuses_new_work() -> None:
         answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
         assert (await gateway.http.get("/ready")).status_code == 503
+
+
+async def test_answers_that_the_end_of_the_gateway_stops_are_told_so_in_their_apis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_module, "GOODBYE_S", 0.05)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    app = make_gateway(ScriptedModel([[TextDelta("half "), Stall()]]))
+    work = serve(app, port=0, stop_within_s=0.0, on_listening=listening.set_result, stop=stop)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(work)
+        async with httpx2.AsyncClient(base_url=await listening, headers=headers, timeout=WAIT_S) as client:
+            whole = group.create_task(client.post("/v1/chat/completions", json=say("whole")))
+            asked = say("streamed", stream=True)
+            async with client.stream("POST", "/v1/chat/completions", json=asked) as stream:
+                pieces = stream.aiter_text()
+                heard = await anext(pieces)
+                while len(app.runs) < 2:  # noqa: ASYNC110 - nothing tells that one has come
+                    await asyncio.sleep(0)
+                stop.set()
+                async for piece in pieces:
+                    heard += piece
+            refused = await whole
+        await serving
+    assert heard.rstrip().endswith('"type":"server_error","param":null,"code":"draining"}}')
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    assert refused.json()["error"]["code"] == "draining"
+
+
+async def test_a_gateway_that_was_stopped_is_not_started_by_a_late_request() -> None:
+    store = MemoryStore()
+    app = make_gateway(ScriptedModel([HELLO]), store=store)
+    async with called(app) as client:
+        assert (await client.post("/v1/chat/completions", json=say("hi"))).status_code == 200
+        await app.stop()
+        late = await client.get("/v1/responses/resp_1")
+    assert (late.status_code, late.headers["retry-after"]) == (503, "2")
+    assert store.owner == "", "it was not opened again"
 
 
 async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:

@@ -122,6 +122,7 @@ class Gateway:
         self._starting = asyncio.Lock()
         self._tending: set[asyncio.Task[None]] = set()
         self._is_draining = False
+        self._is_stopped = False
 
     @property
     def asks_who(self) -> bool:
@@ -137,17 +138,28 @@ class Gateway:
         """Open the store. Calling it again is harmless.
 
         Raises:
+            DrainingError: It was stopped. Nothing is open, nor left open.
             StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
         """
         if self._tending:
             return
+        self._refuse_when_stopped()
         async with self._starting:
             if not self._tending:
                 await self._store.open()
+                try:
+                    self._refuse_when_stopped()
+                except DrainingError:  # meanwhile, when nothing was there to be closed
+                    await self._store.close()
+                    raise
                 self._tending = {
                     self.world.spawn(self._responses.tend(), name="the gateway's responses"),
                     self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
                 }
+
+    def _refuse_when_stopped(self) -> None:
+        if self._is_stopped:
+            raise _draining()
 
     def drain(self) -> None:
         """Refuse new work. Answers go on until `stop`."""
@@ -156,10 +168,11 @@ class Gateway:
     async def stop(self, *, grace_s: float = 0.0) -> None:
         """Let answers go on for `grace_s` seconds, stop them, close the store and the model. Again is harmless."""
         self.drain()
+        self._is_stopped = True
         until = self.world.monotonic() + grace_s
         while len(self.runs) and self.world.monotonic() < until:
             await self.world.sleep(0.05)
-        await self.runs.stop()
+        await self.runs.stop(_draining())
         tending, self._tending = self._tending, set()
         if tending:
             for task in tending:
@@ -192,12 +205,17 @@ class Gateway:
             await refuse(send, dialect, error.refusal)
         except GoneError:
             pass
+        except asyncio.CancelledError:
+            if self._is_draining and not is_begun:  # the server lets go of it: whoever waits is to come back
+                await refuse(send, dialect, refusal_of(_draining()))
+            raise
         except BadFieldError as error:
             await refuse(send, dialect, Refusal(400, error.code, error.message, param=error.param))
         except MidstreamError as error:
             if is_begun:
                 raise
-            await refuse(send, dialect, refusal_of(error))
+            is_late = self._is_stopped and isinstance(error, UsageError)  # the store was closed under it
+            await refuse(send, dialect, refusal_of(_draining() if is_late else error))
         except Exception:
             if not is_begun:
                 await refuse(send, dialect, _BUG)
@@ -238,7 +256,7 @@ class Gateway:
 
     async def _run(self, dialect: Dialect, arrived: Arrived, receive: Receive, send: Send) -> None:
         if self._is_draining:
-            raise DrainingError("this gateway is shutting down: ask again in a moment", retry_after_s=2.0)
+            raise _draining()
         run, was_there = await self._asking.run_of(dialect, arrived)
         headers = {"x-request-id": run.named.id, "request-id": run.named.id}
         if was_there:
@@ -273,6 +291,10 @@ class Gateway:
         if is_anthropic:
             told = {"data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         await send_whole(send, msgspec.json.encode(told))
+
+
+def _draining() -> DrainingError:
+    return DrainingError("this gateway is shutting down: ask again in a moment", retry_after_s=2.0)
 
 
 def _parts_of(path: str) -> list[str]:

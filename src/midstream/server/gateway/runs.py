@@ -86,6 +86,8 @@ class Run:
         self.is_begun = False
         """Something was said, so that it can no longer be refused."""
         self.is_cancelled = False
+        self.stopped_by: MidstreamError | None = None
+        """Why it is stopped, where nobody has asked for that."""
         self.readers = 0
         self.is_delivered = False
         """Somebody was told its end."""
@@ -102,6 +104,11 @@ class Run:
         """What says whether another POST repeats this one's."""
         is_left = not (self.readers or self.is_delivered or self.asked.is_background)
         return Known(self.request, is_left=is_left, has_readers=self.readers > 0, at=self.at)
+
+    @property
+    def stopped(self) -> Refusal:
+        """What is said of it where it was stopped before its end."""
+        return _CANCELLED if self.stopped_by is None else refusal_of(self.stopped_by)
 
     @property
     def reply(self) -> Reply | None:
@@ -268,8 +275,10 @@ class Runs:
             run.is_cancelled = True
             run.task.cancel()
 
-    async def stop(self) -> None:
-        """Stop every run, and wait until all have ended."""
+    async def stop(self, error: MidstreamError) -> None:
+        """Stop every run with `error`, which whoever reads it is told, and wait until all have ended."""
+        for run in self._open.values():
+            run.stopped_by = error
         tasks = [run.task for run in self._open.values() if run.task is not None]
         graces = [run.grace for run in self._by_id.values() if run.grace is not None]
         for task in (*tasks, *graces):
@@ -281,7 +290,7 @@ class Runs:
             await self._listen(run, request, care)
             self._end(run)  # now, so that the last words and the end of the stream go out in one piece
         except asyncio.CancelledError:
-            run.fail(_CANCELLED)
+            run.fail(run.stopped)
             await self._settled(run, care)
             raise
         except MidstreamError as error:
@@ -328,7 +337,7 @@ class Runs:
         if run.is_ended:
             return
         if not run.is_finished and run.refusal is None:
-            run.fail(_CANCELLED)
+            run.fail(run.stopped)
         run.end()
         # A transcript weighs more than an answer, and nobody asks a finished run what it was asked.
         run.asked = replace(run.asked, messages=[])
