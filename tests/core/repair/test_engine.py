@@ -17,7 +17,7 @@ from tests.core.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.core.repair.oracles import installed, pydantic_ai_wires
 from tests.core.repair.reported import CASES, Case, reply, result, text, use, user
 from tests.core.repair.rules import refusals
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 # Profiles that give histories of a format something to be judged by in `rules.py`.
@@ -47,7 +47,7 @@ PROFILED = [
     *((form, None) for form in FORMATS),
 ]
 seeds = st.integers(0, 2**32)
-searched = settings(max_examples=60 * TIMES, suppress_health_check=[HealthCheck.too_slow])
+searched = settings(max_examples=tried(60), suppress_health_check=[HealthCheck.too_slow])
 
 
 @spec("HISTORY-1", "HISTORY-5", "HISTORY-6")

@@ -21,7 +21,7 @@ from midstream.history import repair
 from tests.core.repair.histories import FORMATS, broken, valid
 from tests.core.repair.rules import refusals
 from tests.oracles import accidents, scripts
-from tests.search import TIMES
+from tests.search import tried
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -61,7 +61,7 @@ def test_the_walk_finds_the_same_with_the_quick_look_and_without(form: str) -> N
 
 @given(seed=st.integers(0, 2**40), form=st.sampled_from(FORMATS))
 @example(seed=1370, form="openai-responses")  # a result bears the item id of a call that was stepped over
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 def test_the_same_whatever_stands_in_the_place_of_anything(seed: int, form: str) -> None:
     chance = Random(seed)
     messages = copy.deepcopy(scripts.valid(form, chance))
