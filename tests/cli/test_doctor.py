@@ -258,6 +258,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     lines = (HISTORIES / "codex.broken.jsonl").read_text().splitlines(keepends=True)
