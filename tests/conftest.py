@@ -86,6 +86,7 @@ END_TO_END = frozenset(
         "server/test_protocols.py",
         "server/test_serve.py",
         "server/test_websocket.py",
+        "test_examples.py",
     }
 )
 
@@ -148,7 +149,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, and give the house its time."""
     for item in items:
         where = item.path.relative_to(HERE).as_posix()
-        if where in END_TO_END:
+        is_program = isinstance(item, pytest.Function) and "on_terminal" in item.fixturenames
+        if where in END_TO_END or is_program:
             item.add_marker(pytest.mark.slow)
         if where.startswith("house/"):
             item.add_marker(pytest.mark.timeout(READS_EVERYTHING_S))

@@ -127,7 +127,7 @@ def test_validators_of_others_agree(form: str) -> None:
     if not judges:
         pytest.skip(f"no validator for {form} is installed (mistral-common, langgraph, an SDK)")
     refused: list[Any] = []
-    for seed in range(60):
+    for seed in range(tried(60)):
         messages = repair(broken(form, Random(seed)), format=form).messages
         refused += [
             (name, seed, word) for name, judge in judges.items() if messages and (word := judge(messages))
@@ -152,7 +152,7 @@ def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
     wires = pydantic_ai_wires()
     if not wires:
         pytest.skip("pydantic-ai with openai or anthropic is not installed")
-    for seed in range(60):
+    for seed in range(tried(60)):
         messages = repair(broken("pydantic-ai", Random(seed)), format="pydantic-ai").messages
         for form, wire in wires.items():
             assert refusals(form, wire([*messages, prompt("pydantic-ai")])) == []
