@@ -18,7 +18,10 @@ MODEL ?= local
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PIP_PINNED := $(PIP) --require-hashes
 CODE := $(wildcard src tests tools bench examples)
-# What `make check` leaves to `make test`: real kills, a real browser, long searches.
+# Neighbours stay together: what they share is made once.
+AT_ONCE = -n $(JOBS) --dist worksteal
+# What `make check` leaves to `make test`: real kills, a real browser, whole programs, long searches; and three of four
+# examples of a property (tests/search.py).
 QUICK := not fault and not browser and not slow
 
 # Set in some containers; without byte code every command compiles all its imports again.
@@ -137,10 +140,10 @@ test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with t
 	@for judge in node templates clients schemathesis; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
 check: format-check lint types arrows  ## What to run before a commit, under a minute
-	$(BIN)/python -m pytest -n $(JOBS) -q -m "$(QUICK)" $(ARGS)
+	MIDSTREAM_QUICK=1 $(BIN)/python -m pytest $(AT_ONCE) -q -m "$(QUICK)" $(ARGS)
 
 format-check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet $(CODE)

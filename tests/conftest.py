@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import settings
 
 from midstream.world import World
 from tests.ports import held_port
-from tests.search import EXAMPLES, PROFILE
+from tests.search import EXAMPLES, IS_QUICK, PROFILE
 
 # No deadline: the machines are shared, and a slow example is no wrong one. A failure prints what repeats it.
 settings.register_profile(
@@ -26,9 +27,12 @@ settings.load_profile(PROFILE)
 # What a shell begins in the background does not hear Ctrl-C, nor do its children: some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+HERE = Path(__file__).parent
 # Whole programs, real sockets and foreign judges: seconds a file. `make check` leaves them to `make test`.
 END_TO_END = frozenset(
     {
+        "cli/demo/test_command.py",
+        "cli/demo/test_server.py",
         "cli/demo/test_story.py",
         "cli/test_answering.py",
         "cli/test_chat.py",
@@ -37,19 +41,22 @@ END_TO_END = frozenset(
         "cli/test_login.py",
         "cli/test_network.py",
         "cli/test_resume.py",
+        "cli/test_serve.py",
         "cli/test_session_actions.py",
         "cli/test_session_secret.py",
         "client/test_client.py",
-        "conformance/test_client_wire.py",
         "client/test_kept_apart.py",
         "client/test_network_guide.py",
         "client/test_older_copy.py",
+        "client/test_other_processes.py",
         "client/test_probe.py",
         "client/test_same_frames.py",
         "client/test_settings.py",
         "client/test_sync.py",
         "client/test_ways.py",
+        "conformance/test_client_wire.py",
         "doctor/test_hostile.py",
+        "fault/test_fencing.py",
         "integrations/test_acp.py",
         "integrations/test_acp_process.py",
         "integrations/test_anthropic_messages.py",
@@ -64,20 +71,22 @@ END_TO_END = frozenset(
         "oracles/test_chat_templates.py",
         "oracles/test_judgement.py",
         "server/gateway/test_cut_sdks.py",
-        "server/test_autobahn.py",
         "server/gateway/test_other_clients.py",
         "server/gateway/test_remembering.py",
         "server/gateway/test_runs.py",
         "server/gateway/test_stored.py",
         "server/test_access_matrix.py",
         "server/test_access_rules.py",
+        "server/test_autobahn.py",
+        "server/test_browser_client.py",
         "server/test_deleted.py",
         "server/test_page_login.py",
         "server/test_poll.py",
-        "server/test_protocols.py",
         "server/test_probe.py",
+        "server/test_protocols.py",
         "server/test_serve.py",
         "server/test_websocket.py",
+        "test_examples.py",
     }
 )
 
@@ -119,12 +128,29 @@ READS_EVERYTHING_S = 300
 """Seconds a test of the house has, each of which reads all there is: a hang is found later, a busy machine is none."""
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave what `make check` leaves out before it imports anything, unless that file is asked for."""
+    where = collection_path.relative_to(HERE).as_posix()
+    return True if IS_QUICK and (where == "fault" or where in END_TO_END) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector of garbage from all that is imported: it stays, and is long to look at again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow, and give the house its time."""
-    here = Path(__file__).parent
     for item in items:
-        where = item.path.relative_to(here).as_posix()
-        if where in END_TO_END:
+        where = item.path.relative_to(HERE).as_posix()
+        is_program = isinstance(item, pytest.Function) and "on_terminal" in item.fixturenames
+        if where in END_TO_END or is_program:
             item.add_marker(pytest.mark.slow)
         if where.startswith("house/"):
             item.add_marker(pytest.mark.timeout(READS_EVERYTHING_S))

@@ -1,17 +1,40 @@
 """How far properties are searched: the same examples every time, or new ones by chance.
 
 `make test` and `make check` try the same examples on every run, drawn from each test itself: a run that fails there
-fails again. `make search` draws new ones, `TIMES` as many; what it finds becomes an example that is always tried.
+fails again. `make check` tries a quarter of them. `make search` draws new ones, `TIMES` as many; what it finds becomes
+an example that is always tried.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final
+
+import pytest
+from _pytest.mark import ParameterSet
 
 TIMES: Final = int(os.environ.get("MIDSTREAM_SEARCH") or 1)
 """How many times the usual number of examples a test tries; a search by chance where the variable is set."""
-EXAMPLES: Final = 100 * TIMES
-"""What a test tries that names no number of its own."""
+IS_QUICK: Final = bool(os.environ.get("MIDSTREAM_QUICK"))
+"""Whether this is `make check`, which tries a part of what `make test` tries."""
+PART: Final = 4
+"""The quick check tries one example of so many."""
+FEW: Final = 5
+"""Examples that are not made fewer: what costs most of such a test is its first one."""
 PROFILE: Final = "search" if os.environ.get("MIDSTREAM_SEARCH") else "midstream"
 """Which of the settings in `tests/conftest.py` hold."""
+
+
+def tried(usual: int) -> int:
+    """Return how many examples, or seeds, this run tries where `make test` tries `usual`."""
+    return max(min(usual, FEW), usual // PART) if IS_QUICK else usual * TIMES
+
+
+def with_slow(cases: Iterable[Any], slow: Collection[Any]) -> list[ParameterSet]:
+    """Return the cases of a test, of which those in `slow` are left to `make test`."""
+    return [pytest.param(each, marks=[pytest.mark.slow] if each in slow else []) for each in cases]
+
+
+EXAMPLES: Final = tried(100)
+"""What a test tries that names no number of its own."""

@@ -131,7 +131,7 @@ import asyncio, threading
 from midstream.core.calls import Call
 from midstream.tools import CallContext, run_call, tool
 
-@tool(timeout_s=0.05)
+@tool(timeout_s=0.005)
 def hang() -> str:
     threading.Event().wait()
     return ""

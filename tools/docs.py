@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -333,11 +334,11 @@ GENERATORS: dict[str, Callable[[], str]] = {
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Return the Markdown files of the repository, without those of tools and environments."""
-    return sorted(
-        path
-        for path in root.rglob("*.md")
-        if not any(part.startswith(".") or part == "node_modules" for part in path.relative_to(root).parts)
-    )
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [each for each in folders if not each.startswith(".") and each != "node_modules"]
+        found += [Path(folder, each) for each in files if each.endswith(".md") and not each.startswith(".")]
+    return sorted(found)
 
 
 def with_fresh_blocks(text: str) -> str:
@@ -351,8 +352,13 @@ def with_fresh_blocks(text: str) -> str:
     return BLOCK.sub(fresh, text)
 
 
-def problems(page: Path, root: Path = ROOT) -> Iterator[str]:
-    """Say what a page refers to that is not there, and which of its blocks are stale or unknown."""
+def problems(page: Path, root: Path = ROOT) -> list[str]:
+    """Say which blocks of a page are stale or unknown, and what it refers to that is not there."""
+    return [*wrong_blocks(page, root), *dead_references(page, root)]
+
+
+def wrong_blocks(page: Path, root: Path = ROOT) -> Iterator[str]:
+    """Say which generated blocks of a page are stale or unknown."""
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(root).as_posix()
     for block in BLOCK.finditer(text):
@@ -360,7 +366,12 @@ def problems(page: Path, root: Path = ROOT) -> Iterator[str]:
             yield f"{name}: nothing generates {block['name']!r}"
     if with_fresh_blocks(text) != text:
         yield f"{name}: a generated block is stale: run `make docs`"
-    prose = FENCE.sub("", text)
+
+
+def dead_references(page: Path, root: Path = ROOT) -> Iterator[str]:
+    """Say what a page refers to that is not there."""
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    name = page.relative_to(root).as_posix()
     for target in LINK.findall(INLINE_CODE.sub("", prose)):
         if not _is_elsewhere(target) and not _leads_somewhere(page, target):
             yield f"{name}: the link {target!r} leads nowhere"

@@ -217,6 +217,7 @@ def _doctor(*arguments: object, **more: Any) -> subprocess.CompletedProcess[byte
     return subprocess.run(command, capture_output="stdout" not in more, timeout=60, check=False, **more)
 
 
+@pytest.mark.slow
 def test_standard_input_is_read_from_a_pipe() -> None:
     body = (HISTORIES / "codex.broken.jsonl").read_bytes()
     done = _doctor("--json", "-", input=body)
@@ -227,6 +228,7 @@ def test_standard_input_is_read_from_a_pipe() -> None:
     assert b"name a file" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> None:
     path = put(tmp_path, "codex.broken.jsonl")
@@ -236,6 +238,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> Non
     assert done.stderr.endswith(b"the output could not be written: No space left on device. [output]\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs limits of POSIX")
 @pytest.mark.parametrize("more", [[], ["--in-place"]])
 def test_a_copy_that_finds_no_room_is_told_and_nothing_of_it_stays(tmp_path: Path, more: list[str]) -> None:
@@ -248,6 +251,7 @@ def test_a_copy_that_finds_no_room_is_told_and_nothing_of_it_stays(tmp_path: Pat
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, before)]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / f"{number}.json").write_text("[]")
@@ -258,6 +262,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     lines = (HISTORIES / "codex.broken.jsonl").read_text().splitlines(keepends=True)

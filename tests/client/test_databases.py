@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from midstream.client.databases import is_laid_out, lay_out, translated
+from midstream.client.databases import is_laid_out, lay_out, transaction, translated
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 
 OURS, LAYOUT = 77, 3
@@ -43,6 +46,32 @@ def test_what_is_not_ours_is_refused(db: sqlite3.Connection, script: str, said: 
     db.executescript(script)
     with pytest.raises(UsageError, match=said):
         is_laid_out(db, OURS, LAYOUT, called="file")
+
+
+@pytest.mark.parametrize("moment", range(1, 4))
+def test_a_file_that_another_process_lays_out_meanwhile_is_ours_before_and_after(
+    tmp_path: Path, moment: int
+) -> None:
+    with (
+        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as looking,
+        closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None, timeout=0.0)) as other,
+    ):
+        steps = itertools.count(1)
+
+        def step(statement: str) -> None:
+            if next(steps) == moment:
+                with (
+                    contextlib.suppress(sqlite3.OperationalError),
+                    transaction(other),
+                ):  # locked: it comes later
+                    lay_out(other, "CREATE TABLE one (x)", OURS, LAYOUT)
+
+        looking.set_trace_callback(step)
+        is_laid_out(looking, OURS, LAYOUT, called="file")  # either way, and raises nothing
+        looking.set_trace_callback(None)
+        assert is_laid_out(looking, OURS, LAYOUT, called="file") == is_laid_out(
+            other, OURS, LAYOUT, called="file"
+        )
 
 
 def _sqlite(code: int) -> sqlite3.Error:

@@ -15,7 +15,7 @@ from midstream.errors import ConnectionLostError, StreamFencedError
 from tests.core.stories import answers, heard
 from tests.core.stream_link import MemoryHost
 
-HEARTBEAT_S = 0.1
+HEARTBEAT_S = 0.01
 """What its welcomes tell: a trial waits three times as long for one that does not come."""
 
 

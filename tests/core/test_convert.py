@@ -9,12 +9,13 @@ from midstream.errors import InvalidHistoryError
 from tests.core.repair.histories import FORMATS, markers, valid
 from tests.core.repair.reported import reply, text, thought, user
 from tests.core.repair.rules import refusals
+from tests.search import tried
 
 
 @pytest.mark.parametrize("source", FORMATS)
 @pytest.mark.parametrize("target", FORMATS)
 def test_a_valid_history_is_valid_in_every_other_format_and_back(source: str, target: str) -> None:
-    for seed in range(12):
+    for seed in range(tried(12)):
         messages = valid(source, Random(seed))
         there = convert(messages, source=source, target=target)
         assert refusals(target, there.messages) == []

@@ -25,7 +25,7 @@ from midstream.core.turn import (
 from tests.core.edges import Edge, edge_of, explored, steps_of, strays
 from tests.core.lives import Life, lives
 from tests.core.stories import AT
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 STATES = {kind.__name__ for kind in get_args(TurnState)}
@@ -122,7 +122,7 @@ def test_in_every_state_that_is_live_something_is_owed_or_asked_and_taking_over_
 
 
 @given(lives())
-@settings(max_examples=50 * TIMES)
+@settings(max_examples=tried(50))
 def test_whatever_happens_in_a_life_no_record_does_what_the_search_has_not_seen(life: Life) -> None:
     begin = Session()
     found = explored().steps

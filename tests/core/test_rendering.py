@@ -31,7 +31,7 @@ from midstream.errors import UsageError
 from midstream.history import check
 from tests.core.histories import MODEL, SIGNATURES, histories
 from tests.core.lives import Life, lives
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 HI = UserMessage.of("hi")
@@ -48,21 +48,21 @@ def chat(history: History, profile: str = "openai-chat") -> list[Json]:
 
 
 @spec("HISTORY-90")
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 @given(histories(), EVERYBODY)
 def test_whatever_is_rendered_is_accepted(history: History, profile: str) -> None:
     assert findings(render(history, "Be brief.", profile, model=MODEL), profile) == []
 
 
 @spec("HISTORY-90")
-@settings(max_examples=100 * TIMES)
+@settings(max_examples=tried(100))
 @given(histories(), EVERYBODY, st.sampled_from(sorted(FORMATS)))
 def test_any_format_may_speak_for_any_profile(history: History, profile: str, form: str) -> None:
     assert findings(render(history, "", profile, form=form, model=MODEL), profile, form) == []
 
 
 @spec("HISTORY-91")
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 @given(histories(8), EVERYBODY, st.integers(0, 8))
 def test_more_entries_change_no_message(history: History, profile: str, kept: int) -> None:
     shorter = render(History(history.entries[:kept]), "Be brief.", profile, model=MODEL)
@@ -72,7 +72,7 @@ def test_more_entries_change_no_message(history: History, profile: str, kept: in
 
 
 @spec("HISTORY-90")
-@settings(max_examples=100 * TIMES)
+@settings(max_examples=tried(100))
 @given(lives(), EVERYBODY)
 def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life, profile: str) -> None:
     history = life.session.history.then(UserMessage.of("and now?"))
@@ -80,7 +80,7 @@ def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life
 
 
 @spec("HISTORY-90")
-@settings(max_examples=100 * TIMES)
+@settings(max_examples=tried(100))
 @given(histories(), EVERYBODY)
 def test_what_is_rendered_can_be_sent_and_says_what_was_said(history: History, profile: str) -> None:
     sent = msgspec.json.encode(render(history, "", profile, model=MODEL).messages).decode()

@@ -20,7 +20,7 @@ from midstream.core.turn import AwaitingModel, ModelReplied, ModelSaid, WhenBusy
 from midstream.errors import SessionBusyError, StreamNotFoundError
 from tests.core.stories import answers, heard
 from tests.core.stream_link import Link, MemoryCheckpoint, MemoryHost
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 SECRET = "s" * 43
@@ -136,7 +136,7 @@ STEPS = ["up", "down", "up", "down", "time", "word", "call", "end", "read", "ans
 
 
 @spec("STREAM-12", "STREAM-14", "STREAM-21")
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 @given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "abort"]), max_size=60))
 def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]) -> None:
     link, application = _linked()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from tests.doctor.files import HISTORIES
-from tests.search import TIMES
+from tests.search import tried
 
 ODD: list[Any] = [
     None,
@@ -94,7 +94,7 @@ OF_NO_TYPE = {
 
 @given(wounded())
 @example((".json", json.dumps(OF_NO_TYPE)))
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 def test_a_wounded_history_is_answered_and_its_copy_can_be_read(file: tuple[str, str]) -> None:
     suffix, text = file
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ _json = st.recursive(
 
 
 @given(st.lists(_json, max_size=6), st.booleans())
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 def test_any_json_is_answered(values: list[object], are_lines: bool) -> None:  # noqa: FBT001 - drawn
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("f.jsonl" if are_lines else "f.json")
@@ -138,7 +138,7 @@ def test_any_json_is_answered(values: list[object], are_lines: bool) -> None:  #
 
 
 @given(st.binary(max_size=200), st.sampled_from([".json", ".jsonl", ".db"]))
-@settings(max_examples=200 * TIMES)
+@settings(max_examples=tried(200))
 def test_any_bytes_are_answered(body: bytes, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"f{suffix}"

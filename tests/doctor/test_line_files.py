@@ -27,7 +27,7 @@ from tests.doctor.files import (
     uuid,
     write_lines,
 )
-from tests.search import TIMES
+from tests.search import tried
 
 
 def _fixed(path: Path) -> list[Json]:
@@ -266,7 +266,7 @@ def sessions(draw: st.DrawFn) -> list[Json]:
 
 
 @given(sessions())
-@settings(max_examples=150 * TIMES)
+@settings(max_examples=tried(150))
 def test_a_repaired_copy_is_clean_and_keeps_every_word(session: list[Json]) -> None:
     _is_repaired(session)
 
@@ -291,7 +291,7 @@ def _is_repaired(session: list[Json]) -> None:
 
 
 @given(sessions())
-@settings(max_examples=150 * TIMES)
+@settings(max_examples=tried(150))
 def test_stretch_by_stretch_finds_what_the_whole_would(session: list[Json]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_lines(Path(folder) / "s.jsonl", session)
@@ -345,7 +345,7 @@ def tangles(draw: st.DrawFn) -> list[Json]:
         line(5, 2, called("m3", "c")),
     ]
 )
-@settings(max_examples=150 * TIMES)
+@settings(max_examples=tried(150))
 def test_however_branches_share_their_lines_the_copy_is_clean(session: list[Json]) -> None:
     _is_repaired(session)
 

@@ -16,7 +16,7 @@ from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.shapes import Json
 from midstream.doctor.tinyagent import repaired
-from tests.search import TIMES
+from tests.search import tried
 
 
 def _text(words: str) -> Json:
@@ -155,7 +155,7 @@ _ODD: st.SearchStrategy[Any] = st.sampled_from(
 
 
 @given(st.data())
-@settings(max_examples=200 * TIMES)
+@settings(max_examples=tried(200))
 def test_whatever_stands_there_is_repaired_and_then_at_rest(data: st.DataObject) -> None:
     messages: list[Any] = [
         _user("x"),

@@ -18,7 +18,7 @@ from midstream.doctor.writing import (
     write_in_place,
 )
 from midstream.errors import ConflictError, MidstreamError, UnavailableError
-from tests.search import TIMES
+from tests.search import tried
 
 STEPS = ("replace", "fsync", "open")
 
@@ -76,7 +76,7 @@ def test_a_file_that_was_written_to_meanwhile_is_left_alone(tmp_path: Path) -> N
 
 
 @given(pieces=st.lists(st.binary(max_size=8), max_size=6), dies_at=st.integers(0, 12), in_place=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200 * TIMES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=tried(200))
 def test_whatever_step_it_dies_at_no_file_is_half_written(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], dies_at: int, *, in_place: bool
 ) -> None:

@@ -18,6 +18,8 @@ from midstream.testing import ScriptedModel, run_turn, text
 from midstream.world import Fault, World
 from tests.spec import spec
 
+pytestmark = pytest.mark.fault
+
 HERE = Path(__file__).parent
 POINTS = (Fault.BEFORE_PRUNE, Fault.AFTER_PRUNE)
 """The fault points that the matrix of turns does not reach."""

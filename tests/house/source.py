@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,12 +30,25 @@ def in_package(path: Path) -> str:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return all that a file consists of, in the order of `ast.walk`.
+
+    There are a million in all, which stay: the collector of garbage would take longer for them than everything else.
+    """
+    gc.disable()
+    try:
+        return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-def functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+def calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in nodes(path) if isinstance(node, ast.Call))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    return (node for node in nodes(path) if isinstance(node, Function))
 
 
 def docstring_lines(function: Function) -> int:
@@ -45,10 +59,11 @@ def docstring_lines(function: Function) -> int:
     return (first.end_lineno or first.lineno) - first.lineno + 1
 
 
-def imported_names(tree: ast.Module) -> dict[str, str]:
-    """Return what each imported name stands for: `{"rand": "random.random"}`."""
+@cache
+def imported_names(path: Path) -> dict[str, str]:
+    """Return what each name that a file imports stands for: `{"rand": "random.random"}`."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]

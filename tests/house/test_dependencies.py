@@ -73,11 +73,12 @@ def test_no_runtime_dependency_hooks_the_start_of_every_interpreter() -> None:
 
 def test_no_tracked_file_names_an_index_or_a_machine() -> None:
     found = [
-        f"{name}:{number}: {match.group()}"
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
         for name in _tracked_files()
         if name not in MAY_NAME_INDEX_OPTIONS
-        for number, line in enumerate(_lines(ROOT / name), start=1)
-        if (match := INDEX_HOST.search(line) or MACHINE_PATH.search(line))
+        for text in [_text(ROOT / name)]
+        for pattern in (INDEX_HOST, MACHINE_PATH)
+        for match in pattern.finditer(text)
     ]
     assert found == []
 
@@ -103,7 +104,7 @@ def _tracked_files() -> list[str]:
     return [name for name in done.stdout.split("\0") if name]
 
 
-def _lines(path: Path) -> list[str]:
+def _text(path: Path) -> str:
     if path.suffix in BINARY or not path.is_file():
-        return []
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")

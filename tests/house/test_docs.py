@@ -6,12 +6,30 @@ from pathlib import Path
 
 import pytest
 
+from tests.search import with_slow
 from tools import docs
 
+PAGES = docs.pages()
+# What writes these takes longer than all other tests of the house: a search of the whole machine of a turn.
+SEARCHED = {docs.ROOT / "docs" / "spec" / "turn.md"}
 
-@pytest.mark.parametrize("page", docs.pages(), ids=lambda page: page.relative_to(docs.ROOT).as_posix())
-def test_a_page_is_true(page: Path) -> None:
-    assert list(docs.problems(page)) == []
+
+def _name(page: Path) -> str:
+    return page.relative_to(docs.ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_what_a_page_refers_to_is_there(page: Path) -> None:
+    assert list(docs.dead_references(page)) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    with_slow(PAGES, SEARCHED),
+    ids=_name,
+)
+def test_the_generated_blocks_of_a_page_are_current(page: Path) -> None:
+    assert list(docs.wrong_blocks(page)) == []
 
 
 def test_every_kind_of_broken_reference_is_found(tmp_path: Path) -> None:
@@ -24,7 +42,7 @@ def test_every_kind_of_broken_reference_is_found(tmp_path: Path) -> None:
         "```\n[not a link](nowhere.md)\n```\n"
         "<!-- generated: nothing -->\n<!-- end of generated -->\n"
     )
-    assert list(docs.problems(page, tmp_path)) == [
+    assert docs.problems(page, tmp_path) == [
         "page.md: nothing generates 'nothing'",
         "page.md: the link '#no-heading' leads nowhere",
         "page.md: the link 'no.md' leads nowhere",
@@ -36,10 +54,10 @@ def test_every_kind_of_broken_reference_is_found(tmp_path: Path) -> None:
 def test_a_stale_block_is_found_and_made_anew(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- generated: make-targets -->\nold\n<!-- end of generated -->\n")
-    assert list(docs.problems(page, tmp_path)) == ["page.md: a generated block is stale: run `make docs`"]
+    assert docs.problems(page, tmp_path) == ["page.md: a generated block is stale: run `make docs`"]
     page.write_text(docs.with_fresh_blocks(page.read_text()))
     assert "| `make check` |" in page.read_text()
-    assert list(docs.problems(page, tmp_path)) == []
+    assert docs.problems(page, tmp_path) == []
 
 
 def test_the_description_of_the_http_interface_is_current() -> None:

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from tests.conftest import END_TO_END
-from tests.house.source import PACKAGE, ROOT, in_package, parsed, python_files
+from tests.house.source import PACKAGE, ROOT, in_package, nodes, python_files
 
 # Module below src/midstream: why it has no test file of its own.
 WITHOUT_TEST_FILE: dict[str, str] = {
@@ -46,7 +46,7 @@ def _is_present_and_tested(path: Path) -> bool:
 def _has_code(path: Path) -> bool:
     """Whether a module does anything: a list of imported public names does not."""
     return any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in parsed(path).body
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in nodes(path)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.house.source import Function, docstring_lines, functions, name_of, parsed, python_files
+from tests.house.source import Function, docstring_lines, functions, name_of, python_files
 
 FUNCTION_LINES_MAX = 60
 FILE_LINES_MAX = 800
@@ -13,7 +13,7 @@ def test_every_function_fits_on_a_screen() -> None:
     too_long = {
         f"{name_of(path)}:{function.lineno} {function.name}": lines
         for path in python_files(*FOLDERS)
-        for function in functions(parsed(path))
+        for function in functions(path)
         if (lines := _lines_of(function)) > FUNCTION_LINES_MAX
     }
     assert too_long == {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.source import ROOT, parsed, python_files
+from tests.house.source import ROOT, calls, python_files
 
 CLAUSE = re.compile(r"^\*\*([A-Z]+-\d+)\*\*", re.MULTILINE)
 PAGES = {"TURN": "turn.md", "STREAM": "stream.md", "DRIVEN": "driven.md", "REUSE": "reuse.md"}
@@ -37,8 +37,8 @@ def _clauses(kind: str) -> list[str]:
 
 def _cited(kind: str) -> Iterator[str]:
     for path in python_files("tests"):
-        for call in ast.walk(parsed(path)):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "spec":
+        for call in calls(path):
+            if isinstance(call.func, ast.Name) and call.func.id == "spec":
                 for argument in call.args:
                     if isinstance(argument, ast.Constant) and str(argument.value).startswith(f"{kind}-"):
                         yield str(argument.value)

@@ -12,12 +12,13 @@ from hypothesis import settings
 
 from tests.house.source import (
     Function,
+    calls,
     full_name,
     functions,
     imported_names,
     in_package,
     name_of,
-    parsed,
+    nodes,
     python_files,
 )
 from tests.search import PROFILE
@@ -93,7 +94,7 @@ def test_input_is_never_asserted() -> None:
     found = [
         f"{name_of(path)}:{check.lineno} assert on `{parameter}` in {function.name}"
         for path in SOURCE
-        for function in functions(parsed(path))
+        for function in functions(path)
         if not function.name.startswith(("_", "test_"))
         for check in ast.walk(function)
         if isinstance(check, ast.Assert)
@@ -107,7 +108,7 @@ def test_everything_is_caught_only_in_the_named_places() -> None:
         f"{name_of(path)}:{handler.lineno}"
         for path in SOURCE
         if in_package(path) not in MAY_CATCH_EVERYTHING
-        for handler in ast.walk(parsed(path))
+        for handler in nodes(path)
         if isinstance(handler, ast.ExceptHandler) and _is_broad(handler) and not _raises(handler)
     ]
     assert found == []
@@ -124,7 +125,7 @@ def test_no_module_and_no_class_has_a_name_that_says_nothing() -> None:
     classes = [
         f"{name_of(path)}:{node.lineno} {node.name}"
         for path in SOURCE
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and CLASS_THAT_SAYS_NOTHING.search(node.name)
     ]
     assert modules + folders + classes == []
@@ -135,11 +136,9 @@ def test_no_test_sleeps() -> None:
     found = [
         f"{name_of(path)}:{call.lineno}"
         for path in python_files("tests")
-        for imported in [imported_names(parsed(path))]
-        for call in ast.walk(parsed(path))
-        if isinstance(call, ast.Call)
-        and full_name(call.func, imported) in {"time.sleep", "asyncio.sleep"}
-        and not _is_zero(call)
+        for imported in [imported_names(path)]
+        for call in calls(path)
+        if full_name(call.func, imported) in {"time.sleep", "asyncio.sleep"} and not _is_zero(call)
     ]
     assert found == []
 
@@ -161,27 +160,32 @@ def test_how_examples_are_drawn_is_said_in_one_place() -> None:
         f"{name_of(path)}:{call.lineno}"
         for path in python_files("tests")
         if name_of(path) != "tests/conftest.py"
-        for imported in [imported_names(parsed(path))]
-        for call in ast.walk(parsed(path))
-        if isinstance(call, ast.Call)
-        and full_name(call.func, imported) == "hypothesis.settings"
-        and {keyword.arg for keyword in call.keywords} & SETTINGS_OF_ALL
+        for imported in [imported_names(path)]
+        for call in calls(path)
+        if full_name(call.func, imported) == "hypothesis.settings"
+        for keyword in call.keywords
+        if keyword.arg in SETTINGS_OF_ALL
+        or (keyword.arg == "max_examples" and not _is_tried(keyword.value, imported))
     ]
     assert found == []
     assert settings().derandomize is (PROFILE == "midstream")
 
 
+def _is_tried(number: ast.expr, imported: dict[str, str]) -> bool:
+    """Whether a number of examples is fewer in the quick check, and more in a search."""
+    return isinstance(number, ast.Call) and full_name(number.func, imported) == "tests.search.tried"
+
+
 def _unseeded(path: Path) -> Iterator[tuple[int, str]]:
-    imported = imported_names(parsed(path))
-    for call in ast.walk(parsed(path)):
-        if isinstance(call, ast.Call) and full_name(call.func, imported) == "random.Random" and not call.args:
+    imported = imported_names(path)
+    for call in calls(path):
+        if full_name(call.func, imported) == "random.Random" and not call.args:
             yield call.lineno, "Random()"
 
 
 def _names_used(path: Path) -> Iterator[tuple[int, str]]:
-    tree = parsed(path)
-    imported = imported_names(tree)
-    for node in ast.walk(tree):
+    imported = imported_names(path)
+    for node in nodes(path):
         if isinstance(node, ast.Attribute | ast.Name) and (name := full_name(node, imported)):
             yield node.lineno, name
 

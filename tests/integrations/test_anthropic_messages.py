@@ -79,7 +79,7 @@ from tests.core.formats.messages_wire import (
 )
 from tests.core.histories import MODEL, histories
 from tests.integrations.chat_server import WAIT_S, Answer, ChatServer, chat_server, refusal, silence
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -380,7 +380,7 @@ async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before_but_f
 
 
 @spec("REUSE-58", "REUSE-61")
-@settings(max_examples=25 * TIMES)
+@settings(max_examples=tried(25))
 @given(histories(8))
 def test_whatever_was_said_two_requests_share_their_bytes_up_to_the_first_anchor_that_moved(
     history: History,

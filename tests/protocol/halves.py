@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -132,7 +133,8 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
 }
 
 
-def client_edges() -> set[Edge]:
+@cache
+def client_edges() -> frozenset[Edge]:
     """Return the edges of the client's half: of a stream with a message, of one that only stops, and of a reader."""
     message, stop = ClientStream("a", SECRET, now=0.0), ClientStream("a", SECRET, now=0.0)
     message.submit(SayPayload((Text("hi"),)))
@@ -141,13 +143,14 @@ def client_edges() -> set[Edge]:
     for half in (message, stop):
         _settle(half)
     of_reader = {name: inlet for name, inlet in CLIENT.items() if name != "abort"}
-    edges = {edge for half in (message, stop) for edge in _edges(half, CLIENT)}
+    edges = frozenset(edge for half in (message, stop) for edge in _edges(half, CLIENT))
     return edges.union(_edges(ClientStream(now=0.0), of_reader))
 
 
-def server_edges() -> set[Edge]:
+@cache
+def server_edges() -> frozenset[Edge]:
     """Return the edges of the server's half, which lets one chunk be in flight."""
-    return set(_edges(ServerStream(in_flight_max=1, now=0.0), SERVER))
+    return frozenset(_edges(ServerStream(in_flight_max=1, now=0.0), SERVER))
 
 
 def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterator[Edge]:
@@ -202,7 +205,7 @@ def state_of(half: ClientStream | ServerStream) -> str:
     return str(half._state.value)
 
 
-def diagram(edges: set[Edge], first: str) -> str:
+def diagram(edges: frozenset[Edge], first: str) -> str:
     """Return a machine as a Mermaid diagram: which inlets lead from state to state."""
     ways: dict[tuple[str, str], set[str]] = {}
     for edge in edges:

@@ -20,6 +20,7 @@ def copied(half: T) -> T:
 
 
 _CONTAINERS = frozenset((list, dict, set))
+_PLAIN = frozenset((bool, bytes, float, int, str, type(None)))
 UNSEEN = frozenset(
     ("_backoff", "_deadline", "_failures", "_lost_at", "_patience_s", "_retry_after_s", "_silence_s", "_wire")
 )
@@ -33,6 +34,8 @@ def told_apart(half: object) -> Hashable:
 
 def _flat(value: Any) -> Hashable:  # noqa: ANN401 - whatever a half keeps
     kind = type(value)
+    if kind in _PLAIN:
+        return value  # type: ignore[no-any-return]  # it is hashable
     if kind is list:
         return tuple([_flat(each) for each in value])
     if kind is dict:

@@ -90,9 +90,9 @@ async def _killed(host: Host, memory: Memory) -> None:
 
 @spec("STREAM-92")
 async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotten(tmp_path: Path) -> None:
-    gate = asyncio.Event()
+    gate, world = asyncio.Event(), FakeWorld()
     memory = Memory()
-    host = _host(tmp_path, [[Gate(gate), *text("the end")]], memory)
+    host = _host(tmp_path, [[Gate(gate), *text("the end")]], memory, world=world)
     await host.start()
     with await _locks(host).hold("s", SECRET, begins=True):
         runner = await host.session("s", create=True)
@@ -104,7 +104,8 @@ async def test_a_turn_that_nobody_watches_goes_on_and_then_its_keys_are_forgotte
     gate.set()
     records = await records_until_end(runner, after=0)
     assert isinstance(records[-1], TurnEnded)
-    await _until(lambda: _is_locked(host))
+    await world.advance(2 * locking.LOOK_S)
+    assert _is_locked(host)
     with pytest.raises(SessionLockedError):
         await host.session("s")
     with await _locks(host).hold("s", SECRET):
@@ -167,7 +168,8 @@ async def test_a_client_that_comes_again_soon_finds_it_open(
 
 
 async def test_who_comes_while_it_is_being_locked_keeps_it_open(tmp_path: Path) -> None:
-    host = _host(tmp_path, [text("one")], Memory())
+    world = FakeWorld()
+    host = _host(tmp_path, [text("one")], Memory(), world=world)
     await host.start()
     locks = _locks(host)
     with await locks.hold("s", SECRET, begins=True):
@@ -179,7 +181,8 @@ async def test_who_comes_while_it_is_being_locked_keeps_it_open(tmp_path: Path) 
             await asyncio.sleep(0)
         with await locks.hold("s", SECRET):
             assert (await host.session("s")).state.turns == 1
-    await _until(lambda: _is_locked(host))
+    await world.advance(2 * locking.LOOK_S)
+    assert _is_locked(host)
     await host.stop(grace_s=0.1)
 
 

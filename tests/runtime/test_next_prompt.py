@@ -44,7 +44,7 @@ from midstream.testing.models import (
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools import Tool, tool
 from midstream.world import Fault
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 REPLIES: dict[str, Sequence[Step]] = {
@@ -223,7 +223,7 @@ async def _live(turns: list[TurnPlan]) -> None:
 
 
 @spec("HISTORY-90")
-@settings(max_examples=50 * TIMES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tried(50), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(plans, min_size=1, max_size=4))
 def test_the_next_prompt_is_accepted_whatever_the_turns_came_to(turns: list[TurnPlan]) -> None:
     asyncio.run(_live(turns))

@@ -322,7 +322,8 @@ async def test_an_older_connection_that_comes_late_is_ended_and_the_newer_one_go
         assert not speaking.done()
 
 
-async def test_a_fenced_connection_that_does_not_read_ends_too() -> None:
+async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midstream.server.connection.LAST_WORDS_S", 0.01)
     async with bench([Stall()]) as on:
         stuck, newer = Wire(), Wire()
         stuck.say(opening())

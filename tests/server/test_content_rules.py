@@ -45,6 +45,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.models import ScriptedModel, Step, calls, text
 from midstream.testing.worlds import FakeWorld
 from midstream.tools import tool
+from tests.house.source import nodes
 from tests.server.people import ADA, BOB, guarded_app, say, told
 from tests.server.serving import KEYS, Socket, called, chunk, make_app, served
 
@@ -221,7 +222,7 @@ async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_no_way_in(
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml"}
     found = []
     for path in SRC.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
             found += [(path.name, name) for name in names if name.split(".")[0] in forbidden]

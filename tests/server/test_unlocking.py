@@ -51,7 +51,7 @@ def test_what_is_shown_is_not_written_anywhere() -> None:
 async def test_without_the_secret_every_route_says_the_same_as_where_there_is_no_session(
     tmp_path: Path, method: str, what: str
 ) -> None:
-    async with called(escrowed_app(tmp_path, [text("a canary")])) as http:
+    async with called(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
         await say(http)
         await follow_to_end(http)
         said = []
@@ -112,7 +112,7 @@ async def test_neither_does_the_time_of_a_refusal(tmp_path: Path) -> None:
 
 @spec("STREAM-85")
 async def test_neither_does_what_is_said_on_a_stream(tmp_path: Path) -> None:
-    async with called(escrowed_app(tmp_path, [text("a canary")])) as http:
+    async with called(escrowed_app(tmp_path, [text("a canary")], world=Ticking())) as http:
         await say(http)
         await follow_to_end(http)
         said = []

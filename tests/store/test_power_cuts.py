@@ -12,9 +12,10 @@ import pytest
 from midstream.core.records import Sync
 from midstream.store.commits import Durability
 from midstream.store.sqlite import SQLiteStore
+from tests.search import tried
 from tests.store.disk import Disk, Note, Operation, after_power_cut
 
-CUTS = 250
+CUTS = tried(250)
 SESSIONS = ("a", "b", "c")
 PRUNED = b"what the first ones fold to"
 

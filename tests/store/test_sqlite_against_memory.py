@@ -15,7 +15,7 @@ from midstream.errors import MidstreamError
 from midstream.store.contract import Mark, Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from tests.search import TIMES
+from tests.search import tried
 
 SESSIONS = st.sampled_from(["s", "t"])
 OFFSETS = st.sampled_from([0, 0, 0, 0, -1, 1])
@@ -160,7 +160,7 @@ class World:
 
 
 @given(story=st.lists(st.tuples(st.integers(0, 1), commands), max_size=25))
-@settings(max_examples=100 * TIMES)
+@settings(max_examples=tried(100))
 def test_sqlite_answers_as_memory_does(folders: Path, story: list[tuple[int, Command]]) -> None:
     async def play(world: World) -> list[object]:
         for store in world.stores:

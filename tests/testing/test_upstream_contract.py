@@ -245,7 +245,7 @@ async def test_a_broken_upstream_fails(
 
 
 async def test_an_upstream_that_leaves_tasks_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.testing.upstream_contract.LIMIT_S", 0.5)
+    monkeypatch.setattr("midstream.testing.upstream_contract.LIMIT_S", 0.05)
     with pytest.raises(TimeoutError):
         await SUITE.test_nothing_is_left_behind(Memory(LeavesTasks))
     for task in LEFT:

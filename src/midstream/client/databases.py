@@ -13,6 +13,13 @@ from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, 
 
 T = TypeVar("T")
 
+# Whose a file is, in one statement: another process may lay it out between two.
+_FOUND = """
+SELECT (SELECT user_version FROM pragma_user_version),
+       (SELECT application_id FROM pragma_application_id),
+       (SELECT count(*) FROM sqlite_schema)
+"""
+
 
 def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *, called: str) -> bool:
     """Say whether a file is laid out as we use it, or there is nothing in it yet.
@@ -25,9 +32,7 @@ def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *
     Raises:
         UsageError: It is another program's, or of another version. Nothing was changed.
     """
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (found,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    version, found, tables = connection.execute(_FOUND).fetchone()
     if found == application and version > layout:
         raise UsageError(f"this {called} was written by a later version of midstream: install that one")
     if found == application and version < layout:

@@ -11,12 +11,18 @@ from midstream.cli.demo.folder import Folder
 from midstream.cli.demo.script import LINES, scripted_model
 from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
 from midstream.core.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
+from midstream.testing.worlds import FakeWorld
 from midstream.tools import by_name, plan_call
 from midstream.world import World
 
 
 async def reply_to(history: History) -> list[ModelEvent]:
-    return [event async for event in scripted_model().stream(ModelRequest("", history))]
+    world = FakeWorld()
+
+    async def all_of_it() -> list[ModelEvent]:
+        return [event async for event in scripted_model(world).stream(ModelRequest("", history))]
+
+    return await world.live_through(all_of_it())
 
 
 @pytest.mark.parametrize("words", [LINES.ask, LINES.write, LINES.again])

@@ -16,10 +16,11 @@ from midstream.core.reuse.fingerprint import Heard
 from midstream.errors import MalformedFrameError
 from tests.core.dialects.hosts import Host
 from tests.lines import lines_run
+from tests.search import tried
 from tests.spec import spec
 
 OWNER = b"me"
-SEEDS = 20
+SEEDS = tried(20)
 TURNS = 40
 
 

@@ -64,7 +64,7 @@ from tests.core.formats.messages_wire import (
     wire,
     withheld,
 )
-from tests.search import TIMES
+from tests.search import tried
 
 END = Finished(Finish.STOP, "claude-1", Usage(7, 9))
 
@@ -426,7 +426,7 @@ def compared(part: ReplyPart) -> ReplyPart:
     return part
 
 
-@settings(max_examples=60 * TIMES)
+@settings(max_examples=tried(60))
 @given(_replies(), st.data())
 def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], data: st.DataObject) -> None:
     body = wire(events)
@@ -449,7 +449,7 @@ def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], 
         assert [compared(part) for part in reply.parts] == expected
 
 
-@settings(max_examples=10 * TIMES)
+@settings(max_examples=tried(10))
 @given(_replies())
 def test_cut_at_every_single_byte_it_is_the_same_reply(events: list[Json]) -> None:
     body = wire(events)

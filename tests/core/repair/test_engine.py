@@ -17,7 +17,7 @@ from tests.core.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.core.repair.oracles import installed, pydantic_ai_wires
 from tests.core.repair.reported import CASES, Case, reply, result, text, use, user
 from tests.core.repair.rules import refusals
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 # Profiles that give histories of a format something to be judged by in `rules.py`.
@@ -47,7 +47,7 @@ PROFILED = [
     *((form, None) for form in FORMATS),
 ]
 seeds = st.integers(0, 2**32)
-searched = settings(max_examples=60 * TIMES, suppress_health_check=[HealthCheck.too_slow])
+searched = settings(max_examples=tried(60), suppress_health_check=[HealthCheck.too_slow])
 
 
 @spec("HISTORY-1", "HISTORY-5", "HISTORY-6")
@@ -127,7 +127,7 @@ def test_validators_of_others_agree(form: str) -> None:
     if not judges:
         pytest.skip(f"no validator for {form} is installed (mistral-common, langgraph, an SDK)")
     refused: list[Any] = []
-    for seed in range(60):
+    for seed in range(tried(60)):
         messages = repair(broken(form, Random(seed)), format=form).messages
         refused += [
             (name, seed, word) for name, judge in judges.items() if messages and (word := judge(messages))
@@ -152,7 +152,7 @@ def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
     wires = pydantic_ai_wires()
     if not wires:
         pytest.skip("pydantic-ai with openai or anthropic is not installed")
-    for seed in range(60):
+    for seed in range(tried(60)):
         messages = repair(broken("pydantic-ai", Random(seed)), format="pydantic-ai").messages
         for form, wire in wires.items():
             assert refusals(form, wire([*messages, prompt("pydantic-ai")])) == []

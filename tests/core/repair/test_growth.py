@@ -14,7 +14,7 @@ from midstream.history import repair
 from tests.lines import lines_run
 from tests.spec import spec
 
-MESSAGES = 300
+MESSAGES = 50
 
 
 def lines_of(messages: list[Any], form: str, profile: str | None = None) -> int:

@@ -46,14 +46,12 @@ from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
 from tests.oracles.measures import first_defect
 from tests.oracles.scripts import valid
 from tests.oracles.verdicts import PROMPTS, refusals
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
-EXAMPLES = 5 * TIMES
-EXAMPLES_LONGER = 25 * TIMES
 NOISY = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-quick = settings(max_examples=EXAMPLES, suppress_health_check=NOISY)
-longer = settings(max_examples=EXAMPLES_LONGER, suppress_health_check=NOISY)
+quick = settings(max_examples=tried(5), suppress_health_check=NOISY)
+longer = settings(max_examples=tried(25), suppress_health_check=NOISY)
 
 Law = Callable[[Pair, Broken, Repaired], Any]
 """Looks at a history before and after; returns what is wrong, or something empty."""

@@ -21,13 +21,13 @@ from midstream.history import repair
 from tests.core.repair.histories import FORMATS, broken, valid
 from tests.core.repair.rules import refusals
 from tests.oracles import accidents, scripts
-from tests.search import TIMES
+from tests.search import tried
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_what_is_marked_fine_is_fine(form: str) -> None:
     profile = profile_for(format_named(form), None)
-    for seed in range(150):
+    for seed in range(tried(150)):
         messages = broken(form, Random(seed))
         if Marks(messages, form, profile).are_all_fine():
             # Half characters are looked for before.
@@ -44,13 +44,13 @@ def test_ordinary_messages_are_not_doubted(form: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_images_citations_thinking_and_lists_are_not_doubted_either(form: str) -> None:
     profile = profile_for(format_named(form), None)
-    for seed in range(60):
+    for seed in range(tried(60)):
         assert Marks(scripts.valid(form, Random(seed)), form, profile).are_all_fine()
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_walk_finds_the_same_with_the_quick_look_and_without(form: str) -> None:
-    for seed in range(120):
+    for seed in range(tried(120)):
         chance = Random(seed)
         messages = copy.deepcopy(scripts.valid(form, chance))
         for _ in range(chance.randint(0, 3)):
@@ -61,7 +61,7 @@ def test_the_walk_finds_the_same_with_the_quick_look_and_without(form: str) -> N
 
 @given(seed=st.integers(0, 2**40), form=st.sampled_from(FORMATS))
 @example(seed=1370, form="openai-responses")  # a result bears the item id of a call that was stepped over
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 def test_the_same_whatever_stands_in_the_place_of_anything(seed: int, form: str) -> None:
     chance = Random(seed)
     messages = copy.deepcopy(scripts.valid(form, chance))

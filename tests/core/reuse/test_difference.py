@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.core.formats.parts import Value
 from midstream.core.reuse.difference import Cause, Difference, first_difference
 from midstream.errors import UsageError
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 READ = {
@@ -197,7 +197,7 @@ _requests = st.fixed_dictionaries(
 
 
 @spec("REUSE-62")
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 @given(_requests, _requests)
 def test_there_is_a_difference_if_and_only_if_the_earlier_is_no_beginning(
     before: dict[str, Any], after: dict[str, Any]

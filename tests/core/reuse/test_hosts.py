@@ -24,6 +24,7 @@ from midstream.core.reuse.records import (
     noted,
 )
 from tests.core.reuse.sayings import replied, said, sent
+from tests.search import tried
 from tests.spec import spec
 
 TURNS = 60
@@ -223,7 +224,7 @@ ABLE = Abilities(takes_tools=True, can_reinstruct=True, can_retool=True, can_for
 )
 def test_the_agent_that_answers_knows_every_message_once_and_in_order(abilities: Abilities, ids: str) -> None:
     kinds: set[Kind] = set()
-    for seed in range(20):
+    for seed in range(tried(20)):
         host = Host(random.Random(seed), abilities, ids)
         for _ in range(TURNS):
             host.turn()

@@ -37,7 +37,7 @@ from midstream.core.reuse.prefix import (
     takes_cache_key,
 )
 from tests.core.histories import MODEL, histories
-from tests.search import TIMES
+from tests.search import tried
 from tests.spec import spec
 
 SCHEMA = {
@@ -55,7 +55,7 @@ def encoded(messages: object) -> bytes:
 
 
 @spec("REUSE-58")
-@settings(max_examples=300 * TIMES)
+@settings(max_examples=tried(300))
 @given(histories(8), EVERYBODY, st.data())
 def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
     history: History, profile: str, data: st.DataObject
@@ -195,7 +195,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
 
 
 @spec("REUSE-61")
-@settings(max_examples=200 * TIMES)
+@settings(max_examples=tried(200))
 @given(histories(8))
 def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
     body = anchored(body_of(*history.entries))
@@ -209,7 +209,7 @@ def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(histo
 
 
 @spec("REUSE-61")
-@settings(max_examples=200 * TIMES)
+@settings(max_examples=tried(200))
 @given(histories(8), st.data())
 def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
     history: History, data: st.DataObject
@@ -270,7 +270,7 @@ def test_of_a_message_with_an_image_its_words_are_marked() -> None:
 
 
 @spec("REUSE-61")
-@settings(max_examples=200 * TIMES)
+@settings(max_examples=tried(200))
 @given(histories(8), st.data())
 def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
     history: History, data: st.DataObject

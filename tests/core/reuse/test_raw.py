@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.reuse.raw import ENDS_MAX, Known, Parsed, parsed
+from tests.search import tried
 from tests.spec import spec
 
 Json = dict[str, Any]
@@ -212,7 +213,7 @@ def test_the_ends_of_the_last_messages_are_those_of_bodies_that_end_there(
 
 
 @spec("REUSE-27")
-@settings(max_examples=300)
+@settings(max_examples=tried(300))
 @given(_messages, _messages, _bodies, _bodies, _bodies, _styles)
 def test_the_raw_way_says_what_parsing_the_whole_says(
     beginning: list[Any],
@@ -234,7 +235,7 @@ def test_the_raw_way_says_what_parsing_the_whole_says(
 
 
 @spec("REUSE-27")
-@settings(max_examples=200)
+@settings(max_examples=tried(200))
 @given(_messages, _messages, _bodies, _styles, st.integers(0, 2**32))
 def test_a_changed_byte_changes_nothing_but_the_answer_of_the_whole(
     beginning: list[Any],

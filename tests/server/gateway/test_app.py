@@ -43,7 +43,7 @@ from midstream.server.serve import serve
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import ScriptedModel, Stall, text
 from midstream.testing.upstreams import ScriptedUpstream
-from tests.search import TIMES
+from tests.search import tried
 from tests.server.gateway.serving import TOKEN, WAIT_S, called, make_gateway, say, served, serving
 from tests.spec import spec
 
@@ -497,7 +497,7 @@ JUNK = st.recursive(
 
 
 @given(st.lists(JUNK, min_size=1, max_size=6), st.sampled_from(["chat/completions", "responses", "messages"]))
-@settings(max_examples=120 * TIMES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=tried(120), suppress_health_check=[HealthCheck.too_slow])
 async def test_no_transcript_is_so_broken_that_it_is_a_fault_of_ours(messages: list[Any], path: str) -> None:
     from midstream.testing.models import ScriptedModel
 

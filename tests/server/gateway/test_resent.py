@@ -22,6 +22,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.upstreams import ScriptedUpstream, Trouble
 from tests.core.dialects.hosts import Host
 from tests.lines import lines_run
+from tests.search import with_slow
 from tests.server.gateway.serving import called, make_gateway
 from tests.spec import spec
 
@@ -79,7 +80,7 @@ def _words(answer: dict[str, Any]) -> str:
 
 @spec("REUSE-77")
 @pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", with_slow(range(6), range(2, 6)))
 async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
     dialect: Dialect, seed: int
 ) -> None:

@@ -102,7 +102,7 @@ def agent_over(path: Path, model_name: str, world: World) -> Agent:
     if model_name == "local":
         model = LocalModel(reply_tokens_max=REPLY_TOKENS_MAX)
     elif model_name == "scripted":
-        model = scripted_model()
+        model = scripted_model(world)
     else:
         raise UsageError(f"{MODEL_VARIABLE} is local or scripted, not {model_name!r}")
     tools = tools_over(Folder(path), world)

@@ -9,6 +9,7 @@ from midstream.core.messages import Text, UserMessage
 from midstream.core.replies import ModelRequest
 from midstream.testing import ScriptedModel, calls, text
 from midstream.testing.models import Reply, exchanges_since_user
+from midstream.world import World
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ _SCRIPT: dict[str, Sequence[Reply]] = {
 }
 
 
-def scripted_model() -> ScriptedModel:
+def scripted_model(world: World) -> ScriptedModel:
     """Return a model that knows the demo's three messages by heart."""
-    return ScriptedModel(_reply_to, delay_s=DELAY_S)
+    return ScriptedModel(_reply_to, delay_s=DELAY_S, world=world)
 
 
 def _reply_to(request: ModelRequest) -> Reply:
