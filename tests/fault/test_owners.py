@@ -124,7 +124,9 @@ async def test_an_owner_that_was_frozen_before_its_tool_does_not_start_it_afterw
 async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(tmp_path: Path) -> None:
     async with Worker(tmp_path) as leaving, Worker(tmp_path) as heir:
         await _in_the_tool(tmp_path, leaving, "tool")
-        assert (await heir.say("tool", "more")).status_code == 409, "the owner was asked: it knows its peer by now"
+        assert (await heir.say("tool", "more")).status_code == 409, (
+            "the owner was asked: it knows its peer by now"
+        )
         assert (await leaving.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
         leaving.signal(signal.SIGTERM)
