@@ -430,9 +430,8 @@ class Host:
             await self.locks.stop()
         self._awake.clear()
         if self._is_started:
-            await (
-                self.store.close()
-            )  # first: tool servers may take longer than whoever ends this process waits
+            # First: tool servers may take longer than whoever ends this process waits.
+            await self.store.close()
         await self._close_sources()
 
     async def _close_sources(self) -> None:

@@ -37,7 +37,6 @@ _ENTRY = struct.Struct("<QQQII")
 It is written after the body, and in one go; what a death or a power cut leaves of one has another checksum.
 """
 _PLACE = struct.Struct("<QQQ")
-_END = bytes(_ENTRY.size)
 
 
 class Ahead(NamedTuple):
@@ -50,7 +49,7 @@ class Ahead(NamedTuple):
 
 
 class AheadFile:
-    """What one owner has written ahead. `put` and `forget` are called by one thread; `entries` may be read by others.
+    """What one owner has written ahead. Not for two at once: nothing is put while a commit is made, which forgets.
 
     Args:
         folder: That of the owners' locks.
@@ -88,7 +87,7 @@ class AheadFile:
             self._map, start, number, position, epoch, length, _checksum(number, position, epoch, body)
         )
         if self._map[_FLAG]:
-            self._map[start : start + _ENTRY.size] = _END
+            self._map[start:end] = bytes(end - start)
             self.is_stopped = True
             return False
         self._end = end
@@ -158,10 +157,9 @@ def _taken_from(path: Path) -> list[Ahead]:
 
 def _remove(path: Path) -> None:
     """Remove a dead owner's file; what is deleted later must not be found in its place."""
-    with contextlib.suppress(OSError, ValueError):  # another one that opened the database has
-        with _mapped(path) as mapped:
-            mapped[:] = bytes(AHEAD_BYTES)
-        path.unlink()
+    with contextlib.suppress(OSError, ValueError), _mapped(path) as mapped:  # else nothing was ever in it
+        mapped[:] = bytes(AHEAD_BYTES)
+    path.unlink(missing_ok=True)  # another one that opened the database may have
 
 
 def _read(mapped: mmap.mmap) -> Iterator[Ahead]:
