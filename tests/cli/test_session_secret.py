@@ -14,7 +14,7 @@ from midstream.errors import UsageError
 from midstream.places import Places
 from midstream.store.ciphers import FileKeys
 from midstream.store.contract import ESCROW
-from midstream.store.sqlite import reading
+from midstream.store.reading import reading
 from midstream.world import World
 from tests.cli.conftest import Run
 from tests.cli.processes import Serving

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -31,14 +32,16 @@ class FileKeyring(KeyringBackend):
         return self._all().get(f"{service}/{username}")
 
     def set_password(self, service: str, username: str, password: str) -> None:
-        self._write({**self._all(), f"{service}/{username}": password})
+        with self._locked():
+            self._write({**self._all(), f"{service}/{username}": password})
 
     def delete_password(self, service: str, username: str) -> None:
-        kept = self._all()
-        if f"{service}/{username}" not in kept:
-            raise PasswordDeleteError("not there")
-        del kept[f"{service}/{username}"]
-        self._write(kept)
+        with self._locked():
+            kept = self._all()
+            if f"{service}/{username}" not in kept:
+                raise PasswordDeleteError("not there")
+            del kept[f"{service}/{username}"]
+            self._write(kept)
 
     def lose(self) -> None:
         """Forget everything."""
@@ -51,6 +54,13 @@ class FileKeyring(KeyringBackend):
     def _all(self) -> dict[str, str]:
         path = Path(self.path)
         return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let nobody else change it, in any thread or process: a keyring loses nothing that two put at once."""
+        with Path(f"{self.path}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+            yield
 
     def _write(self, kept: dict[str, str]) -> None:
         draft = Path(f"{self.path}.{threading.get_ident()}")

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+
+from midstream.store.sqlite import SQLiteStore
+from tests.store.stores import Impatient
 
 pytest.register_assert_rewrite("midstream.testing.store_contract")
 
@@ -23,3 +26,12 @@ def folders() -> Iterator[Path]:
 def folder(folders: Path) -> Path:
     """A fresh folder in `folders`."""
     return Path(tempfile.mkdtemp(dir=folders))
+
+
+@pytest.fixture
+async def store(folder: Path) -> AsyncIterator[SQLiteStore]:
+    """An open store at `folder / "x.db"`."""
+    store = SQLiteStore(folder / "x.db", world=Impatient())
+    await store.open()
+    yield store
+    await store.close()

@@ -7,23 +7,25 @@ import contextlib
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midstream.core.records import Sync
-from midstream.errors import LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.ahead import AHEAD_BYTES, Ahead, AheadFile, take_in
+from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
+from midstream.store import ahead
+from midstream.store.ahead import AHEAD_BYTES, CAN_SYNC, Ahead, AheadFile, seen_in, take_in
 from midstream.store.commits import BEHIND_S
 from midstream.store.owner import OwnerLock
+from midstream.store.reading import reading
 from midstream.store.sqlite import SQLiteStore
+from midstream.store.writing import AT_ONCE_BYTES_MAX
 from midstream.testing.worlds import FakeWorld
 from tests.fault.workers import until
+from tests.store.stores import bodies, claimed, in_the_database, say
 
 SAID = [Ahead(7, position, 3, b'{"text":"%d"}' % position) for position in range(1, 6)]
 
@@ -162,40 +164,120 @@ def test_what_cannot_be_brought_in_stays(place: Place) -> None:
     assert place.found == SAID
 
 
+# --- several at once, and what survives a power cut
+
+
+def test_several_that_are_written_in_one_go_stand_behind_what_was_there(place: Place) -> None:
+    file = AheadFile(place.folder, "dead")
+    _put(file, SAID[:1])
+    assert file.put_all(SAID[1:4], is_synced=False)
+    _put(file, SAID[4:])
+    assert file.entries == SAID == seen_in(place.folder)
+    assert not file.is_promised
+    place.take_in()
+    assert place.found == SAID
+
+
+def test_of_several_all_have_room_or_none_is_put(place: Place) -> None:
+    file = AheadFile(place.folder, "a")
+    large = Ahead(1, 1, 1, b"x" * (AHEAD_BYTES // 3))
+    assert not file.put_all([large] * 3, is_synced=False)
+    assert not file.put_all([SAID[0], SAID[1]._replace(body=b"")], is_synced=False)
+    assert seen_in(place.folder) == [] == file.entries
+    assert file.put_all([large] * 2, is_synced=False)
+
+
+def test_several_that_somebody_else_may_not_have_seen_are_not_put(place: Place) -> None:
+    lock, file = OwnerLock(place.folder, "first"), AheadFile(place.folder, "first")
+    _put(file, SAID[:1])
+    take_in(place.folder, "second", place.found.extend, may_write=False)
+    assert not file.put_all(SAID[1:], is_synced=False)
+    assert file.entries == SAID[:1]
+    assert SAID[1].body not in (place.folder / "first.ahead").read_bytes()
+    assert not file.put(SAID[1])
+    lock.give_up()
+
+
+class Syncs:
+    """The module `os`, noting what is synced, on a disk that may not answer for it, or have no room."""
+
+    def __init__(self, *, answers: bool = True, has_room: bool = True) -> None:
+        self.synced: list[str] = []
+        self._answers = answers
+        self._has_room = has_room
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+        return getattr(os, name)
+
+    def fsync(self, descriptor: int) -> None:
+        self._note(descriptor)
+        os.fsync(descriptor)
+
+    def fdatasync(self, descriptor: int) -> None:
+        self._note(descriptor)
+        os.fdatasync(descriptor)
+
+    def pwrite(self, descriptor: int, content: bytes, start: int) -> int:
+        return os.pwrite(descriptor, content if self._has_room else content[:20], start)
+
+    def _note(self, descriptor: int) -> None:
+        if not self._answers:
+            raise OSError(5, "no answer")
+        self.synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+
+linux_only = pytest.mark.skipif(not CAN_SYNC, reason="nothing is promised that is not in the database")
+
+
+@linux_only
+def test_what_is_promised_is_synced_and_so_is_the_place_of_its_file(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, syncs = AheadFile(place.folder, "a"), Syncs()
+    monkeypatch.setattr(ahead, "os", syncs)
+    assert file.put_all(SAID[:1], is_synced=False)
+    assert (syncs.synced, file.is_promised) == ([], False)
+    assert file.put_all(SAID[1:2], is_synced=True)
+    assert syncs.synced == [place.folder.name, place.folder.parent.name, "a.ahead"]
+    assert file.is_promised
+    assert file.put_all(SAID[2:], is_synced=True)
+    assert syncs.synced[3:] == ["a.ahead"]
+    file.forget(4)
+    assert file.is_promised
+    file.forget(1)
+    assert not file.is_promised
+
+
+@linux_only
+@pytest.mark.parametrize("disk", [Syncs(answers=False), Syncs(has_room=False)], ids=["fails", "is full"])
+def test_what_the_disk_does_not_answer_for_is_not_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch, disk: Syncs
+) -> None:
+    file = AheadFile(place.folder, "a")
+    _put(file, SAID[:2])
+    monkeypatch.setattr(ahead, "os", disk)
+    assert not file.put_all(SAID[2:], is_synced=True)
+    assert file.entries == SAID[:2] == seen_in(place.folder)
+    assert SAID[2].body not in (place.folder / "a.ahead").read_bytes()
+    assert not file.put(SAID[2]), "nor is anything put any more"
+    assert file.is_stopped
+
+
+def test_who_looks_before_there_are_owners_sees_nothing(tmp_path: Path) -> None:
+    assert seen_in(tmp_path / "missing") == []
+    (tmp_path / "dead.ahead").write_bytes(b"")
+    assert seen_in(tmp_path) == []
+
+
 # --- in a store
-
-
-@asynccontextmanager
-async def _claimed(path: Path, world: FakeWorld | None = None) -> AsyncIterator[tuple[SQLiteStore, int]]:
-    store = SQLiteStore(path, world=world or FakeWorld())
-    await store.open()
-    epoch = await store.claim("s", at=1.0)
-    await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.FULL)
-    try:
-        yield store, epoch
-    finally:
-        await store.close()
-
-
-def _in_the_database(path: Path) -> list[bytes]:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-        return [body for (body,) in db.execute("select body from record order by position")]
-
-
-async def _bodies(store: SQLiteStore) -> list[bytes]:
-    return [each.body for each in await store.read("s", after=0, limit=10_000)]
-
-
-def _say(store: SQLiteStore, body: bytes, *, expected: int, epoch: int) -> bool:
-    return store.append_at_once("s", lambda: body, expected=expected, epoch=epoch) is not None
 
 
 async def test_words_wait_for_their_commit_and_are_there_for_who_reads(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    async with _claimed(path) as (store, epoch):
-        assert all(_say(store, b"%d" % number, expected=number, epoch=epoch) for number in range(1, 4))
-        assert _in_the_database(path) == [b"0"]
-        assert await _bodies(store) == [b"0", b"1", b"2", b"3"] == _in_the_database(path)
+    async with claimed(path) as (store, epoch):
+        assert all(say(store, b"%d" % number, expected=number, epoch=epoch) for number in range(1, 4))
+        assert in_the_database(path) == [b"0"]
+        assert await bodies(store) == [b"0", b"1", b"2", b"3"] == in_the_database(path)
         found = await store.find("s")
         assert found is not None
         assert found.end == 4
@@ -203,36 +285,111 @@ async def test_words_wait_for_their_commit_and_are_there_for_who_reads(tmp_path:
 
 async def test_they_are_committed_soon_though_nobody_asks(tmp_path: Path) -> None:
     path, world = tmp_path / "x.db", FakeWorld()
-    async with _claimed(path, world) as (store, epoch):
-        assert _say(store, b"1", expected=1, epoch=epoch)
+    async with claimed(path, world) as (store, epoch):
+        assert say(store, b"1", expected=1, epoch=epoch)
         await world.advance(BEHIND_S)
-        await until(lambda: _in_the_database(path) == [b"0", b"1"])
+        await until(lambda: in_the_database(path) == [b"0", b"1"])
 
 
 async def test_a_closed_store_has_committed_them(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    async with _claimed(path) as (store, epoch):
-        assert _say(store, b"1", expected=1, epoch=epoch)
-    assert _in_the_database(path) == [b"0", b"1"]
+    async with claimed(path) as (store, epoch):
+        assert say(store, b"1", expected=1, epoch=epoch)
+    assert in_the_database(path) == [b"0", b"1"]
     assert [*(tmp_path / "x.db.owners").iterdir()] == []
 
 
-async def test_what_follows_them_is_behind_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", [Sync.FULL, Sync.NORMAL])
+async def test_what_follows_them_is_behind_them(tmp_path: Path, sync: Sync) -> None:
     path = tmp_path / "x.db"
-    async with _claimed(path) as (store, epoch):
-        assert _say(store, b"1", expected=1, epoch=epoch)
+    async with claimed(path) as (store, epoch):
+        assert say(store, b"1", expected=1, epoch=epoch)
+        assert await store.append("s", [b"2", b"3"], expected=2, epoch=epoch, sync=sync) == 4
+        assert say(store, b"4", expected=4, epoch=epoch)
+        assert await bodies(store) == [b"0", b"1", b"2", b"3", b"4"] == in_the_database(path)
+
+
+@linux_only
+async def test_what_survives_a_power_cut_is_written_ahead_as_well_and_committed_soon(tmp_path: Path) -> None:
+    path, world = tmp_path / "x.db", FakeWorld()
+    async with claimed(path, world) as (store, epoch):
+        assert await store.append("s", [b"1", b"2"], expected=1, epoch=epoch, sync=Sync.FULL) == 3
+        assert in_the_database(path) == [b"0"]
+        await world.advance(BEHIND_S)
+        await until(lambda: in_the_database(path) == [b"0", b"1", b"2"])
+
+
+@pytest.mark.parametrize("body", [b"x" * (AT_ONCE_BYTES_MAX + 1), b""], ids=["large", "empty"])
+async def test_what_is_not_written_ahead_is_committed_with_all_that_was(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "x.db"
+    async with claimed(path) as (store, epoch):
+        assert await store.append("s", [b"1"], expected=1, epoch=epoch, sync=Sync.FULL) == 2
+        assert await store.append("s", [b"2", body], expected=2, epoch=epoch, sync=Sync.FULL) == 4
+        assert in_the_database(path) == [b"0", b"1", b"2", body]
+
+
+async def test_an_append_that_does_not_fit_is_refused_as_ever(tmp_path: Path) -> None:
+    async with claimed(tmp_path / "x.db") as (store, epoch):
+        assert await store.append("s", [b"1"], expected=1, epoch=epoch, sync=Sync.FULL) == 2
+        for sync in (Sync.FULL, Sync.NORMAL):
+            with pytest.raises(JournalMovedError):
+                await store.append("s", [b"x"], expected=1, epoch=epoch, sync=sync)
+            with pytest.raises(LeaseLostError):
+                await store.append("s", [b"x"], expected=2, epoch=epoch + 1, sync=sync)
+        asked = [
+            store.append("s", [b"%d" % number], expected=number, epoch=epoch, sync=Sync.FULL)
+            for number in (2, 3, 3)
+        ]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert answers[:2] == [3, 4]
+        assert isinstance(answers[2], JournalMovedError)
+        assert await bodies(store) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("sync", [Sync.FULL, Sync.NORMAL])
+async def test_who_lost_its_epoch_to_its_own_process_is_told_nothing(tmp_path: Path, sync: Sync) -> None:
+    async with claimed(tmp_path / "x.db") as (store, epoch):
+        assert say(store, b"1", expected=1, epoch=epoch)
+        assert await store.claim("s", at=2.0) == epoch + 1
+        assert not say(store, b"2", expected=2, epoch=epoch)
+        with pytest.raises(LeaseLostError):
+            await store.append("s", [b"2"], expected=2, epoch=epoch, sync=sync)
+        assert await bodies(store) == [b"0", b"1"]
+
+
+@linux_only
+async def test_a_disk_that_does_not_answer_for_the_file_leaves_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.db"
+    async with claimed(path) as (store, epoch):
+        assert await store.append("s", [b"1"], expected=1, epoch=epoch, sync=Sync.FULL) == 2
+        monkeypatch.setattr(ahead, "os", Syncs(answers=False))
         assert await store.append("s", [b"2"], expected=2, epoch=epoch, sync=Sync.FULL) == 3
-        assert _in_the_database(path) == [b"0", b"1", b"2"]
+        assert in_the_database(path) == [b"0", b"1", b"2"]
+        monkeypatch.undo()
+        assert await store.append("s", [b"3"], expected=3, epoch=epoch, sync=Sync.FULL) == 4
+        assert in_the_database(path) == [b"0", b"1", b"2", b"3"], "nothing is written ahead any more"
+
+
+async def test_a_closed_store_has_committed_what_it_was_asked_for_last(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    async with claimed(path) as (store, epoch):
+        asked = asyncio.ensure_future(store.append("s", [b"1"], expected=1, epoch=epoch, sync=Sync.FULL))
+        await asyncio.sleep(0)
+    assert await asked == 2
+    assert in_the_database(path) == [b"0", b"1"]
+    assert [*(tmp_path / "x.db.owners").iterdir()] == []
 
 
 async def test_a_deleted_session_leaves_none_behind(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    async with _claimed(path) as (store, epoch):
-        assert _say(store, b"a secret", expected=1, epoch=epoch)
+    async with claimed(path) as (store, epoch):
+        assert say(store, b"a secret", expected=1, epoch=epoch)
         assert await store.delete("s")
         [ahead] = (tmp_path / "x.db.owners").glob("*.ahead")
         assert b"secret" not in ahead.read_bytes()
-        assert await _bodies(store) == []
+        assert await bodies(store) == []
 
 
 async def test_with_power_as_durability_nothing_is_written_ahead(tmp_path: Path) -> None:
@@ -240,25 +397,25 @@ async def test_with_power_as_durability_nothing_is_written_ahead(tmp_path: Path)
     await store.open()
     epoch = await store.claim("s", at=1.0)
     await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.NORMAL)
-    assert not _say(store, b"1", expected=1, epoch=epoch)
+    assert not say(store, b"1", expected=1, epoch=epoch)
     await store.close()
 
 
 async def test_whoever_opens_the_database_sees_all_that_was_told_from_then_on(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
-    async with _claimed(path) as (store, epoch):
-        assert _say(store, b"1", expected=1, epoch=epoch)
+    async with claimed(path) as (store, epoch):
+        assert say(store, b"1", expected=1, epoch=epoch)
         other = SQLiteStore(path)
         await other.open()
         try:
             said = [b"0", b"1"]
-            assert await _bodies(other) == said
+            assert await bodies(other) == said
             for _ in range(3):
                 body = b"%d" % len(said)
-                if not _say(store, body, expected=len(said), epoch=epoch):
+                if not say(store, body, expected=len(said), epoch=epoch):
                     await store.append("s", [body], expected=len(said), epoch=epoch, sync=Sync.NORMAL)
                 said.append(body)
-                assert await _bodies(other) == said
+                assert await bodies(other) == said
         finally:
             await other.close()
 
@@ -275,7 +432,10 @@ async def main():
     epoch = await store.claim("s", at=1.0)
     await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.FULL)
     for number in range(1, int(sys.argv[2]) + 1):
-        assert store.append_at_once("s", lambda: b"%d" % number, expected=number, epoch=epoch)
+        if sys.argv[4] == "words":
+            assert store.append_at_once("s", lambda: b"%d" % number, expected=number, epoch=epoch)
+        else:
+            await store.append("s", [b"%d" % number], expected=number, epoch=epoch, sync=Sync.FULL)
     print("said", flush=True)
     os.kill(os.getpid(), getattr(signal, sys.argv[3]))
     store.append_at_once("s", lambda: b"of a zombie", expected=number + 1, epoch=epoch)
@@ -289,30 +449,36 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("kind", ["words", pytest.param("promised", marks=linux_only)])
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_what_a_killed_process_had_told_is_not_lost(tmp_path: Path, count: int) -> None:
+def test_what_a_killed_process_had_told_is_not_lost(tmp_path: Path, count: int, kind: str) -> None:
     path = tmp_path / "x.db"
-    command = [sys.executable, "-c", PROGRAM, str(path), str(count), "SIGKILL"]
+    command = [sys.executable, "-c", PROGRAM, str(path), str(count), "SIGKILL", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.returncode) == ("said\n", -signal.SIGKILL), done.stderr
-    assert _in_the_database(path) == [b"0"]
+    told = [b"%d" % number for number in range(count + 1)]
+    if count < 100:  # some of more may have been committed
+        assert in_the_database(path) == [b"0"]
+    with reading(path) as reader:
+        assert [each.body for each in reader.records("s", 0, 1000)] == told
     for _ in range(2):  # taken in once
-        assert asyncio.run(_found_at(path)) == [b"%d" % number for number in range(count + 1)]
+        assert asyncio.run(_found_at(path)) == told
     assert [*(tmp_path / "x.db.owners").iterdir()] == []
 
 
 async def _found_at(path: Path) -> list[bytes]:
     store = SQLiteStore(path)
     await store.open()
-    bodies = await _bodies(store)
+    found = await bodies(store)
     await store.close()
-    return bodies
+    return found
 
 
 @pytest.mark.skipif(os.name != "posix", reason="stops a process")
-def test_a_frozen_process_that_wakes_up_tells_nobody_anything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["words", "promised"])
+def test_a_frozen_process_that_wakes_up_tells_nobody_anything(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.db"
-    command = [sys.executable, "-c", PROGRAM, str(path), "3", "SIGSTOP"]
+    command = [sys.executable, "-c", PROGRAM, str(path), "3", "SIGSTOP", kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
         try:
             assert frozen.stdout is not None
@@ -323,7 +489,7 @@ def test_a_frozen_process_that_wakes_up_tells_nobody_anything(tmp_path: Path) ->
             assert frozen.communicate(timeout=60)[0] == f"woken\n{LeaseLostError.__name__}\n"
         finally:
             frozen.kill()
-    assert _in_the_database(path) == [b"0", b"1", b"2", b"3", b"ours"]
+    assert in_the_database(path) == [b"0", b"1", b"2", b"3", b"ours"]
 
 
 async def _take_over(path: Path) -> list[bytes]:
@@ -337,10 +503,10 @@ async def _take_over(path: Path) -> list[bytes]:
             with contextlib.suppress(LeaseHeldError):
                 epoch = await store.claim("s", at=2.0)
     await store.append("s", [b"ours"], expected=4, epoch=epoch, sync=Sync.FULL)
-    bodies = await _bodies(store)
+    found = await bodies(store)
     watching.cancel()
     await store.close()
-    return bodies
+    return found
 
 
 async def _watch(store: SQLiteStore) -> None:
@@ -360,20 +526,21 @@ async def test_whatever_happens_in_whatever_order_all_that_was_told_is_there_onc
     epoch = await store.claim("s", at=1.0)
     for step in range(150):
         body = b"%d" % step
-        match chance.choice(["say", "say", "say", "say", "append", "read", "look", "crash", "claim"]):
+        match chance.choice([*["say"] * 4, *["append"] * 3, "read", "look", "crash", "claim"]):
             case "say":
-                if _say(store, body, expected=len(said), epoch=epoch):
+                if say(store, body, expected=len(said), epoch=epoch):
                     said.append(body)
             case "append":
                 sync = chance.choice([Sync.NORMAL, Sync.FULL])
-                await store.append("s", [body, body], expected=len(said), epoch=epoch, sync=sync)
-                said += [body, body]
+                several = [body] * chance.randint(1, 3)
+                await store.append("s", several, expected=len(said), epoch=epoch, sync=sync)
+                said += several
             case "read":
-                assert await _bodies(store) == said
+                assert await bodies(store) == said
             case "look" if chance.random() < 0.3:
                 other = SQLiteStore(path)
                 await other.open()
-                assert await _bodies(other) == said
+                assert await bodies(other) == said
                 await other.close()
             case "crash" if chance.random() < 0.5:
                 assert store._opened is not None
@@ -381,10 +548,12 @@ async def test_whatever_happens_in_whatever_order_all_that_was_told_is_there_onc
                 left.append(store)
                 store = SQLiteStore(path)
                 await store.open()
-                assert await _bodies(store) == said
+                assert await bodies(store) == said
                 epoch = await store.claim("s", at=1.0)
             case "claim":
                 epoch = await store.claim("s", at=1.0)
+        with reading(path) as reader:
+            assert [each.body for each in reader.records("s", 0, 1000)] == said
     for each in [*left, store]:
         await each.close()
-    assert _in_the_database(path) == said
+    assert in_the_database(path) == said

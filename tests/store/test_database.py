@@ -14,7 +14,8 @@ from midstream.core.records import Sync
 from midstream.errors import MidstreamError, StoreDamagedError, UsageError
 from midstream.store.contract import Kept, Stored
 from midstream.store.database import APPLICATION_ID, SCHEMA_VERSION
-from midstream.store.sqlite import SQLiteStore, reading
+from midstream.store.reading import reading
+from midstream.store.sqlite import SQLiteStore
 
 
 async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:

@@ -19,7 +19,8 @@ from midstream.core.reuse.records import PoolRecord, decode
 from midstream.errors import NotFoundError, UsageError
 from midstream.runtime.pool_entries import POOL_SHELF, session_of
 from midstream.store.contract import Kept
-from midstream.store.sqlite import SQLiteStore, reading
+from midstream.store.reading import reading
+from midstream.store.sqlite import SQLiteStore
 
 SESSION_COLUMNS = 24
 STATE_COLUMNS = 9

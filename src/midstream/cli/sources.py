@@ -35,7 +35,8 @@ from midstream.errors import (
 from midstream.local_keys import shown_to
 from midstream.places import Places
 from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo
-from midstream.store.sqlite import Reader, SQLiteStore, reading
+from midstream.store.reading import Reader, reading
+from midstream.store.sqlite import SQLiteStore
 
 T = TypeVar("T")
 

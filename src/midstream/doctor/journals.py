@@ -33,7 +33,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history import repair
-from midstream.store.sqlite import Reader, reading
+from midstream.store.reading import Reader, reading
 
 PAGE = 500
 """Records read at once."""

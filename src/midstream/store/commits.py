@@ -50,9 +50,11 @@ class Asked(Struct):
     answer: asyncio.Future[Any]  # see `write`
     is_alone: bool
     """Whether it must not share a commit: it may end a transaction that is not only its own."""
+    ahead: Callable[[], Any] | None
+    """Does the same ahead of the commit, if there is a way, and returns the same; None where that does not go now."""
 
 
-class Writer(Protocol):
+class Committer(Protocol):
     """Who commits, on one thread at a time."""
 
     @property
@@ -63,7 +65,7 @@ class Writer(Protocol):
     """Pages in the write-ahead log that are not yet copied back."""
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
-        """Do everything in one transaction and return each one's answer or refusal, in order."""
+        """Do everything, in one transaction or ahead of it, and return each one's answer or refusal, in order."""
 
     def checkpoint(self) -> None:
         """Copy the log back without waiting for anybody."""
@@ -82,7 +84,7 @@ class Commits:
         world: The clock.
     """
 
-    def __init__(self, writer: Writer, thread: WorkThread, durability: Durability, world: World) -> None:
+    def __init__(self, writer: Committer, thread: WorkThread, durability: Durability, world: World) -> None:
         self._writer = writer
         self._thread = thread
         self._sync = _SYNCS.get(durability)
@@ -101,7 +103,14 @@ class Commits:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ask(self, write: Callable[[], T], sync: Sync, *, is_alone: bool = False) -> asyncio.Future[T]:
+    def ask(
+        self,
+        write: Callable[[], T],
+        sync: Sync,
+        *,
+        is_alone: bool = False,
+        ahead: Callable[[], T | None] | None = None,
+    ) -> asyncio.Future[T]:
         """Let `write` be done in a commit; the future has its answer once that is as durable as `sync` says.
 
         A cancelled future stops nothing.
@@ -109,9 +118,10 @@ class Commits:
         Args:
             write: Does it, or refuses by a `MidstreamError` before it has written anything.
             is_alone: See `Asked`.
+            ahead: See `Asked`.
         """
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._waiting.append(Asked(write, self._sync or sync, answer, is_alone))
+        self._waiting.append(Asked(write, self._sync or sync, answer, is_alone, ahead))
         if not self._is_busy:
             self._become_busy()
             if self._is_shared:  # who asks in the same moment shares the commit
@@ -151,7 +161,7 @@ class Commits:
             return None
         done = put()
         if done is not None and self._catching_up is None:
-            self._catching_up = self._world.later(BEHIND_S, self._catch_up)
+            self._catch_up_in(BEHIND_S)
         return done
 
     async def caught_up(self) -> None:
@@ -163,6 +173,9 @@ class Commits:
         if self._writer.is_behind:
             await self.ask(_nothing, Sync.NORMAL)
 
+    def _catch_up_in(self, seconds: float) -> None:
+        self._catching_up = self._world.later(seconds, self._catch_up)
+
     def _catch_up(self) -> None:
         self._catching_up = None
         if self._writer.is_behind:
@@ -170,7 +183,7 @@ class Commits:
 
     def _caught_up(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None and self._catching_up is None:
-            self._catching_up = self._world.later(AGAIN_S, self._catch_up)
+            self._catch_up_in(AGAIN_S)
 
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
@@ -179,6 +192,7 @@ class Commits:
 
     async def finish(self) -> None:
         """Wait until everything asked for is committed, and what was written ahead, where the database takes it."""
+        await self._idle.wait()
         if self._catching_up is not None:
             self._catching_up.cancel()
         with contextlib.suppress(MidstreamError):
@@ -210,6 +224,8 @@ class Commits:
                 asked.answer.set_exception(answer)
             else:
                 asked.answer.set_result(answer)
+        if self._catching_up is None and self._writer.is_behind:
+            self._catch_up_in(BEHIND_S)
         self._go_on()
 
     def _go_on(self) -> None:

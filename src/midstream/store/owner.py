@@ -53,8 +53,8 @@ else:
         return True
 
 
-TRIES_MAX = 10
-"""A sweep by another process may take a new file away before it is locked; ten sweeps in a row are no accident."""
+TRIES_MAX = 100
+"""A sweep by another process may take a new file away before it is locked; a hundred in a row are no accident."""
 BEATS_PER_LEASE = 10
 """Touches of an owner's file in the time after which it counts as frozen."""
 

@@ -25,7 +25,7 @@ from midstream.core.records import (
     decode,
 )
 from midstream.errors import MidstreamError
-from midstream.store.sqlite import reading
+from midstream.store.reading import reading
 
 PAGE = 1000
 

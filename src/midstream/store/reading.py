@@ -1,0 +1,162 @@
+"""What is read of a database, on a connection that only reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from midstream.core.parts import PART_MARK, PART_MARK_END
+from midstream.errors import NotFoundError
+from midstream.store import shelves
+from midstream.store.ahead import Ahead, seen_in
+from midstream.store.contract import Kept, Mark, SessionInfo, Stored
+from midstream.store.database import DatabaseFile
+from midstream.world import World
+
+FIND_RECORDS = """
+select position, epoch, body from record
+where session_id = (select id from session where name = ?) and position > ? order by position limit ?
+"""
+FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
+FIND_EPOCH = "select id, epoch from session where name = ?"
+COLUMNS = """
+select session.id, session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
+    session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
+    (select ifnull(min(position), 0) from record where session_id = session.id)
+"""
+LINE = f"{COLUMNS} from session"
+FIND_LINE = f"{LINE} where name = ?"
+FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
+LIST_NUMBERS = """
+select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
+"""
+LIST_NUMBERS_OF = """
+select session.id, changed_at from json_each(?2) as wanted join session on name = wanted.value
+where ?1 is null or is_live = ?1
+union
+select session.id, changed_at from json_each(?2) as wanted
+join session on name > wanted.value || ?3 and name < wanted.value || ?4
+where ?1 is null or is_live = ?1
+order by changed_at desc, 1 desc
+"""
+LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
+
+
+class Reader:
+    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread).
+
+    Args:
+        looks_ahead: Whether to show also what owners have written ahead. The store of an owner has no need to: it
+            waits until what it wrote itself is in the database, and nobody else writes ahead beside it.
+    """
+
+    def __init__(self, file: DatabaseFile, db: apsw.Connection, *, looks_ahead: bool = False) -> None:
+        self._file = file
+        self._db = db
+        self._looks_ahead = looks_ahead
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def records(self, session: str, after: int, limit: int) -> list[Stored]:
+        """See `Store.read`."""
+        ahead = self._ahead()
+        found = [Stored(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
+        if ahead and len(found) < limit:
+            end = found[-1].position if found else after
+            for number, epoch in self.rows(FIND_EPOCH, (session,)):
+                late = _following(ahead, number, epoch, end)[: limit - len(found)]
+                found += [Stored(each.position, each.epoch, each.body) for each in late]
+        return found
+
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`."""
+        rows = self.rows(FIND_BLOB, (session, digest))
+        return rows[0][0] if rows else None
+
+    def find(self, session: str) -> SessionInfo | None:
+        """See `Store.find`; without the seal, which a file of an older version has not."""
+        return self._find(FIND_LINE, session)
+
+    def find_sealed(self, session: str) -> SessionInfo | None:
+        """See `Store.find`."""
+        return self._find(FIND_SEALED, session)
+
+    def numbers(self, live: bool | None, of: Collection[str] | None = None) -> list[int]:  # noqa: FBT001 - three values, one column
+        """Return the rows of a listing, last changed first."""
+        if of is None:
+            return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
+        values = (live, json.dumps([*of]), PART_MARK, PART_MARK_END)
+        return [number for number, _ in self.rows(LIST_NUMBERS_OF, values)]
+
+    def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
+        """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
+        wanted = ",".join(map(str, numbers))
+        ahead = self._ahead()
+        return [_line(row, ahead) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
+
+    def shelf(self, shelf: str) -> list[Kept]:
+        """See `Shelf.shelf`. A file of an older version has none."""
+        return shelves.entries(self.rows, shelf)
+
+    def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+        """Run a query and return its rows."""
+        with self._file.named_errors(self._db):
+            return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
+
+    def _find(self, query: str, session: str) -> SessionInfo | None:
+        ahead = self._ahead()
+        rows = self.rows(query, (session,))
+        return _line(rows[0], ahead) if rows else None
+
+    def _ahead(self) -> Sequence[Ahead]:
+        """Return what was written ahead. To be asked before the database, which has what leaves there."""
+        return seen_in(self._file.owners) if self._looks_ahead else ()
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, *, world: World = World()) -> Iterator[Reader]:
+    """Look into a database without making, locking or writing anything, also while a server works on it.
+
+    Raises:
+        NotFoundError: There is no such file, or nothing was ever stored in it.
+        UsageError: The file is not ours, or may not be read.
+        StoreDamagedError: It is no intact database.
+    """
+    file = DatabaseFile(Path(path), world, None)
+    if not file.path.is_file():
+        raise NotFoundError(
+            f"there is no database {str(file.path)!r}: name one with --store, or start a server"
+        )
+    with file.named_errors():
+        db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        with file.named_errors(db):
+            if not file.patiently(partial(file.require_ours, db)):
+                raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
+        yield Reader(file, db, looks_ahead=True)
+    finally:
+        db.close()
+
+
+def _following(ahead: Sequence[Ahead], number: int, epoch: int, end: int) -> list[Ahead]:
+    """Return what continues a journal that ends there."""
+    following: list[Ahead] = []
+    for each in ahead:
+        if (each.number, each.epoch, each.position) == (number, epoch, end + 1 + len(following)):
+            following.append(each)
+    return following
+
+
+def _line(row: tuple[Any, ...], ahead: Sequence[Ahead]) -> SessionInfo:  # as SQLite has them
+    number, session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest, *seal = row
+    mark = Mark(bool(is_live), at, title, turns, status)
+    end += len(_following(ahead, number, epoch, end))
+    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest, *seal)

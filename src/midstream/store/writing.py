@@ -1,0 +1,422 @@
+"""What is written to a database, on the one connection that does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from midstream.core.parts import PART_MARK, PART_MARK_END
+from midstream.core.records import Sync
+from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, MidstreamError
+from midstream.store import inbox, shelves
+from midstream.store import owner as owners
+from midstream.store.ahead import CAN_SYNC, Ahead, AheadFile
+from midstream.store.commits import Asked
+from midstream.store.contract import Appendix, Attempt
+from midstream.store.database import BEGIN, DatabaseFile, number_of
+from midstream.store.effects import Effects
+
+T = TypeVar("T")
+
+AT_ONCE_BYTES_MAX = 16 * 1024
+"""Bytes of a record up to which it may be committed on the event loop: some ten pages."""
+AHEAD_BATCH_MAX = 4
+"""Appends in a batch up to which they are written ahead. For more, one commit costs each of them less."""
+
+FIND_OWNED = "select id, epoch, owner from session where name = ?"
+FIND_EPOCH = "select id, epoch from session where name = ?"
+# A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
+CREATE = """
+insert into session (name, epoch, owner, created_at, changed_at)
+values (?, 1 + (select epochs_spent from ledger), ?, ?, ?) returning epoch
+"""
+CLAIM = "update session set epoch = epoch + 1, owner = ? where id = ? returning epoch"
+RELEASE = "update session set owner = null where name = ? and epoch = ?"
+FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
+APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
+# Four statements in one, a transaction of its own: what a token costs.
+APPEND_AT_ONCE = """
+insert into record (session_id, position, epoch, body)
+select id, ?, epoch, ? from session where id = ? and epoch = ?
+"""
+# Of a session that has another epoch by now, or of a journal that has it already, nothing.
+APPEND_AHEAD = """
+insert into record (session_id, position, epoch, body)
+select id, ?2, epoch, ?4 from session where id = ?1 and epoch = ?3
+    and ?2 = 1 + (select ifnull(max(position), 0) from record where session_id = id)
+"""
+FOLD_INTO = """
+update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
+returning session_id
+"""
+DELETE_BEFORE = "delete from record where session_id = ? and position < ?"
+# An empty title leaves the old one.
+MARK = """
+update session set is_live = ?, changed_at = ?, title = iif(?3 = '', title, ?3), turns = ?, status = ?
+where id = ?
+"""
+SEAL = "update session set seal = ? where id = ?"
+KEEP_BLOB = "insert into blob (session_id, digest, body) values (?, ?, ?) on conflict do nothing"
+FIND_WITH_PARTS = """
+select name, id, epoch, owner from session where name = ?1 or (name > ?1 || ?2 and name < ?1 || ?3)
+"""
+DELETE_BLOBS = "delete from blob where session_id = ?"
+DELETE_RECORDS = "delete from record where session_id = ?"
+DELETE_SESSION = "delete from session where id = ?"
+SPEND_EPOCHS = "update ledger set epochs_spent = max(epochs_spent, ?)"
+VOID = "update ledger set voided = voided + 1"
+
+
+class _End(NamedTuple):
+    """Where a journal ends, under which epoch that was seen, and the number of its session, which no other ever has."""
+
+    position: int
+    epoch: int
+    number: int
+
+
+class Writer:
+    """The one connection that writes and checkpoints. After `_open` it belongs to `Commits`."""
+
+    def __init__(
+        self,
+        file: DatabaseFile,
+        db: apsw.Connection,
+        lock: owners.OwnerLock,
+        peers: owners.Peers,
+        ahead: AheadFile | None,
+    ) -> None:
+        self.lock = lock
+        self.peers = peers
+        self.log_pages = 0
+        """See `commits.Committer`."""
+        self._file = file
+        self._db = db
+        self._ahead = ahead
+        self._execute = db.cursor().execute
+        """For what every commit does: a cursor for each statement costs a tenth of a short commit."""
+        self._is_full: bool | None = None
+        self._is_synced = False
+        """Whether all that is in the database would survive a power cut."""
+        self._ends: dict[str, _End] = {}
+        """Where a session's journal ends, as was last seen here."""
+        self._staged: list[Ahead] = []
+        """What `_commit_ahead` is about to write, and where the journals ended before."""
+        self._passed: dict[str, _End] = {}
+        self._copied_pages = 0
+        """Pages that were in the log when it was copied back last, as far as readers allowed."""
+        self._effects = Effects(db, partial(file.patiently, partial(db.execute, BEGIN)), file.world)
+        db.wal_autocheckpoint(0)  # SQLite's own checkpoints would come inside somebody's commit
+
+    def close(self) -> None:
+        """Give up all leases and close; the last connection of all empties the log."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self.lock.give_up()
+        self._db.close()
+
+    # --- commits
+
+    @property
+    def may_write_ahead(self) -> bool:
+        """Whether `write_ahead` is worth trying."""
+        return self._ahead is not None and not self._ahead.is_stopped
+
+    @property
+    def is_behind(self) -> bool:
+        """See `commits.Committer`."""
+        return self._ahead is not None and bool(self._ahead.entries)
+
+    def commit(self, batch: Sequence[Asked]) -> list[Any]:
+        """See `commits.Committer`."""
+        is_full = any(asked.sync is Sync.FULL for asked in batch)
+        if (done := self._commit_ahead(batch, is_full=is_full)) is not None:
+            return done
+        if self._ahead is not None and self._ahead.is_promised:
+            is_full = True
+        try:
+            self._sync_if(is_full)
+            changes = self._db.total_changes()
+            self._file.patiently(partial(self._execute, BEGIN))
+        except apsw.Error as error:
+            return [self._file.refusal(error, self._db) for _ in batch]
+        try:
+            count = self._append_ahead()
+            answers = [_answer(asked.write) for asked in batch]
+            is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
+            self._execute("rollback" if is_refused else "commit")
+        except apsw.Error as error:
+            refusal = self._file.refusal(error, self._db)
+            self._undo()
+            if len(batch) > 1:  # one's fault is not everybody's
+                return [answer for asked in batch for answer in self.commit([asked])]
+            return [refusal]
+        except BaseException:
+            self._undo()
+            raise
+        if self._db.total_changes() != changes:
+            self._is_synced = is_full
+        if count and not is_refused and self._ahead is not None:
+            self._ahead.forget(count)
+        self._count_log()
+        return answers
+
+    def _commit_ahead(self, batch: Sequence[Asked], *, is_full: bool) -> list[Any] | None:
+        """Write all of it ahead, and sync that where asked; None where that is not possible, and nothing is written.
+
+        What comes before it in the database must survive what it is to survive: it would have nothing to stand on.
+        """
+        if self._ahead is None or self._ahead.is_stopped or len(batch) > AHEAD_BATCH_MAX:
+            return None
+        if is_full and not (CAN_SYNC and self._is_synced):
+            return None
+        if any(asked.ahead is None for asked in batch):
+            return None
+        answers = [asked.ahead() for asked in batch if asked.ahead is not None]
+        staged, passed = self._staged, self._passed
+        self._staged, self._passed = [], {}
+        if None in answers or not self._ahead.put_all(staged, is_synced=is_full):
+            self._ends |= passed
+            return None
+        return answers
+
+    def _append_ahead(self) -> int:
+        """Append what was written ahead; return how much that was."""
+        if self._ahead is None:
+            return 0
+        for each in self._ahead.entries:
+            self._execute(APPEND_AHEAD, (each.number, each.position, each.epoch, each.body))
+        return len(self._ahead.entries)
+
+    def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
+        if is_full is not self._is_full:
+            self._db.execute(f"pragma synchronous = {'full' if is_full else 'normal'}")
+            self._is_full = is_full
+
+    def _undo(self) -> None:
+        self._ends.clear()
+        self._is_synced = False
+        # A commit whose sync failed may lie in the log as if it were whole; the next opening of the file would
+        # find it there. Another one is written over it.
+        with contextlib.suppress(apsw.Error):
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+            self._db.execute(BEGIN)
+            self._db.execute(VOID)
+            self._db.execute("commit")
+        with contextlib.suppress(apsw.Error):
+            if self._db.in_transaction:
+                self._db.execute("rollback")
+
+    # --- operations: check, then write
+
+    def claim(self, session: str, at: float) -> int:
+        """See `Store.claim`."""
+        row = self._db.execute(FIND_OWNED, (session,)).fetchone()
+        if row is None:
+            return number_of(self._db.execute(CREATE, (session, self.lock.owner, at, at)))
+        number, _, owner = row
+        self._refuse_if_held(session, owner)
+        self._ends.pop(session, None)  # its epoch is over, also for who was told so by this process
+        return number_of(self._db.execute(CLAIM, (self.lock.owner, number)))
+
+    def release(self, session: str, epoch: int) -> None:
+        """See `Store.release`."""
+        self._ends.pop(session, None)
+        self._db.execute(RELEASE, (session, epoch))
+
+    def append(self, session: str, appendix: Appendix, expected: int, epoch: int) -> int:
+        """See `Store.append`."""
+        number = self._require_end(session, expected, epoch)
+        end = expected
+        for body in appendix.bodies:
+            end += 1
+            self._execute(APPEND, (number, end, epoch, body))
+        for blob in appendix.blobs:
+            self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
+        if (mark := appendix.mark) is not None:
+            self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
+        if appendix.seal:
+            self._db.execute(SEAL, (appendix.seal, number))
+        self._ends[session] = _End(end, epoch, number)
+        return end
+
+    def append_at_once(
+        self, session: str, work: Callable[[], bytes], expected: int, epoch: int
+    ) -> bytes | None:
+        """Append one record and return it; None where `append` has to look closer. See `Commits.at_once`."""
+        known = self._ends.get(session)
+        if known is None or known.position != expected or known.epoch != epoch or self.is_behind:
+            return None
+        body = work()
+        if len(body) > AT_ONCE_BYTES_MAX:
+            return None
+        try:
+            if self._is_full is not False:
+                self._sync_if(is_full=False)
+            self._execute(APPEND_AT_ONCE, (expected + 1, body, known.number, epoch))
+        except apsw.Error:
+            return None  # the thread meets it again, and tells it
+        if not self._db.changes():
+            return None
+        self._is_synced = False
+        self._ends[session] = _End(expected + 1, epoch, known.number)
+        self._count_log()
+        return body
+
+    def write_ahead(self, session: str, work: Callable[[], bytes], expected: int, epoch: int) -> bytes | None:
+        """As `append_at_once`, ahead of the commit. See `Commits.ahead`."""
+        known = self._ends.get(session)
+        if known is None or known.position != expected or known.epoch != epoch:
+            return None
+        if self._ahead is None:
+            return None
+        body = work()
+        end = known._replace(position=expected + 1)
+        if len(body) > AT_ONCE_BYTES_MAX or not self._ahead.put(
+            Ahead(known.number, end.position, epoch, body)
+        ):
+            return None
+        self._ends[session] = end
+        return body
+
+    def append_ahead(self, session: str, bodies: Sequence[bytes], expected: int, epoch: int) -> int | None:
+        """As `append`, for `_commit_ahead` to write. See `Asked.ahead`."""
+        known = self._ends.get(session)
+        if known is None or known.position != expected or known.epoch != epoch:
+            return None
+        number, position = known.number, expected
+        for body in bodies:
+            if len(body) > AT_ONCE_BYTES_MAX:
+                return None
+            position += 1
+            self._staged.append(Ahead(number, position, epoch, body))
+        self._passed.setdefault(session, known)
+        self._ends[session] = _End(position, epoch, number)
+        return position
+
+    def append_within(
+        self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
+    ) -> Appendix:
+        """See `Transactional.append_within`."""
+        self._require_end(session, expected, epoch)
+        appendix = work(self._effects.attempt)
+        if not self._db.in_transaction:
+            raise apsw.BusyError("the transaction of an effect was lost, and no other could be had")
+        self.append(session, appendix, expected, epoch)
+        return appendix
+
+    def _require_end(self, session: str, expected: int, epoch: int) -> int:
+        row = self._execute(FIND_EPOCH, (session,)).get  # to the end: what is half read stays locked
+        if row is None or row[1] != epoch:
+            self._ends.pop(session, None)
+            raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
+        number = row[0]
+        known = self._ends.get(session)
+        # Nobody else appends under our epoch, and none is given twice: what was once seen under it still holds.
+        if known is None or known.epoch != epoch:
+            end = number_of(self._db.execute(FIND_END, (number,)))
+        else:
+            end = known.position
+        if end != expected:
+            raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
+        return int(number)
+
+    def prune(self, session: str, body: bytes, position: int, epoch: int) -> bool:
+        """See `Store.prune`."""
+        row = self._db.execute(FOLD_INTO, (body, session, position, epoch)).fetchone()
+        if row is None:
+            return False
+        self._db.execute(DELETE_BEFORE, (row[0], position))
+        return True
+
+    def delete(self, session: str) -> bool:
+        """See `Store.delete`."""
+        going: list[Any] = self._db.execute(FIND_WITH_PARTS, (session, PART_MARK, PART_MARK_END)).fetchall()
+        for name, _, _, owner in going:
+            self._refuse_if_held(name, owner)
+        for name, number, epoch, _ in going:
+            self._ends.pop(name, None)
+            self._db.execute(DELETE_RECORDS, (number,))
+            self._db.execute(DELETE_BLOBS, (number,))
+            self._db.execute(DELETE_SESSION, (number,))
+            self._db.execute(inbox.REMOVE_OF_SESSION, (name,))
+            shelves.drop_of_session(self._db, name)
+            self._db.execute(SPEND_EPOCHS, (epoch,))
+        return bool(going)
+
+    def _refuse_if_held(self, session: str, owner: str | None) -> None:
+        if owner is None or owner == self.lock.owner:
+            return
+        if self.peers.may_hold(owner):
+            message = f"session {session!r} belongs to {owner!r}, which is alive"
+            raise LeaseHeldError(message, session=session)
+
+    def put(self, session: str, body: bytes) -> int:
+        """See `inbox.put`."""
+        return inbox.put(self._db, session, self.lock.owner, body)
+
+    def answer(self, letter: int, body: bytes) -> None:
+        """See `Store.answer`."""
+        inbox.answer(self._db, letter, body, us=self.lock.owner, may_hold=self.peers.may_hold)
+
+    def remove(self, letter: int) -> None:
+        """See `inbox.remove`."""
+        inbox.remove(self._db, letter)
+
+    def keep(self, shelf: str, key: str, body: bytes, expected: int, at: float) -> int:
+        """See `Shelf.keep`."""
+        return shelves.keep(self._db, shelf, key, body, expected=expected, at=at)
+
+    def drop(self, shelf: str, key: str, expected: int) -> bool:
+        """See `Shelf.drop`."""
+        return shelves.drop(self._db, shelf, key, expected=expected)
+
+    # --- the log
+
+    def checkpoint(self) -> None:
+        """See `commits.Committer`. A failure costs nothing but space: the log goes on."""
+        self._copied_pages += self.log_pages
+        self.log_pages = 0
+        with contextlib.suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def clear_log(self) -> None:
+        """See `commits.Committer`."""
+        with contextlib.suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        if self._ahead is not None:
+            self._ahead.forget_for_good()
+
+    def _count_log(self) -> None:
+        try:
+            pages, _ = self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)  # copies nothing: it counts
+        except apsw.Error:
+            return  # the next commit tells what is wrong
+        if pages < self._copied_pages:  # it was started anew
+            self._copied_pages = 0
+        self.log_pages = pages - self._copied_pages
+
+
+def bring_in(db: apsw.Connection, entries: Sequence[Ahead]) -> None:
+    """Append what others had written ahead, where it is not there yet, and sync it: it may have been promised."""
+    db.execute("pragma synchronous = full")
+    db.execute(BEGIN)
+    try:
+        for each in entries:
+            db.execute(APPEND_AHEAD, (each.number, each.position, each.epoch, each.body))
+        db.execute("commit")
+    finally:
+        if db.in_transaction:
+            db.execute("rollback")
+
+
+def _answer(write: Callable[[], T]) -> T | MidstreamError:
+    try:
+        return write()
+    except MidstreamError as refused:
+        return refused

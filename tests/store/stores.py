@@ -1,0 +1,77 @@
+"""What tests of the SQLite store do with one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from midstream.core.records import Sync
+from midstream.store.contract import Store
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.worlds import FakeWorld
+from midstream.world import World
+
+
+class Impatient(World):
+    """It waits as short as it may between tries."""
+
+    def chance(self) -> float:
+        return 0.0
+
+
+async def append(
+    store: Store,
+    *bodies: bytes,
+    expected: int,
+    epoch: int,
+    sync: Sync = Sync.FULL,
+    session: str = "s",
+) -> int:
+    return await store.append(session, bodies, expected=expected, epoch=epoch, sync=sync)
+
+
+async def bodies(store: Store, session: str = "s") -> list[bytes]:
+    return [record.body for record in await store.read(session, after=0, limit=10_000)]
+
+
+async def found_in(path: Path) -> list[bytes]:
+    store = SQLiteStore(path)
+    await store.open()
+    try:
+        return await bodies(store)
+    finally:
+        await store.close()
+
+
+def copy_as_it_lies(folder: Path, copy: Path) -> None:
+    """Copy the database and its log while they are in use, as a dead process leaves them.
+
+    In another process: to close a file of SQLite's frees this process' locks on it.
+    """
+    copy.mkdir()
+    files = [str(folder / name) for name in ("x.db", "x.db-wal")]
+    assert os.spawnlp(os.P_WAIT, "cp", "cp", *files, str(copy)) == 0
+
+
+@asynccontextmanager
+async def claimed(path: Path, world: FakeWorld | None = None) -> AsyncIterator[tuple[SQLiteStore, int]]:
+    store = SQLiteStore(path, world=world or FakeWorld())
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.FULL)
+    try:
+        yield store, epoch
+    finally:
+        await store.close()
+
+
+def in_the_database(path: Path) -> list[bytes]:
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+        return [body for (body,) in db.execute("select body from record order by session_id, position")]
+
+
+def say(store: SQLiteStore, body: bytes, *, expected: int, epoch: int) -> bool:
+    return store.append_at_once("s", lambda: body, expected=expected, epoch=epoch) is not None
