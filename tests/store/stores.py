@@ -47,13 +47,13 @@ async def found_in(path: Path) -> list[bytes]:
 
 
 def copy_as_it_lies(folder: Path, copy: Path) -> None:
-    """Copy the database and its log while they are in use, as a dead process leaves them.
+    """Copy the database and what belongs to it while they are in use, as a dead process leaves them.
 
     In another process: to close a file of SQLite's frees this process' locks on it.
     """
     copy.mkdir()
-    files = [str(folder / name) for name in ("x.db", "x.db-wal")]
-    assert os.spawnlp(os.P_WAIT, "cp", "cp", *files, str(copy)) == 0
+    files = [str(folder / name) for name in ("x.db", "x.db-wal", "x.db.owners")]
+    assert os.spawnlp(os.P_WAIT, "cp", "cp", "-r", *files, str(copy)) == 0
 
 
 @asynccontextmanager

@@ -142,10 +142,11 @@ async def test_a_foreign_write_at_our_position_is_a_conflict(store: SQLiteStore,
 async def test_what_is_deleted_lies_nowhere_any_more(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a secret" * 1000, b"a secret", expected=0, epoch=epoch)
+    await append(store, b"a secret", expected=2, epoch=epoch)
     await store.delete("s")
     copy = folder / "copy"
     copy_as_it_lies(folder, copy)
-    found = [path.name for path in copy.iterdir() if b"a secret" in path.read_bytes()]
+    found = [path.name for path in copy.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
     assert found == []
 
 

@@ -35,7 +35,7 @@ SETTLE_S = 0.001
 """Seconds between the raising of a flag and the reading of what stands below it: whoever had not seen the flag yet has
 its entry in memory by then, for all processors."""
 CAN_SYNC = sys.platform == "linux"
-"""Whether a sync of the file takes all that was written to it down to the disk, also what was through the map."""
+"""Whether the file may be written to beside its map, and a sync of it takes what came either way down to the disk."""
 
 _SUFFIX = ".ahead"
 _HEAD = 64

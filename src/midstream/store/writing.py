@@ -170,9 +170,9 @@ class Writer:
 
         What comes before it in the database must survive what it is to survive: it would have nothing to stand on.
         """
-        if self._ahead is None or self._ahead.is_stopped or len(batch) > AHEAD_BATCH_MAX:
+        if self._ahead is None or self._ahead.is_stopped or not CAN_SYNC:
             return None
-        if is_full and not (CAN_SYNC and self._is_synced):
+        if len(batch) > AHEAD_BATCH_MAX or (is_full and not self._is_synced):
             return None
         if any(asked.ahead is None for asked in batch):
             return None
