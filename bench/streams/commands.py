@@ -1,7 +1,7 @@
 """Durable commands: what is acknowledged is on the disk. midstream beside the reference, by turns, on one disk.
 
 A command of midstream's is the result of a client's tool: two records (that the chunk was taken, and what came of the
-call), decided, appended, synced, acknowledged, and every fiftieth lets the model ask again. One of the reference is an
+call), decided, appended, synced, acknowledged, and every twentieth lets the model ask again. One of the reference is an
 append of the same 50 bytes. Writers wait for each ack before they send the next one.
 """
 

@@ -55,6 +55,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
     "runtime/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
     "runtime/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
+    "store/commits.py": "whatever a commit on the event loop raises belongs to who asked, as on the thread",
     "store/thread.py": "whatever the work of a thread raises belongs to who asked for it",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }

@@ -2,8 +2,9 @@
 
 Whoever asks while a commit is under way shares the next one, so a hundred sessions cost hardly more syncs than one. A
 commit that waits for the disk is the thread's. One that does not costs less than the way to the thread and back: if it
-is alone, and the thread has nothing to do, it is made on the loop. So commits are made in the order in which they were
-asked for, and one thread at a time uses the connection, without a lock.
+is alone, and the thread has nothing to do, it is made on the loop. So is a sync of what is written ahead, as long as
+the disk answers in less time than that way takes. Commits are made in the order in which they were asked for, and one
+thread at a time uses the connection, without a lock.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ AT_ONCE_SHARE = 0.1
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
 
 
+QUICK_S = 0.0005
+"""Seconds within which a disk answers that may be waited for on the event loop, the way to the thread included."""
+QUICK_TRIES = 8
+"""Lone appends in a row that have to come back from the thread so soon before one is synced on the event loop."""
+
+
 class Asked(Struct):
     """An operation that waits for its commit."""
 
@@ -66,6 +73,9 @@ class Committer(Protocol):
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
         """Do everything, in one transaction or ahead of it, and return each one's answer or refusal, in order."""
+
+    def commit_ahead(self, batch: Sequence[Asked]) -> list[Any] | None:
+        """Do everything ahead of the commit, or nothing, and return None."""
 
     def checkpoint(self) -> None:
         """Copy the log back without waiting for anybody."""
@@ -100,6 +110,9 @@ class Commits:
         """The commit that will be made for what was written ahead."""
         self._at_once_from = 0.0
         """When the event loop has time for a commit again."""
+        self._began_at = 0.0
+        self._quick = 0
+        """Lone appends in a row that came back soon."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -143,8 +156,7 @@ class Commits:
         if self._thread.is_at_work or began_at < self._at_once_from:
             return None
         done = commit()
-        ended_at = self._world.monotonic()
-        self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
+        self._rest_after(began_at)
         if self._writer.log_pages > IDLE_CHECKPOINT_PAGES:
             self._go_on()
         return done
@@ -213,10 +225,43 @@ class Commits:
             del self._waiting[:count]
         self._is_shared = len(batch) > 1
         self._has_new_log = False
-        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
+        self._began_at = self._world.monotonic()
+        try:
+            done = self._commit_here(batch)
+        except Exception as bug:  # noqa: BLE001 - whatever it is belongs to who asked, as on the thread
+            done = [bug]
+        if done is None:
+            self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
+        else:  # whoever asks again and again lets others have the loop in between
+            self._loop.call_soon(self._answer, batch, done)
+
+    def _commit_here(self, batch: Sequence[Asked]) -> list[Any] | None:
+        """Write a lone append ahead, on the event loop; None where the disk may keep it waiting, or it has to."""
+        if len(batch) > 1 or batch[0].ahead is None or self._thread.is_at_work:
+            return None
+        is_synced = batch[0].sync is Sync.FULL
+        if is_synced and (self._quick < QUICK_TRIES or self._began_at < self._at_once_from):
+            return None
+        done = self._writer.commit_ahead(batch)
+        if is_synced and self._world.monotonic() - self._began_at > QUICK_S:
+            self._quick = 0
+            self._rest_after(self._began_at)
+        return done
+
+    def _rest_after(self, began_at: float) -> None:
+        """Leave the event loop to others for a while, after what it was kept from them."""
+        ended_at = self._world.monotonic()
+        self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
 
     def _committed(self, batch: Sequence[Asked], done: list[Any] | None, bug: BaseException | None) -> None:
-        answers = [bug] * len(batch) if done is None else done
+        if len(batch) > 1:
+            self._quick = 0
+        elif batch[0].ahead is not None:
+            is_quick = self._world.monotonic() - self._began_at <= QUICK_S
+            self._quick = self._quick + 1 if is_quick else 0
+        self._answer(batch, [bug] * len(batch) if done is None else done)
+
+    def _answer(self, batch: Sequence[Asked], answers: Sequence[Any]) -> None:
         for asked, answer in zip(batch, answers, strict=True):
             if asked.answer.done():
                 continue  # nobody waits any more

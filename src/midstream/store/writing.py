@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 AT_ONCE_BYTES_MAX = 16 * 1024
 """Bytes of a record up to which it may be committed on the event loop: some ten pages."""
-AHEAD_BATCH_MAX = 4
+AHEAD_BATCH_MAX = 16
 """Appends in a batch up to which they are written ahead. For more, one commit costs each of them less."""
 
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
@@ -105,7 +105,7 @@ class Writer:
         self._ends: dict[str, _End] = {}
         """Where a session's journal ends, as was last seen here."""
         self._staged: list[Ahead] = []
-        """What `_commit_ahead` is about to write, and where the journals ended before."""
+        """What `commit_ahead` is about to write, and where the journals ended before."""
         self._passed: dict[str, _End] = {}
         self._copied_pages = 0
         """Pages that were in the log when it was copied back last, as far as readers allowed."""
@@ -133,11 +133,9 @@ class Writer:
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
         """See `commits.Committer`."""
-        is_full = any(asked.sync is Sync.FULL for asked in batch)
-        if (done := self._commit_ahead(batch, is_full=is_full)) is not None:
+        if (done := self.commit_ahead(batch)) is not None:
             return done
-        if self._ahead is not None and self._ahead.is_promised:
-            is_full = True
+        is_full = _is_full(batch) or (self._ahead is not None and self._ahead.is_promised)
         try:
             self._sync_if(is_full)
             changes = self._db.total_changes()
@@ -165,11 +163,12 @@ class Writer:
         self._count_log()
         return answers
 
-    def _commit_ahead(self, batch: Sequence[Asked], *, is_full: bool) -> list[Any] | None:
-        """Write all of it ahead, and sync that where asked; None where that is not possible, and nothing is written.
+    def commit_ahead(self, batch: Sequence[Asked]) -> list[Any] | None:
+        """See `commits.Committer`. It is synced where anything in it is to be.
 
         What comes before it in the database must survive what it is to survive: it would have nothing to stand on.
         """
+        is_full = _is_full(batch)
         if self._ahead is None or self._ahead.is_stopped or not CAN_SYNC:
             return None
         if len(batch) > AHEAD_BATCH_MAX or (is_full and not self._is_synced):
@@ -285,7 +284,7 @@ class Writer:
         return body
 
     def append_ahead(self, session: str, bodies: Sequence[bytes], expected: int, epoch: int) -> int | None:
-        """As `append`, for `_commit_ahead` to write. See `Asked.ahead`."""
+        """As `append`, for `commit_ahead` to write. See `Asked.ahead`."""
         known = self._ends.get(session)
         if known is None or known.position != expected or known.epoch != epoch:
             return None
@@ -413,6 +412,10 @@ def bring_in(db: apsw.Connection, entries: Sequence[Ahead]) -> None:
     finally:
         if db.in_transaction:
             db.execute("rollback")
+
+
+def _is_full(batch: Sequence[Asked]) -> bool:
+    return any(asked.sync is Sync.FULL for asked in batch)
 
 
 def _answer(write: Callable[[], T]) -> T | MidstreamError:
