@@ -233,6 +233,14 @@ async def test_a_lone_append_is_synced_on_the_event_loop_once_the_disk_was_quick
         assert await bench.appended(_where) == THREAD
 
 
+async def test_what_nobody_syncs_does_not_say_how_quick_the_disk_is() -> None:
+    async with Bench() as bench:
+        bench.scribe.is_ahead = False
+        assert [await bench.appended(_where, Sync.NORMAL) for _ in range(20)] == [THREAD] * 20
+        bench.scribe.is_ahead = True
+        assert await bench.appended(_where) == THREAD
+
+
 async def test_a_disk_that_takes_its_time_is_waited_for_on_the_thread() -> None:
     async with Bench() as bench:
 

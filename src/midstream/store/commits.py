@@ -41,12 +41,10 @@ AGAIN_S = 1.0
 AT_ONCE_SHARE = 0.1
 """Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
-
-
 QUICK_S = 0.0005
 """Seconds within which a disk answers that may be waited for on the event loop, the way to the thread included."""
 QUICK_TRIES = 8
-"""Lone appends in a row that have to come back from the thread so soon before one is synced on the event loop."""
+"""Lone syncs in a row that have to come back from the thread so soon before one is made on the event loop."""
 
 
 class Asked(Struct):
@@ -75,7 +73,7 @@ class Committer(Protocol):
         """Do everything, in one transaction or ahead of it, and return each one's answer or refusal, in order."""
 
     def commit_ahead(self, batch: Sequence[Asked]) -> list[Any] | None:
-        """Do everything ahead of the commit, or nothing, and return None."""
+        """Do everything ahead of the commit and return each one's answer; or do nothing, and return None."""
 
     def checkpoint(self) -> None:
         """Copy the log back without waiting for anybody."""
@@ -112,7 +110,7 @@ class Commits:
         """When the event loop has time for a commit again."""
         self._began_at = 0.0
         self._quick = 0
-        """Lone appends in a row that came back soon."""
+        """Lone syncs in a row that came back soon."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -256,7 +254,7 @@ class Commits:
     def _committed(self, batch: Sequence[Asked], done: list[Any] | None, bug: BaseException | None) -> None:
         if len(batch) > 1:
             self._quick = 0
-        elif batch[0].ahead is not None:
+        elif batch[0].ahead is not None and batch[0].sync is Sync.FULL:
             is_quick = self._world.monotonic() - self._began_at <= QUICK_S
             self._quick = self._quick + 1 if is_quick else 0
         self._answer(batch, [bug] * len(batch) if done is None else done)
