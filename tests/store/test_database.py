@@ -13,9 +13,10 @@ from midstream.core.blobs import Blob
 from midstream.core.records import Sync
 from midstream.errors import MidstreamError, StoreDamagedError, UsageError
 from midstream.store.contract import Kept, Stored
-from midstream.store.database import APPLICATION_ID, SCHEMA_VERSION
+from midstream.store.database import APPLICATION_ID, SCHEMA_VERSION, DatabaseFile
 from midstream.store.reading import reading
 from midstream.store.sqlite import SQLiteStore
+from midstream.world import World
 
 
 async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
@@ -65,6 +66,21 @@ async def test_another_programs_database_is_refused_and_left_alone(
         await SQLiteStore(path).open()
     assert path.read_bytes() == before
     assert _names(folder) == ["x.db"]
+
+
+def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> None:
+    file = DatabaseFile(folder / "x.db", World(), None)
+    with closing(file.connect()) as us, closing(file.connect()) as other:
+        us.execute("pragma journal_mode = wal")
+
+        def be_slow(_: object, statement: str, __: object) -> bool:
+            if "user_version" in statement:
+                us.exec_trace = None
+                file.prepare(other)
+            return True
+
+        us.exec_trace = be_slow
+        assert [file.require_ours(us), file.require_ours(us)] == [False, True]
 
 
 async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:

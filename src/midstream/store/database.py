@@ -142,8 +142,10 @@ class DatabaseFile:
 
     def require_ours(self, db: apsw.Connection) -> bool:
         """Return whether the tables are there; raise `UsageError` where others are."""
-        application = number_of(db.execute("pragma application_id"))
-        version = number_of(db.execute("pragma user_version"))
+        with _one_moment(db):  # another process may be making the tables
+            application = number_of(db.execute("pragma application_id"))
+            version = number_of(db.execute("pragma user_version"))
+            tables = number_of(db.execute("select count(*) from sqlite_schema"))
         if application == APPLICATION_ID:
             if version > SCHEMA_VERSION:
                 raise UsageError(
@@ -151,9 +153,22 @@ class DatabaseFile:
                     f"{SCHEMA_VERSION}: install the newer midstream that made it"
                 )
             return True
-        if application or version or number_of(db.execute("select count(*) from sqlite_schema")):
+        if application or version or tables:
             raise UsageError(f"database {str(self.path)!r} belongs to another program")
         return False
+
+
+@contextlib.contextmanager
+def _one_moment(db: apsw.Connection) -> Iterator[None]:
+    """Let everything be read as it was at one moment."""
+    if db.in_transaction:
+        yield
+        return
+    db.execute("begin")
+    try:
+        yield
+    finally:
+        db.execute("rollback")
 
 
 def number_of(cursor: apsw.Cursor) -> int:
