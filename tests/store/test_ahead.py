@@ -88,13 +88,13 @@ def test_a_closed_file_is_gone_unless_it_has_what_the_database_has_not(place: Pl
     assert place.files == ["full.ahead"]
 
 
-@pytest.mark.parametrize("cut", range(0, len(SAID[0].body) + 32, 3))
+@pytest.mark.parametrize("cut", range(0, len(SAID[0].body) + 36, 3))
 def test_of_an_entry_that_is_not_whole_nothing_is_brought_in(place: Place, cut: int) -> None:
     """A power cut may leave any page of it behind, or none."""
     _put(AheadFile(place.folder, "dead"), SAID[:2])
     path = place.folder / "dead.ahead"
     body = bytearray(path.read_bytes())
-    second = 64 + len(SAID[0].body) + 32
+    second = 64 + len(SAID[0].body) + 36
     body[second + cut] ^= 1
     path.write_bytes(body)
     place.take_in()
@@ -115,7 +115,7 @@ def test_what_has_no_room_is_not_put(place: Place) -> None:
     assert _put(file, [Ahead(1, 3, 1, b"")]) == [False]
     file.forget(2)
     assert file.put(large)
-    last = AHEAD_BYTES - 64 - 2 * 32 - len(large.body) - 32
+    last = AHEAD_BYTES - 64 - 2 * 36 - len(large.body) - 36
     assert _put(file, [Ahead(1, 2, 1, b"x" * (last + 1)), Ahead(1, 2, 1, b"x" * last)]) == [False, True]
     place.take_in()
     assert len(place.found) == 2
@@ -165,6 +165,18 @@ def test_what_cannot_be_brought_in_stays(place: Place) -> None:
 
 
 # --- several at once, and what survives a power cut
+
+
+@pytest.mark.parametrize("cut", range(0, 4 + 8 + 36, 3))
+def test_a_seal_comes_with_its_record_or_both_are_not_there(place: Place, cut: int) -> None:
+    sealed = [SAID[0], Ahead(7, 2, 3, b"body", b"the seal"), SAID[2]]
+    assert AheadFile(place.folder, "dead").put_all(sealed, is_synced=False)
+    assert seen_in(place.folder) == sealed
+    path = place.folder / "dead.ahead"
+    content = bytearray(path.read_bytes())
+    content[64 + len(SAID[0].body) + 36 + cut] ^= 1
+    path.write_bytes(content)
+    assert seen_in(place.folder) == sealed[:1]
 
 
 def test_several_that_are_written_in_one_go_stand_behind_what_was_there(place: Place) -> None:
@@ -326,6 +338,36 @@ async def test_what_is_not_written_ahead_is_committed_with_all_that_was(tmp_path
         assert await store.append("s", [b"1"], expected=1, epoch=epoch, sync=Sync.FULL) == 2
         assert await store.append("s", [b"2", body], expected=2, epoch=epoch, sync=Sync.FULL) == 4
         assert in_the_database(path) == [b"0", b"1", b"2", body]
+
+
+@linux_only
+async def test_a_seal_is_written_ahead_with_its_record_and_an_older_one_never_comes_back(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.db"
+    async with claimed(path) as (store, epoch):
+
+        async def append(number: int, sync: Sync) -> None:
+            seal = b"%d" % (number + 1)
+            await store.append("s", [b"%d" % number], expected=number, epoch=epoch, sync=sync, seal=seal)
+
+        await append(1, Sync.FULL)
+        await append(2, Sync.FULL)
+        assert in_the_database(path) == [b"0"]
+        [file] = (tmp_path / "x.db.owners").glob("*.ahead")
+        old = file.read_bytes()
+        assert await _seal_of(store) == b"3"
+        await append(3, Sync.FULL)
+        assert await _seal_of(store) == b"4"
+        (tmp_path / "x.db.owners" / "dead.ahead").write_bytes(old)
+        assert await _found_at(path) == [b"0", b"1", b"2", b"3"]
+        assert await _seal_of(store) == b"4"
+
+
+async def _seal_of(store: SQLiteStore) -> bytes:
+    found = await store.find("s")
+    assert found is not None
+    return found.seal
 
 
 async def test_an_append_that_does_not_fit_is_refused_as_ever(tmp_path: Path) -> None:

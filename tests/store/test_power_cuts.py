@@ -45,7 +45,12 @@ async def _run(
         bodies = [chance.randbytes(chance.randrange(20, 3000)) for _ in range(chance.randint(1, 3))]
         sync = chance.choice([Sync.FULL, Sync.NORMAL, Sync.NORMAL] if number % 40 < 20 else [Sync.FULL])
         ends[session] = await store.append(
-            session, bodies, expected=ends[session], epoch=epochs[session], sync=sync
+            session,
+            bodies,
+            expected=ends[session],
+            epoch=epochs[session],
+            sync=sync,
+            seal=b"%d" % (ends[session] + len(bodies)) if sync is Sync.FULL else b"",
         )
         used_epochs[session] = epochs[session]
         if durability == "power" or sync is Sync.FULL:
@@ -120,6 +125,8 @@ async def _what_is_found(folder: Path, files: dict[str, bytes]) -> Note:
         assert [record.position for record in journal] == [*range(oldest, end + 1)]
         assert [record.position for record in journal if record.body == PRUNED] in ([oldest], [])
         assert oldest == 1 or journal[0].body == PRUNED
+        line = await store.find(session)
+        assert int(line.seal if line and line.seal else 0) <= end, "sealed with what is not there"
         found.ends[session] = end
         found.epochs[session] = await store.claim(session, at=2.0)
     await store.close()

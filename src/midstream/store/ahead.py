@@ -40,12 +40,13 @@ CAN_SYNC = sys.platform == "linux"
 _SUFFIX = ".ahead"
 _HEAD = 64
 _FLAG = 0
-_ENTRY = struct.Struct("<QQQII")
-"""Of an entry: what `Ahead` has before the body, the body's length, and a checksum of it all. A length of 0 is the end.
+_ENTRY = struct.Struct("<QQQIII")
+"""Of an entry: what `Ahead` has before the body, the lengths of body and seal, and a checksum of it all. A body of
+length 0 is the end.
 
-It is written after the body, and in one go; what a death or a power cut leaves of one has another checksum.
+It is written after the body, or with it in one go; what a death or a power cut leaves of one has another checksum.
 """
-_PLACE = struct.Struct("<QQQ")
+_PLACE = struct.Struct("<QQQI")
 _NEVER = threading.Event()
 """Never set: waiting for it is a pause."""
 
@@ -57,6 +58,8 @@ class Ahead(NamedTuple):
     position: int
     epoch: int
     body: bytes
+    seal: bytes = b""
+    """What the journal is sealed with that ends here; b"" leaves what is there."""
 
 
 class AheadFile:
@@ -91,16 +94,18 @@ class AheadFile:
         """Whether nothing can be put any more, as others are here, or were."""
 
     def put(self, entry: Ahead) -> bool:
-        """Write a record; return False where it may not be told to anybody, and is not there: it is to be committed."""
-        number, position, epoch, body = entry
+        """Write a record without a seal.
+
+        Returns:
+            False where it may not be told to anybody, and is not there: it is to be committed.
+        """
+        number, position, epoch, body, _ = entry
         start, length = self._end, len(body)
         end = start + _ENTRY.size + length
         if end + _ENTRY.size > AHEAD_BYTES or self.is_stopped or not length:
             return False
         self._map[start + _ENTRY.size : end] = body
-        _ENTRY.pack_into(
-            self._map, start, number, position, epoch, length, _checksum(number, position, epoch, body)
-        )
+        _ENTRY.pack_into(self._map, start, number, position, epoch, length, 0, _checksum(entry))
         if self._map[_FLAG]:
             self._map[start:end] = bytes(end - start)
             self.is_stopped = True
@@ -237,23 +242,24 @@ def _remove(path: Path) -> None:
 def _entries(content: bytes) -> Iterator[Ahead]:
     start = _HEAD
     while start + _ENTRY.size <= len(content):
-        number, position, epoch, length, checksum = _ENTRY.unpack_from(content, start)
+        number, position, epoch, length, seal_length, checksum = _ENTRY.unpack_from(content, start)
         start += _ENTRY.size
-        body = content[start : start + length]
-        if not length or checksum != _checksum(number, position, epoch, body):
+        middle, end = start + length, start + length + seal_length
+        entry = Ahead(number, position, epoch, content[start:middle], content[middle:end])
+        if not length or checksum != _checksum(entry):
             return
-        yield Ahead(number, position, epoch, body)
-        start += length
+        yield entry
+        start = end
 
 
 def _entry(entry: Ahead) -> bytes:
-    number, position, epoch, body = entry
-    checksum = _checksum(number, position, epoch, body)
-    return _ENTRY.pack(number, position, epoch, len(body), checksum) + body
+    *place, body, seal = entry
+    return _ENTRY.pack(*place, len(body), len(seal), _checksum(entry)) + body + seal
 
 
-def _checksum(number: int, position: int, epoch: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_PLACE.pack(number, position, epoch)))
+def _checksum(entry: Ahead) -> int:
+    number, position, epoch, body, seal = entry
+    return zlib.crc32(seal, zlib.crc32(body, zlib.crc32(_PLACE.pack(number, position, epoch, len(seal)))))
 
 
 def _overwrite(path: Path, start: int, content: bytes) -> None:

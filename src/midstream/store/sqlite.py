@@ -142,8 +142,8 @@ class SQLiteStore:
                 return expected + 1
         write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs, seal), expected, epoch)
         ahead = None
-        if bodies and not (mark or blobs or seal):
-            ahead = partial(opened.writer.append_ahead, session, bodies, expected, epoch)
+        if bodies and not (mark or blobs):
+            ahead = partial(opened.writer.append_ahead, session, bodies, expected, epoch, seal)
         end = await opened.commits.ask(write, sync, ahead=ahead)
         if is_first:
             opened.synced_epochs[session] = epoch

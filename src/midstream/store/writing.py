@@ -188,7 +188,7 @@ class Writer:
         if self._ahead is None:
             return 0
         for each in self._ahead.entries:
-            self._execute(APPEND_AHEAD, (each.number, each.position, each.epoch, each.body))
+            _append_entry(self._db, self._execute, each)
         return len(self._ahead.entries)
 
     def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
@@ -283,20 +283,23 @@ class Writer:
         self._ends[session] = end
         return body
 
-    def append_ahead(self, session: str, bodies: Sequence[bytes], expected: int, epoch: int) -> int | None:
+    def append_ahead(
+        self, session: str, bodies: Sequence[bytes], expected: int, epoch: int, seal: bytes
+    ) -> int | None:
         """As `append`, for `commit_ahead` to write. See `Asked.ahead`."""
         known = self._ends.get(session)
         if known is None or known.position != expected or known.epoch != epoch:
             return None
-        number, position = known.number, expected
-        for body in bodies:
-            if len(body) > AT_ONCE_BYTES_MAX:
-                return None
-            position += 1
-            self._staged.append(Ahead(number, position, epoch, body))
+        if any(len(body) > AT_ONCE_BYTES_MAX for body in bodies):
+            return None
+        entries = [
+            Ahead(known.number, position, epoch, body) for position, body in enumerate(bodies, expected + 1)
+        ]
+        entries[-1] = entries[-1]._replace(seal=seal)
+        self._staged += entries
         self._passed.setdefault(session, known)
-        self._ends[session] = _End(position, epoch, number)
-        return position
+        self._ends[session] = known._replace(position=entries[-1].position)
+        return entries[-1].position
 
     def append_within(
         self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
@@ -407,11 +410,18 @@ def bring_in(db: apsw.Connection, entries: Sequence[Ahead]) -> None:
     db.execute(BEGIN)
     try:
         for each in entries:
-            db.execute(APPEND_AHEAD, (each.number, each.position, each.epoch, each.body))
+            _append_entry(db, db.execute, each)
         db.execute("commit")
     finally:
         if db.in_transaction:
             db.execute("rollback")
+
+
+def _append_entry(db: apsw.Connection, execute: Callable[[str, Any], object], entry: Ahead) -> None:
+    number, position, epoch, body, seal = entry
+    execute(APPEND_AHEAD, (number, position, epoch, body))
+    if seal and db.changes():
+        execute(SEAL, (seal, number))
 
 
 def _is_full(batch: Sequence[Asked]) -> bool:
