@@ -55,7 +55,7 @@ class Asked(Struct):
     answer: asyncio.Future[Any]  # see `write`
     is_alone: bool
     """Whether it must not share a commit: it may end a transaction that is not only its own."""
-    ahead: Callable[[], Any] | None
+    ahead: Callable[[], Any] | None  # see `write`
     """Does the same ahead of the commit, if there is a way, and returns the same; None where that does not go now."""
 
 

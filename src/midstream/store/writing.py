@@ -417,7 +417,9 @@ def bring_in(db: apsw.Connection, entries: Sequence[Ahead]) -> None:
             db.execute("rollback")
 
 
-def _append_entry(db: apsw.Connection, execute: Callable[[str, Any], object], entry: Ahead) -> None:
+def _append_entry(
+    db: apsw.Connection, execute: Callable[[str, tuple[int | bytes, ...]], object], entry: Ahead
+) -> None:
     number, position, epoch, body, seal = entry
     execute(APPEND_AHEAD, (number, position, epoch, body))
     if seal and db.changes():
