@@ -31,6 +31,12 @@ async def _ended(server: Served, session: str = "s1") -> None:
         await runner.wait(runner.newest.position)
 
 
+async def _say(server: Served) -> None:
+    """Let a whole turn happen in `s1`."""
+    assert (await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)).status_code == 200
+    await _ended(server)
+
+
 @asynccontextmanager
 async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list[ServerSentEvent]]:
     """Follow by server-sent events; yield what was heard, which is whole after the block."""
@@ -57,10 +63,7 @@ async def _events(server: Served, headers: dict[str, str]) -> AsyncIterator[list
 @spec("STREAM-68")
 async def test_readers_of_each_transport_are_told() -> None:
     async with served(make_app([text("hello")] * 2)) as server:
-        assert (
-            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        ).status_code == 200
-        await _ended(server)
+        await _say(server)
         newest = (await server.http.get("/v1/sessions/s1")).json()["event_id"]
         async with Socket(server.socket()) as socket, _events(server, {}) as heard:
             await socket.say({"type": "open"})
@@ -94,10 +97,7 @@ async def test_readers_of_each_transport_are_told() -> None:
 async def test_a_reader_at_another_process_is_told() -> None:
     memory = Memory()
     async with served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as owner:
-        assert (
-            await owner.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        ).status_code == 200
-        await _ended(owner)
+        await _say(owner)
         async with (
             served(make_app([text("hello")] * 2, store=MemoryStore(memory))) as other,
             Socket(other.socket()) as reader,
@@ -135,10 +135,7 @@ async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None
 @spec("STREAM-68")
 async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() -> None:
     async with served(make_app([text("hello")])) as server:
-        assert (
-            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        ).status_code == 200
-        await _ended(server)
+        await _say(server)
         assert (await server.http.delete("/v1/sessions/s1")).status_code == 204
         async with Socket(server.socket()) as late:
             await late.say(opening(event_id="1-3", next_seqno=1))
@@ -150,10 +147,7 @@ async def test_a_client_whose_session_was_deleted_does_not_come_back_for_it() ->
 async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_otherwise() -> None:
     store = Refusing(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
-        assert (
-            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        ).status_code == 200
-        await _ended(server)
+        await _say(server)
         async with Socket(server.socket()) as reader:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"
@@ -181,10 +175,7 @@ async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_other
 async def test_of_two_deletions_at_once_one_is_refused_and_lets_nothing_begin_meanwhile() -> None:
     store = Refusing(MemoryStore())
     async with served(make_app([text("hello")] * 2, store=store)) as server:
-        assert (
-            await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        ).status_code == 200
-        await _ended(server)
+        await _say(server)
         store.is_busy = True
         deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
         async with asyncio.timeout(WAIT_S):
@@ -206,10 +197,7 @@ async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tm
         served(make_app([text("hello")] * 2, store=SQLiteStore(tmp_path / "m.db"))) as owner,
         served(make_app([text("hello")] * 2, store=store)) as other,
     ):
-        assert (
-            await owner.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        ).status_code == 200
-        await _ended(owner)
+        await _say(owner)
         async with Socket(owner.socket()) as reader:
             await reader.say({"type": "open"})
             assert (await reader.hear())["type"] == "welcome"

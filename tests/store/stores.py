@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+
+import apsw
 
 from midstream.core.records import Sync
 from midstream.store.contract import Store
@@ -57,11 +58,14 @@ def copy_as_it_lies(folder: Path, copy: Path) -> None:
 
 
 @asynccontextmanager
-async def claimed(path: Path, world: FakeWorld | None = None) -> AsyncIterator[tuple[SQLiteStore, int]]:
-    store = SQLiteStore(path, world=world or FakeWorld())
+async def claimed(
+    path: Path, world: World | None = None, *, vfs: str | None = None, first: bytes = b"0"
+) -> AsyncIterator[tuple[SQLiteStore, int]]:
+    """Yield a store with a session `s` of one record, and the epoch that may append to it."""
+    store = SQLiteStore(path, world=world or FakeWorld(), vfs=vfs)
     await store.open()
     epoch = await store.claim("s", at=1.0)
-    await store.append("s", [b"0"], expected=0, epoch=epoch, sync=Sync.FULL)
+    await store.append("s", [first], expected=0, epoch=epoch, sync=Sync.FULL)
     try:
         yield store, epoch
     finally:
@@ -69,7 +73,12 @@ async def claimed(path: Path, world: FakeWorld | None = None) -> AsyncIterator[t
 
 
 def in_the_database(path: Path) -> list[bytes]:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+    """Return all records that were committed.
+
+    By the store's own SQLite: another one in this process does not see its locks, cuts the memory that they share, and
+    the process dies of that.
+    """
+    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
         return [body for (body,) in db.execute("select body from record order by session_id, position")]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from midstream import places
 from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
 from midstream.store import ahead
@@ -247,6 +248,7 @@ def test_what_is_promised_is_synced_and_so_is_the_place_of_its_file(
 ) -> None:
     file, syncs = AheadFile(place.folder, "a"), Syncs()
     monkeypatch.setattr(ahead, "os", syncs)
+    monkeypatch.setattr(places, "os", syncs)
     assert file.put_all(SAID[:1], is_synced=False)
     assert (syncs.synced, file.is_promised) == ([], False)
     assert file.put_all(SAID[1:2], is_synced=True)
@@ -434,7 +436,7 @@ async def test_a_deleted_session_leaves_none_behind(tmp_path: Path) -> None:
         assert await bodies(store) == []
 
 
-async def test_with_power_as_durability_nothing_is_written_ahead(tmp_path: Path) -> None:
+async def test_with_power_as_durability_nothing_is_written_ahead_without_a_sync(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "x.db", durability="power")
     await store.open()
     epoch = await store.claim("s", at=1.0)

@@ -19,7 +19,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.store.writing import AT_ONCE_BYTES_MAX
 from midstream.world import World
 from tests.store.disk import Disk
-from tests.store.stores import append, bodies, copy_as_it_lies, found_in
+from tests.store.stores import append, bodies, claimed, copy_as_it_lies, found_in
 
 
 class Neighbour(World):
@@ -94,17 +94,13 @@ async def test_a_commit_waits_for_another_process_apart_from_the_event_loop(fold
 
 async def test_an_append_that_fails_on_the_event_loop_leaves_nothing(folder: Path) -> None:
     disk = Disk("full at once")
-    store = SQLiteStore(folder / "x.db", vfs=disk.name)
-    await store.open()
-    epoch = await store.claim("s", at=1.0)
-    await append(store, b"a", expected=0, epoch=epoch)
-    disk.is_full = True
-    with pytest.raises(StoreFullError):
-        await append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
-    assert await bodies(store) == [b"a"]
-    disk.is_full = False
-    assert await append(store, b"c", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
-    await store.close()
+    async with claimed(folder / "x.db", World(), vfs=disk.name, first=b"a") as (store, epoch):
+        disk.is_full = True
+        with pytest.raises(StoreFullError):
+            await append(store, b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
+        assert await bodies(store) == [b"a"]
+        disk.is_full = False
+        assert await append(store, b"c", expected=1, epoch=epoch, sync=Sync.NORMAL) == 2
     assert await found_in(folder / "x.db") == [b"a", b"c"]
 
 
@@ -139,38 +135,30 @@ async def test_a_full_disk_is_said_and_changes_nothing(store: SQLiteStore) -> No
 
 async def test_a_disk_that_runs_full_under_the_log_changes_nothing(folder: Path) -> None:
     disk = Disk("full")
-    store = SQLiteStore(folder / "x.db", vfs=disk.name)
-    await store.open()
-    epoch = await store.claim("s", at=1.0)
-    await append(store, b"a", expected=0, epoch=epoch)
-    disk.is_full = True
-    for _ in range(3):
-        with pytest.raises(StoreFullError, match="free some"):
-            await append(store, b"b", expected=1, epoch=epoch)
-        assert await bodies(store) == [b"a"]
-    disk.is_full = False
-    assert await append(store, b"c", expected=1, epoch=epoch) == 2
-    await store.close()
+    async with claimed(folder / "x.db", World(), vfs=disk.name, first=b"a") as (store, epoch):
+        disk.is_full = True
+        for _ in range(3):
+            with pytest.raises(StoreFullError, match="free some"):
+                await append(store, b"b", expected=1, epoch=epoch)
+            assert await bodies(store) == [b"a"]
+        disk.is_full = False
+        assert await append(store, b"c", expected=1, epoch=epoch) == 2
     assert await found_in(folder / "x.db") == [b"a", b"c"]
 
 
 async def test_an_append_whose_sync_failed_never_comes_back(folder: Path) -> None:
     """Its pages lie in the log, whole; only what is written over them keeps a later opening from reading them."""
     disk = Disk("broken")
-    store = SQLiteStore(folder / "x.db", vfs=disk.name)
-    await store.open()
-    epoch = await store.claim("s", at=1.0)
-    await append(store, b"a", expected=0, epoch=epoch)
-    disk.is_sync_broken = True
-    with pytest.raises(StoreDamagedError):
-        await append(store, b"b", expected=1, epoch=epoch)
-    assert await bodies(store) == [b"a"]
-    copy = folder / "copy"
-    copy_as_it_lies(folder, copy)
-    assert await found_in(copy / "x.db") == [b"a"]
-    disk.is_sync_broken = False
-    assert await append(store, b"c", expected=1, epoch=epoch) == 2
-    await store.close()
+    async with claimed(folder / "x.db", World(), vfs=disk.name, first=b"a") as (store, epoch):
+        disk.is_sync_broken = True
+        with pytest.raises(StoreDamagedError):
+            await append(store, b"b", expected=1, epoch=epoch)
+        assert await bodies(store) == [b"a"]
+        copy = folder / "copy"
+        copy_as_it_lies(folder, copy)
+        assert await found_in(copy / "x.db") == [b"a"]
+        disk.is_sync_broken = False
+        assert await append(store, b"c", expected=1, epoch=epoch) == 2
     assert await found_in(folder / "x.db") == [b"a", b"c"]
 
 
