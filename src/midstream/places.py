@@ -1,4 +1,7 @@
-"""Where the command line keeps things: the XDG folders, their like on macOS and Windows, or one `--home`."""
+"""Where the command line keeps things: the XDG folders, their like on macOS and Windows, or one `--home`.
+
+And what is done to folders anywhere: made private, and made to last.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,21 @@ def made(folder: Path) -> Path:
     """Make a folder that only this user may look into, unless it is there, and return it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def sync_names(folder: Path) -> None:
+    """Make what was made, renamed or removed in a folder survive a power cut, where the system can sync folders.
+
+    Raises:
+        OSError: The disk does not answer for it.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _folder(variable: str) -> Path | None:

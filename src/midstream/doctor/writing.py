@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from midstream.doctor.reading import Stamp, stamp_of
 from midstream.errors import ConflictError, UnavailableError
+from midstream.places import sync_names
 
 BACKUPS_MAX = 1000
 """Backups of one file; who has so many should look."""
@@ -107,7 +108,7 @@ def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> Non
                 with contextlib.suppress(OSError):
                     each.unlink()
             raise
-        _sync_folder(target.parent)
+        sync_names(target.parent)
 
 
 def make_backup(path: Path, make: Callable[[Path], None]) -> Path:
@@ -141,7 +142,7 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
                     (draft / name).parent.mkdir(parents=True, exist_ok=True)
                     _replace(draft / name, [body], mode=0o600)
             os.rename(draft, target)  # noqa: PTH104 - `os` is where tests let it fail
-            _sync_folder(target.parent)
+            sync_names(target.parent)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -188,7 +189,7 @@ def _replace(
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
-    _sync_folder(target.parent)
+    sync_names(target.parent)
 
 
 def _draft(target: Path) -> Path:
@@ -211,17 +212,6 @@ def _write(draft: Path, pieces: Pieces) -> None:
 def _sync(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system can sync folders."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -204,17 +204,15 @@ class App:
         except StreamCutError:
             raise
         except asyncio.CancelledError:
-            if (
-                self.host.is_draining and not is_begun
-            ):  # the server lets go of it: whoever waits is to come back
+            # The server lets go of it: whoever waits is to come back.
+            if self.host.is_draining and not is_begun:
                 await refuse(problem_of(_draining()), scope, receive, send)
             raise
         except MidstreamError as error:
             if is_begun:
                 raise
-            is_late = self.host.is_draining and isinstance(
-                error, UsageError
-            )  # perhaps the store was closed under it
+            # Perhaps the store was closed under it.
+            is_late = self.host.is_draining and isinstance(error, UsageError)
             await refuse(problem_of(_draining() if is_late else error), scope, receive, send)
         except HTTPException as error:
             headers = {**self._allowed(scope, error), **(error.headers or {})}

@@ -20,14 +20,15 @@ import mmap
 import os
 import struct
 import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from midstream.errors import UsageError
+from midstream.places import sync_names
 from midstream.store import owner as owners
+from midstream.store.thread import pause
 
 AHEAD_BYTES = 256 * 1024
 """Size of the file: some thousand words, of which hundreds come between two commits. What has no room is committed."""
@@ -47,8 +48,6 @@ length 0 is the end.
 It is written after the body, or with it in one go; what a death or a power cut leaves of one has another checksum.
 """
 _PLACE = struct.Struct("<QQQI")
-_NEVER = threading.Event()
-"""Never set: waiting for it is a pause."""
 
 
 class Ahead(NamedTuple):
@@ -78,7 +77,7 @@ class AheadFile:
         """What is not known to be in the database, in the order in which it was put."""
         self.is_promised = False
         """Whether some of it was promised to survive a power cut: the commit that takes it in is to be synced."""
-        self._path = _file_of(folder, owner)
+        self._path = folder / f"{owner}{_SUFFIX}"
         self._is_placed = False
         """Whether the folder is known to have the file after a power cut."""
         try:
@@ -159,10 +158,6 @@ class AheadFile:
         with contextlib.suppress(OSError):
             os.fsync(self._descriptor)
 
-    def stop(self) -> None:
-        """Let nothing be put any more."""
-        self.is_stopped = True
-
     def close(self) -> None:
         """Remove the file, unless it has what is not in the database: that is for whoever opens it next."""
         self._map.close()
@@ -173,7 +168,7 @@ class AheadFile:
     def _sync(self) -> None:
         if not self._is_placed:
             for folder in (self._path.parent, self._path.parent.parent):
-                _sync_folder(folder)
+                sync_names(folder)
             self._is_placed = True
         self.is_promised = True
         os.fdatasync(self._descriptor)
@@ -200,14 +195,14 @@ def take_in(
         for path in others:
             _overwrite(path, _FLAG, b"\1")
         if others:
-            _NEVER.wait(SETTLE_S)
+            pause(SETTLE_S)
         for path in others:
             if found := _seen(path):
                 bring_in(found)
             if not owners.is_alive(folder, path.stem):
                 _remove(path)
         if ours is not None and owners.has_others(folder, owner):
-            ours.stop()
+            ours.is_stopped = True
     except BaseException:
         if ours is not None:
             ours.close()
@@ -278,15 +273,3 @@ def _mapped(path: Path, access: int = mmap.ACCESS_WRITE) -> tuple[int, mmap.mmap
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _file_of(folder: Path, owner: str) -> Path:
-    return folder / f"{owner}{_SUFFIX}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
@@ -16,6 +15,7 @@ import apsw
 from midstream.errors import MidstreamError, UsageError
 from midstream.store import inbox
 from midstream.store.refusals import refusal_of
+from midstream.store.thread import pause
 from midstream.world import World
 
 T = TypeVar("T")
@@ -36,9 +36,6 @@ PAGE_BYTES = 2048
 LOG_BYTES_MAX = 64 * 2**20
 """Size to which a log is cut that a slow reader of another process had made grow."""
 BEGIN = "begin immediate"
-
-_NEVER = threading.Event()
-"""Never set: waiting for it is a pause."""
 
 
 class DatabaseFile:
@@ -115,7 +112,7 @@ class DatabaseFile:
                 return step()
             except apsw.BusyError:
                 spread = BUSY_PAUSE_MAX_S - BUSY_PAUSE_MIN_S
-                _NEVER.wait(BUSY_PAUSE_MIN_S + spread * self.world.chance())
+                pause(BUSY_PAUSE_MIN_S + spread * self.world.chance())
         return step()
 
     @contextlib.contextmanager

@@ -66,6 +66,13 @@ class WorkThread:
             del question, loop, then, work, error, result
 
 
+def pause(seconds: float) -> None:
+    """Let the thread that calls it do nothing for so long."""
+    _NEVER.wait(seconds)
+
+
+_NEVER = threading.Event()
+"""Never set: waiting for it is a pause."""
 _Question = tuple[asyncio.AbstractEventLoop, Callable[[Any, BaseException | None], None], Callable[[], Any]]
 
 

@@ -168,12 +168,10 @@ class Writer:
 
         What comes before it in the database must survive what it is to survive: it would have nothing to stand on.
         """
+        if self._ahead is None or self._ahead.is_stopped or not CAN_SYNC or len(batch) > AHEAD_BATCH_MAX:
+            return None
         is_full = _is_full(batch)
-        if self._ahead is None or self._ahead.is_stopped or not CAN_SYNC:
-            return None
-        if len(batch) > AHEAD_BATCH_MAX or (is_full and not self._is_synced):
-            return None
-        if any(asked.ahead is None for asked in batch):
+        if (is_full and not self._is_synced) or any(asked.ahead is None for asked in batch):
             return None
         answers = [asked.ahead() for asked in batch if asked.ahead is not None]
         staged, passed = self._staged, self._passed
@@ -248,8 +246,8 @@ class Writer:
         self, session: str, work: Callable[[], bytes], expected: int, epoch: int
     ) -> bytes | None:
         """Append one record and return it; None where `append` has to look closer. See `Commits.at_once`."""
-        known = self._ends.get(session)
-        if known is None or known.position != expected or known.epoch != epoch or self.is_behind:
+        known = self._known(session, expected, epoch)
+        if known is None or self.is_behind:
             return None
         body = work()
         if len(body) > AT_ONCE_BYTES_MAX:
@@ -269,26 +267,23 @@ class Writer:
 
     def write_ahead(self, session: str, work: Callable[[], bytes], expected: int, epoch: int) -> bytes | None:
         """As `append_at_once`, ahead of the commit. See `Commits.ahead`."""
-        known = self._ends.get(session)
-        if known is None or known.position != expected or known.epoch != epoch:
-            return None
-        if self._ahead is None:
+        known = self._known(session, expected, epoch)
+        if known is None or self._ahead is None:
             return None
         body = work()
-        end = known._replace(position=expected + 1)
-        if len(body) > AT_ONCE_BYTES_MAX or not self._ahead.put(
-            Ahead(known.number, end.position, epoch, body)
-        ):
+        if len(body) > AT_ONCE_BYTES_MAX:
             return None
-        self._ends[session] = end
+        if not self._ahead.put(Ahead(known.number, expected + 1, epoch, body)):
+            return None
+        self._ends[session] = _End(expected + 1, epoch, known.number)
         return body
 
     def append_ahead(
         self, session: str, bodies: Sequence[bytes], expected: int, epoch: int, seal: bytes
     ) -> int | None:
         """As `append`, for `commit_ahead` to write. See `Asked.ahead`."""
-        known = self._ends.get(session)
-        if known is None or known.position != expected or known.epoch != epoch:
+        known = self._known(session, expected, epoch)
+        if known is None:
             return None
         if any(len(body) > AT_ONCE_BYTES_MAX for body in bodies):
             return None
@@ -311,6 +306,11 @@ class Writer:
             raise apsw.BusyError("the transaction of an effect was lost, and no other could be had")
         self.append(session, appendix, expected, epoch)
         return appendix
+
+    def _known(self, session: str, expected: int, epoch: int) -> _End | None:
+        """Return where a journal ends, if it is known to end there under this epoch."""
+        known = self._ends.get(session)
+        return known if known and known.position == expected and known.epoch == epoch else None
 
     def _require_end(self, session: str, expected: int, epoch: int) -> int:
         row = self._execute(FIND_EPOCH, (session,)).get  # to the end: what is half read stays locked
