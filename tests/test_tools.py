@@ -370,3 +370,10 @@ def test_arguments_that_do_not_fit_open_no_transaction() -> None:
 
     result = call_within(note, Call("c1", "note", '{"what":3.5}'), CallContext("s", 1, 1, "c1"), attempt)
     assert "do not fit its schema" in result.content
+
+
+def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        ToolDefinitionError, match="`on_doubt` is 'retry'; expected one of 'unknown', 'rerun'"
+    ):
+        tool(on_doubt="retry")

@@ -254,11 +254,12 @@ def tool(
         answer_s: Seconds a person has to allow a call, or to decide about one in doubt; 0 for no limit.
 
     Raises:
-        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; or the policy and the probe do
-            not fit one another; or a coroutine function is to run in a transaction.
+        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `on_doubt` is none of the
+            policies, or the policy and the probe do not fit one another; or a coroutine function is to run in a
+            transaction.
     """
     usual = OnDoubt.PROBE if probe else OnDoubt.UNKNOWN if has_effects else OnDoubt.RERUN
-    policy = OnDoubt(on_doubt) if on_doubt else usual
+    policy = _policy(on_doubt) if on_doubt is not None else usual
     if (policy is OnDoubt.PROBE) != (probe is not None):
         raise ToolDefinitionError("a tool with on_doubt='probe' needs a probe, and no other takes one")
 
@@ -272,6 +273,14 @@ def tool(
         return Tool(spec, function, arguments, has_effects, policy, limit_s, needs_approval, probe, answer_s)
 
     return make(function) if function is not None else make
+
+
+def _policy(on_doubt: object) -> OnDoubt:
+    try:
+        return OnDoubt(on_doubt)
+    except ValueError:
+        policies = ", ".join(repr(policy.value) for policy in OnDoubt)
+        raise ToolDefinitionError(f"`on_doubt` is {on_doubt!r}; expected one of {policies}") from None
 
 
 def question(

@@ -43,7 +43,7 @@ def test_an_agent_is_found_in_the_current_folder() -> None:
         ("no_such_app:agent", "run this in the folder of your agent's file"),
         ("no_such.app:agent", "run this in the folder of your agent's file"),
         ("told_app:agent", "did you mean told_app:helper?"),
-        ("told_app:other", "is no Agent but of type int: did you mean told_app:helper?"),
+        ("told_app:other", "`agent` is 7; expected a `midstream.Agent`"),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_to_do(name: str, says: str) -> None:

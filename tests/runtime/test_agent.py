@@ -1,9 +1,16 @@
 from __future__ import annotations
 
-import pytest
+import functools
+from typing import Any
 
-from midstream.errors import ToolDefinitionError
+import pydantic_ai
+import pytest
+from pydantic_ai.models.test import TestModel
+
+import midstream
+from midstream.errors import ToolDefinitionError, UsageError
 from midstream.runtime.agent import Agent
+from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel
 from midstream.tools import Tool
 
@@ -50,3 +57,45 @@ def test_an_agent_with_more_tools_is_another_one() -> None:
     more = agent.with_tools(Shelf())
     assert (more.model, more.instructions, more.name) == (agent.model, "be brief", "a")
     assert (sorted(more.tools), len(more.sources), agent.sources) == (["read"], 1, ())
+
+
+def greet(name: str) -> str:
+    """Greet somebody."""
+    return name
+
+
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        ("openai:gpt-5", r"the string 'openai:gpt-5'.*PydanticAIModel\('openai:gpt-5'\)"),
+        (None, "`model` is None; expected a `midstream.Model`"),
+        (object(), r"a `builtins.object`.*`stream\(request\)`"),
+        (ScriptedModel, r"the class `midstream.ScriptedModel`.*`ScriptedModel\(\.\.\.\)`"),
+        (Agent(ScriptedModel([])), r"midstream.sub_agent\(agent"),
+    ],
+)
+def test_what_is_no_model_is_refused_when_the_agent_is_made(model: Any, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
+        Agent(model)
+
+
+def test_models_and_agents_of_other_frameworks_are_refused_with_their_wrapper() -> None:
+    with pytest.raises(UsageError, match=r"`pydantic_ai.Agent`.*pydantic_ai_durable"):
+        Agent(pydantic_ai.Agent("test"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"`pydantic_ai.TestModel`.*PydanticAIModel\(model\)"):
+        Agent(TestModel())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"`agent` is a `pydantic_ai.Agent`; expected a `midstream.Agent`"):
+        midstream.asgi(pydantic_ai.Agent("test"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"`agent` is a `pydantic_ai.Agent`; expected a `midstream.Agent`"):
+        midstream.Host(pydantic_ai.Agent("test"), MemoryStore())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tools", ["greet", greet, [greet, 3], [Agent], [functools.partial(greet, "Ada")]])
+def test_what_is_no_tool_is_refused_with_what_to_give(tools: Any) -> None:
+    with pytest.raises(ToolDefinitionError, match="`tools` (is|contains) .*(expected|Give)"):
+        Agent(ScriptedModel([]), tools=tools)
+
+
+def test_instructions_are_text() -> None:
+    with pytest.raises(UsageError, match="`instructions` is a `builtins.list`; expected a string"):
+        Agent(ScriptedModel([]), instructions=["be brief"])  # type: ignore[arg-type]

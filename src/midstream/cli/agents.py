@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from midstream.errors import AgentNotFoundError, UsageError
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, checked_agent
 from midstream.server.access import Access
 from midstream.tools import ToolSource
 
@@ -28,12 +28,13 @@ def find_agent(name: str) -> Agent:
         raise AgentNotFoundError(f"name the agent as MODULE:AGENT, such as app:agent, not {name!r}")
     module = _imported(module_name)
     found = getattr(module, attribute, None)
-    if isinstance(found, Agent):
-        return found
     if found is None:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
-    kind = type(found).__name__
-    raise AgentNotFoundError(f"{name!r} is no Agent but of type {kind}: {_agents_in(module)}")
+    try:
+        return checked_agent(found)
+    except UsageError as error:
+        hint = _agents_in(module)
+        raise AgentNotFoundError(f"{name!r}: {error.message} {hint[0].upper()}{hint[1:]}") from error
 
 
 def find_access(name: str) -> Access:

@@ -10,7 +10,7 @@ import msgspec
 from midstream.core.calls import Site
 from midstream.core.messages import Call
 from midstream.core.timing import StallBudgets
-from midstream.errors import AgentNotFoundError, ToolDefinitionError
+from midstream.errors import AgentNotFoundError, ToolDefinitionError, UsageError
 from midstream.runtime.models import Model
 from midstream.runtime.watchdog import OnStall
 from midstream.tools import Approval, Tool, ToolSource, by_name, tool
@@ -39,6 +39,8 @@ class Agent:
 
     Raises:
         ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
+        UsageError: `model` is not a `Model` (a string, an agent of another framework), or `instructions` is not text.
+            The message names the wrapper that makes one.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Agent:
         stalls: StallBudgets = StallBudgets(),
         on_stall: OnStall | None = None,
     ) -> None:
-        given = [*tools]
-        self.model = model
+        if not isinstance(instructions, str):
+            raise UsageError(f"`instructions` is {described(instructions)}; expected a string")
+        given = _checked_tools(tools)
+        self.model = checked_model(model)
         self.instructions = instructions
         self.sources = _distinct(each for each in given if isinstance(each, ToolSource))
         self.tools = by_name(
@@ -99,6 +103,86 @@ class Agent:
     def __repr__(self) -> str:
         sources = f", sources={[each.name for each in self.sources]!r}" if self.sources else ""
         return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r}{sources})"
+
+
+# The longest prefix of the module of a foreign object that stands here names what to write instead.
+_WRAPPERS = {
+    "pydantic_ai.models": "Wrap it with `midstream.integrations.pydantic_ai.PydanticAIModel(model)`.",
+    "pydantic_ai": "Make it durable with `midstream.integrations.pydantic_ai_durable`, or give its model to "
+    "`midstream.Agent(PydanticAIModel(model), ...)`.",
+    "langgraph": "Make it durable with `midstream.integrations.langgraph`.",
+    "langchain": "Make it durable with `midstream.integrations.langgraph`.",
+    "agents": "Make it durable with `midstream.integrations.openai_agents`.",
+    "openai": "Use `midstream.integrations.openai_compatible.OpenAICompatible(...)`.",
+    "anthropic": "Use `midstream.integrations.anthropic_messages.AnthropicMessages(...)`.",
+}
+_ANY_MODEL = (
+    "`midstream.integrations` has models of every provider, `midstream.testing.ScriptedModel` needs no key."
+)
+
+
+def described(value: object) -> str:
+    """Describe a wrong argument for an error message: its value where that is short and plain, else its type."""
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return f"the string {value[:60]!r}"
+    kind = value if isinstance(value, type) else type(value)
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    return f"the class `{name}`" if isinstance(value, type) else f"a `{name}`"
+
+
+def checked_agent(value: object) -> Agent:
+    """Return `value` where it is an agent.
+
+    Raises:
+        UsageError: It is not. The message names what to write instead.
+    """
+    if isinstance(value, Agent):
+        return value
+    advice = _advice(value) or "Make one with `midstream.Agent(model, ...)`."
+    raise UsageError(f"`agent` is {described(value)}; expected a `midstream.Agent`. {advice}")
+
+
+def checked_model(value: Any) -> Model:
+    """Return `value` where it has what a `Model` has.
+
+    Raises:
+        UsageError: It does not. The message names what to write instead.
+    """
+    if isinstance(value, Agent):
+        advice = "Give it on as a tool: `tools=[midstream.sub_agent(agent, description=...)]`."
+    elif isinstance(value, str):
+        advice = f"Write `midstream.integrations.pydantic_ai.PydanticAIModel({value[:60]!r})`."
+    elif isinstance(value, type):
+        advice = f"Make an object of it: `{value.__name__}(...)`."
+    elif advice := _advice(value):
+        pass
+    elif callable(getattr(value, "stream", None)) and isinstance(getattr(value, "name", None), str):
+        model: Model = value
+        return model
+    else:
+        advice = f"A model has a `name` and an async generator `stream(request)`. {_ANY_MODEL}"
+    raise UsageError(f"`model` is {described(value)}; expected a `midstream.Model`. {advice}")
+
+
+def _advice(value: object) -> str:
+    kind = value if isinstance(value, type) else type(value)
+    parts = kind.__module__.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((_WRAPPERS[prefix] for prefix in prefixes if prefix in _WRAPPERS), "")
+
+
+def _checked_tools(tools: object) -> list[Tool | ToolSource | Callable[..., Any]]:
+    if isinstance(tools, str | bytes) or callable(tools) or not isinstance(tools, Iterable):
+        raise ToolDefinitionError(f"`tools` is {described(tools)}; expected a list: `tools=[...]`")
+    given = [*tools]
+    for each in given:
+        is_function = callable(each) and hasattr(each, "__name__") and not isinstance(each, type)
+        if not (isinstance(each, Tool | ToolSource) or is_function):
+            advice = _advice(each) or "Give a function, a `@tool`, or a source of tools such as `McpServer`."
+            raise ToolDefinitionError(f"`tools` contains {described(each)}. {advice}")
+    return given
 
 
 def _distinct(sources: Iterable[ToolSource]) -> tuple[ToolSource, ...]:

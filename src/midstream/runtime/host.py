@@ -29,7 +29,7 @@ from midstream.errors import (
     ToolDefinitionError,
     UnavailableError,
 )
-from midstream.runtime.agent import Agent, SubAgent
+from midstream.runtime.agent import Agent, SubAgent, checked_agent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import children_at_work
 from midstream.runtime.journal import Journal, require_session_id
@@ -105,7 +105,7 @@ class Host:
         retention: Retention = Retention(),
         tail_bytes_max: int = TAIL_BYTES,
     ) -> None:
-        self.agent = agent
+        self.agent = checked_agent(agent)
         self.store = store
         self.world = world or World()
         self.recovery = Recovery()

@@ -20,7 +20,7 @@ from midstream.core.retention import Retention
 from midstream.core.settings import StreamSettings
 from midstream.core.turn import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError, UsageError
-from midstream.runtime.agent import Agent
+from midstream.runtime.agent import Agent, checked_agent
 from midstream.runtime.host import Host
 from midstream.runtime.observing import Observer
 from midstream.server.access import Access
@@ -87,6 +87,7 @@ def asgi(
         UsageError: `access` is given, and the store keeps no small values (`Shelf`); or one of `allowed_origins` is
             none, such as `*`.
     """
+    checked_agent(agent)
     allowed_origins = origins_of(allowed_origins)
     world = world or World()
     if isinstance(store, str | Path):
