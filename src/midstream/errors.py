@@ -36,6 +36,7 @@ MidstreamError
 │   ├── WrongSecretError
 │   ├── SessionLockedError     it is encrypted under its client's secret, which nobody has shown here
 │   └── ForeignOriginError
+├── InternalError         a defect in the server: its log has the details
 ├── UnavailableError      nothing is wrong with the request: try again later
 │   ├── RecoveringError
 │   ├── DrainingError
@@ -317,6 +318,12 @@ class ForeignOriginError(AccessError):
     """A web page of another site asked, or the request came under a host name that is not ours. Nothing was done."""
 
     code = "foreign_origin"
+
+
+class InternalError(MidstreamError):
+    """A defect in the server: its log has the details. What was acknowledged stays in the journal."""
+
+    code = "internal"
 
 
 class UnavailableError(MidstreamError):

@@ -78,6 +78,11 @@ def reply(request):
 agent = Agent(ScriptedModel(reply, delay_s=0.002), name="tested").with_tools(
     look, pay, question(), sub_agent(clerk, description="Pays.")
 )
+# Defects as nobody foresees them: one when a session is opened, one when it decides.
+unopened = Agent(ScriptedModel(reply))
+unopened.model = "openai:gpt-5"
+undecided = Agent(ScriptedModel(reply))
+undecided.tools = None
 """
 
 
@@ -102,14 +107,16 @@ def run(
 
 
 class Serving:
-    """`midstream serve` of the agent above, in a folder."""
+    """`midstream serve` of an agent above, in a folder."""
 
-    def __init__(self, folder: Path, *, port: int = 0, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, port: int = 0, options: Sequence[str] = (), agent: str = "agent"
+    ) -> None:
         (folder / "told.py").write_text(APP)
         self.store = folder / "sessions.db"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "midstream", "serve", "told:agent", "--json"),
+                *(sys.executable, "-m", "midstream", "serve", f"told:{agent}", "--json"),
                 *("--port", str(port), "--store", str(self.store)),
                 *options,
             ],

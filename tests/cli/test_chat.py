@@ -15,6 +15,7 @@ import pytest
 from midstream.cli import Surroundings
 from midstream.cli.chat import Talk
 from midstream.cli.chats import Chats
+from midstream.cli.exits import FAILURE
 from midstream.errors import StoreFullError
 from midstream.places import Places
 from tests.cli.conftest import Run
@@ -281,3 +282,17 @@ def test_for_scripts_the_first_ctrl_c_can_stop_the_turn(server: Serving, environ
     terminal.press("\x03")
     assert terminal.ended().code == 130
     assert exported(server, "mine")[-1]["record"]["status"] == "cancelled"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["unopened", "undecided"])
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+def test_a_defect_of_the_server_ends_the_chat_with_one_error(
+    tmp_path: Path, environment: dict[str, str], agent: str, transport: str
+) -> None:
+    with Serving(tmp_path, agent=agent) as serving:
+        said = ("chat", serving.url, "--message", "hi", "--transport", transport)
+        done = run(*said, environment=environment)
+    assert done.returncode == FAILURE
+    assert done.stderr.count("[internal]") == 1
+    assert "Traceback" not in done.stderr

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import pydantic_ai
 import pytest
@@ -74,9 +73,9 @@ def greet(name: str) -> str:
         (Agent(ScriptedModel([])), r"midstream.sub_agent\(agent"),
     ],
 )
-def test_what_is_no_model_is_refused_when_the_agent_is_made(model: Any, advice: str) -> None:
+def test_what_is_no_model_is_refused_when_the_agent_is_made(model: object, advice: str) -> None:
     with pytest.raises(UsageError, match=advice):
-        Agent(model)
+        Agent(model)  # type: ignore[arg-type]
 
 
 def test_models_and_agents_of_other_frameworks_are_refused_with_their_wrapper() -> None:
@@ -91,11 +90,11 @@ def test_models_and_agents_of_other_frameworks_are_refused_with_their_wrapper() 
 
 
 @pytest.mark.parametrize("tools", ["greet", greet, [greet, 3], [Agent], [functools.partial(greet, "Ada")]])
-def test_what_is_no_tool_is_refused_with_what_to_give(tools: Any) -> None:
-    with pytest.raises(ToolDefinitionError, match="`tools` (is|contains) .*(expected|Give)"):
-        Agent(ScriptedModel([]), tools=tools)
+def test_what_is_no_tool_is_refused_with_what_to_give(tools: object) -> None:
+    with pytest.raises(ToolDefinitionError, match=r"`tools` (is|contains) .*(expected|Give)"):
+        Agent(ScriptedModel([]), tools=tools)  # type: ignore[arg-type]
 
 
 def test_instructions_are_text() -> None:
-    with pytest.raises(UsageError, match="`instructions` is a `builtins.list`; expected a string"):
+    with pytest.raises(UsageError, match=r"`instructions` is a `builtins.list`; expected a string"):
         Agent(ScriptedModel([]), instructions=["be brief"])  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_who_knows_when_to_come_back_is_asked_to() -> None:
 
 def test_a_bug_is_told_as_nothing_but_a_bug() -> None:
     problem = internal_problem()
-    assert (problem.status, problem.code, problem.retry) == (500, "internal", "later")
+    assert (problem.status, problem.code, problem.retry) == (500, "internal", "never")
 
 
 def test_a_request_that_meets_no_endpoint_gets_a_problem_too() -> None:

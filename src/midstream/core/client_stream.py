@@ -98,7 +98,15 @@ _NEXT_TRY = "the next try to connect"
 _MACHINES = ("model", "tool", "client")
 """What a turn should not wait for in silence; a person may take days."""
 _KEEPS_CHECKPOINT = frozenset(
-    ("access", "connection_lost", "events_lost", "stream_fenced", "record_undecodable", "unauthorized")
+    (
+        "access",
+        "connection_lost",
+        "events_lost",
+        "internal",
+        "stream_fenced",
+        "record_undecodable",
+        "unauthorized",
+    )
 )
 """Ends after which the stream may still be resumed: log in, wait, restore, leave it to the newer connection, update."""
 

@@ -144,7 +144,7 @@ def checked_agent(value: object) -> Agent:
     raise UsageError(f"`agent` is {described(value)}; expected a `midstream.Agent`. {advice}")
 
 
-def checked_model(value: Any) -> Model:
+def checked_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
     """Return `value` where it has what a `Model` has.
 
     Raises:

@@ -32,6 +32,7 @@ from midstream.errors import (
 from midstream.runtime.agent import Agent, SubAgent, checked_agent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import children_at_work
+from midstream.runtime.defects import Defects, StoppedOnDefectError
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
@@ -121,6 +122,7 @@ class Host:
         self._paths: dict[str, tuple[str, ...]] = {}
         """Whose agents answer in child sessions that were not begun yet."""
         self._reviving: dict[str, asyncio.Task[None]] = {}
+        self._defects = Defects(self.world)
         self._recovering: asyncio.Task[None] | None = None
         self._caretaker = Caretaker(self, store, self.world, retention)
         self.locks = Locks(self, store.escrow, self.world) if isinstance(store, Escrowed) else None
@@ -188,6 +190,7 @@ class Host:
             UsageError: The id has another form.
             SessionNotFoundError: No such session, and `create` is false.
             StoreDamagedError: Its journal cannot be read. Nothing was changed.
+            InternalError: It stopped on a defect `DEFECTS_MAX` times within minutes. Nothing was changed.
         """
         runner = await self._awakened(session_id)
         is_unknown = runner.newest.position == 0
@@ -489,6 +492,7 @@ class Host:
         return await asyncio.shield(opening)
 
     async def _open(self, session_id: str) -> Runner:
+        self._defects.check(session_id)
         tail = self.tail_bytes_max
         journal = Journal(self.store, session_id, self.world, self.observers, tail_bytes_max=tail)
         runner = Runner(
@@ -533,6 +537,8 @@ class Host:
     def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
         """See to it that a turn does not wait for somebody to ask after its runner failed."""
         session_id = runner.session_id
+        if isinstance(error, StoppedOnDefectError):
+            self._defects.count(session_id)
         if session_id in self._reviving or self._is_stopped:
             return  # its own runner has failed again: it goes on trying
         if runner.state.is_live and isinstance(error, UnavailableError):

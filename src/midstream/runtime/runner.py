@@ -54,6 +54,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
+from midstream.runtime.defects import StoppedOnDefectError
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
@@ -751,4 +752,4 @@ def _undone(session_id: str) -> UnavailableError:
 
 
 def _stopped_on(error: BaseException, session_id: str) -> UnavailableError:
-    return UnavailableError(f"session {session_id!r} stopped on {type(error).__name__}")
+    return StoppedOnDefectError(f"session {session_id!r} stopped on {type(error).__name__}")

@@ -35,6 +35,7 @@ from midstream.core.settings import StreamSettings
 from midstream.errors import (
     DrainingError,
     EventGoneError,
+    InternalError,
     JournalMovedError,
     MidstreamError,
     OverloadedError,
@@ -48,6 +49,7 @@ from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.notices import Notices
 from midstream.server.presence import Presence
+from midstream.server.problems import INTERNAL
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
 from midstream.server.subjects import Action
 from midstream.server.unlocking import shown_in, stream_digest_of, unlock
@@ -593,7 +595,8 @@ class Connection:
         match request:
             case Admit():
                 try:
-                    await self._admit(request)
+                    with self._typed_errors():
+                        await self._admit(request)
                 except MidstreamError as error:
                     self._stream.fail(error, now=self._now())
             case Submit():
@@ -602,7 +605,8 @@ class Connection:
                     if not is_played_back(self._runner.state, request.chunk):
                         self._visitor.speak(request.chunk.command)
                     self._is_answering = True
-                    await self._runner.submit(request.chunk)
+                    with self._typed_errors():
+                        await self._runner.submit(request.chunk)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
                 else:
@@ -610,6 +614,17 @@ class Connection:
                     self._stream.accepted(request.seqno, now=self._now())
                 finally:
                     self._is_answering = False
+
+    @contextlib.contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        """Turn a defect into an error that the client receives, so that it does not take it for a lost connection."""
+        try:
+            yield
+        except MidstreamError:
+            raise
+        except Exception as error:
+            _log.exception("a defect stopped a request", extra={"session": self._session_id})
+            raise InternalError(INTERNAL) from error
 
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may

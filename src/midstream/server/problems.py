@@ -21,6 +21,7 @@ from midstream.errors import (
     ConflictError,
     EventGoneError,
     FrameTooLargeError,
+    InternalError,
     LimitReachedError,
     MidstreamError,
     ModelError,
@@ -63,7 +64,7 @@ _NEXT = {
     "events_lost": "Let the operator look: what is missing has to be put back, or the session deleted.",
     "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
     "frame_too_large": "Send less in one chunk.",
-    "internal": "Try again; if it stays, look into the log of the server.",
+    "internal": "Look into the log of the server: the same request fails again until the defect is gone.",
     "key_missing": "Start the server with the key file that these sessions were written under.",
     "lease_held": "Another server process works on this session: ask that one, or try again later.",
     "limit_reached": "Do less at once, or come back after `retry_after_s`.",
@@ -170,7 +171,7 @@ INTERNAL = "Something went wrong in the server; the log has the details."
 
 def internal_problem() -> Problem:
     """Return what an HTTP client is told of a bug: nothing about it."""
-    return _problem(500, "internal", INTERNAL, "later", RETRY_AFTER_S)
+    return problem_of(InternalError(INTERNAL))
 
 
 def _problem(

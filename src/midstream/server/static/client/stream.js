@@ -47,6 +47,7 @@ const KEPT_CODES = new Set([
   "access",
   "connection_lost",
   "events_lost",
+  "internal",
   "record_undecodable",
   "stream_fenced",
   "unauthorized",
