@@ -275,7 +275,7 @@ def tool(
     return make(function) if function is not None else make
 
 
-def _policy(on_doubt: object) -> OnDoubt:
+def _policy(on_doubt: str) -> OnDoubt:
     try:
         return OnDoubt(on_doubt)
     except ValueError:

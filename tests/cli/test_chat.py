@@ -16,6 +16,7 @@ from midstream.cli import Surroundings
 from midstream.cli.chat import Talk
 from midstream.cli.chats import Chats
 from midstream.cli.exits import FAILURE
+from midstream.cli.terminal import width_of
 from midstream.errors import StoreFullError
 from midstream.places import Places
 from tests.cli.conftest import Run
@@ -228,6 +229,21 @@ def test_on_a_terminal_one_talks_until_ctrl_d(server: Serving, environment: dict
     terminal.until("you    ")
     terminal.press("\x04")
     assert terminal.ended().code == 0
+
+
+def test_help_fits_80_columns_and_says_nothing_to_the_agent(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    terminal = Terminal(["chat", server.url, "--session", "a-session-of-mine"], environment)
+    terminal.until("you    ")
+    assert "Ctrl-C leaves a running turn" in terminal.text
+    terminal.press("/help\n")
+    terminal.until("--session a-session-of-mine --resume")
+    terminal.until("you    ")
+    assert [line for line in terminal.text.splitlines() if width_of(line) > 80] == []
+    terminal.press("/quit\n")
+    assert terminal.ended().code == 0
+    assert run("sessions", "list", "--store", server.store).stdout == ""
 
 
 def test_an_error_ends_the_turn_and_not_the_chat(server: Serving, environment: dict[str, str]) -> None:

@@ -64,6 +64,10 @@ def test_no_command_shows_the_help_and_is_wrong_use(run: Run) -> None:
     [
         (["nope"], "midstream: No such command 'nope'. `midstream --help` shows how. [usage]\n"),
         (
+            ["serv"],
+            "midstream: No such command 'serv'. Did you mean 'serve'? `midstream --help` shows how. [usage]\n",
+        ),
+        (
             ["serve"],
             f"midstream: Missing argument 'MODULE:AGENT'. {SERVE_HELP}",
         ),

@@ -82,7 +82,7 @@ def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
         [{"session": "a", "call_id": "c1", "choice": "allow"}],
     )
     again = run("sessions", "answer", "a", "deny", "--url", server.url)
-    assert (again.exit_code, "[question_closed]" in again.stderr) == (4, True)
+    assert (again.exit_code, "nothing waits for a person" in again.stderr) == (3, True)
     follow(server, "a", until="call_ended")
     assert (server.store.parent / "ledger").read_text() == "1\n"
 
@@ -112,7 +112,7 @@ def test_a_sub_agents_question_is_answered_through_the_session_that_called_it(
     [
         (["answer", "a", "reply"], 2, "give --text"),
         (["answer", "a", "perhaps"], 2, "'perhaps' is not one of"),
-        (["answer", "a", "allow", "--call", "c9"], 4, "no question about call 'c9' is open"),
+        (["answer", "a", "allow", "--call", "c9"], 3, "no question about call 'c9' is open"),
         (["answer", "nowhere", "allow"], 3, "[session_not_found]"),
         (["resume", "a"], 0, "a turn runs"),
         (["cancel", "nowhere"], 3, "[session_not_found]"),

@@ -22,11 +22,13 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
+from midstream.store.ciphers import FileKeys
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.tools import tool
 from tests.cli.conftest import Run
 from tests.cli.processes import Serving
+from tests.cli.processes import run as run_process
 from tests.spec import spec
 
 
@@ -136,3 +138,30 @@ def test_a_damaged_outcome_is_shown_as_one_and_the_rest_as_it_was(run: Run, stor
     assert shown.exit_code == 0
     assert "cannot be read any more" in shown.stdout
     assert "There is nothing." in shown.stdout
+
+
+@pytest.mark.slow
+def test_an_encrypted_store_is_read_with_its_key_file_when_no_server_runs(tmp_path: Path) -> None:
+    environment, keys = {"MIDSTREAM_HOME": str(tmp_path)}, tmp_path / "keys"
+    with Serving(tmp_path, options=["--key-file", str(keys)]) as server:
+        said = ("chat", server.url, "--session", "s", "--message", "what is in the harbour?")
+        assert run_process(*said, environment=environment).returncode == 0
+        live = run_process("sessions", "export", "s", "--url", server.url, environment=environment).stdout
+        server.kill()
+    store = ("--store", server.store)
+
+    refused = run_process("sessions", "export", "s", *store)
+    assert "name the file with --key-file" in refused.stderr
+    opened = (*store, "--key-file", keys)
+    assert run_process("sessions", "export", "s", *opened).stdout == live
+    assert "You said: what is in the harbour?" in run_process("sessions", "show", "s", *opened).stdout
+    assert "what is in the harbour?" in run_process("sessions", "list", *opened).stdout
+    assert run_process("sessions", "questions", *opened).returncode == 0
+    assert run_process("cache", "s", *opened).returncode == 0
+
+    other = tmp_path / "other keys"
+    FileKeys.make(other)
+    refused = run_process("sessions", "export", "s", *store, "--key-file", other)
+    assert "[key_missing]" in refused.stderr
+    refused = run_process("sessions", "export", "s", "--url", server.url, "--key-file", keys)
+    assert "the server at --url has its own" in refused.stderr

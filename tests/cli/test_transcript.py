@@ -276,3 +276,17 @@ def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it()
     assert note_of(closed) == "the question is closed: nobody answered in time"
     assert note_of(replace(closed, why=WhyClosed.WITHDRAWN)) == "the question is closed: it waits no more"
     assert note_of(AnswerUsed(1, 1, 1, "leave-1", 12.0)) == ""
+
+
+def test_a_failed_call_shows_why_within_the_width() -> None:
+    arguments = '{"url": "https://example.com/a/long/path"}'
+    failed = Called("fetch", arguments, outcome="error", content="ValueError: no such page\nmore")
+    line = call_line(failed, PLAIN, 79, has_reason=True)
+    assert line.endswith(" error: ValueError: no such page")
+    assert line.startswith('       ✗ fetch {"url": ')
+    assert width_of(line) <= 79
+    assert "ValueError" not in call_line(failed, PLAIN, 79)
+    long = Called("fetch", arguments, outcome="error", content="x" * 500)
+    assert width_of(call_line(long, PLAIN, 79, has_reason=True)) == 79
+    fine = Called("fetch", "{}", outcome="ok", content="found")
+    assert "found" not in call_line(fine, PLAIN, 79, has_reason=True)

@@ -73,8 +73,12 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - see above
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            import difflib  # noqa: PLC0415 - only for a mistyped command
+
+            if close := difflib.get_close_matches(cmd_name, COMMANDS, n=1):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {close[0]!r}?")
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)

@@ -42,6 +42,7 @@ def cache(
     requests: tuple[Path, Path] | None,
     store: Path | None,
     url: str | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> int:
     """Show what of each turn came from the provider's cache, or an upstream's memory.
@@ -51,7 +52,7 @@ def cache(
     """
     if requests:
         return _compare(*requests, is_json=is_json)
-    source = source_of(surroundings, store, url)
+    source = source_of(surroundings, store, url, key_file)
     found = resolve(source, session)
     journal = JournalReader()
     turns = turn_costs(journal.read(bytes(line.record)) for line in source.records(found.id))

@@ -111,7 +111,7 @@ def _ask_and_answer(talk: Talk) -> int:
     """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # makes `input` editable where it exists
-    talk.tell(f"{talk.session} at {talk.url}. Ctrl-C leaves a running turn, Ctrl-D ends.\n")
+    talk.tell(f"{talk.session} at {talk.url}\nCtrl-C leaves a running turn, Ctrl-D ends; /help shows more.\n")
     while True:
         try:
             words = input(PROMPT)
@@ -120,11 +120,26 @@ def _ask_and_answer(talk: Talk) -> int:
             return 0
         if not words.strip():
             continue
+        if words.strip() == "/quit":
+            return 0
+        if words.strip() == "/help":
+            talk.tell(_help(talk))
+            continue
         try:
             if asyncio.run(talk.say(words)) is Left.INTERRUPTED:
                 return INTERRUPTED
         except MidstreamError as error:
             talk.tell(f"midstream: {clean(of_error(error)[0], is_one_line=True)}\n")
+
+
+def _help(talk: Talk) -> str:
+    return f"""\
+/help   shows this, /quit ends; anything else goes to the agent.
+Ctrl-C  leaves a running turn: it goes on in the server. Twice stops it.
+Ctrl-D  ends the chat. Come back to it, or list all sessions:
+midstream chat {talk.url} --session {talk.session} --resume
+midstream sessions list --url {talk.url}
+"""
 
 
 class Talk:

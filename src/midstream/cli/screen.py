@@ -209,6 +209,7 @@ class Screen:
         key = (record.turn, record.reply, record.result.call_id)
         called = self._calls.pop(key, None) or Called("call", record.result.call_id)
         called.outcome, called.ended_at = record.result.outcome.value, record.at
+        called.content = record.result.content
         if called is self._running:
             self._running = None
             self._tell(_ERASE_LINE)
@@ -238,4 +239,4 @@ class Screen:
         self.note(f"turn {record.turn} {record.status.value}{reason}")
 
     def _line_of(self, called: Called) -> str:
-        return call_line(called, self._ink, self._width or 200)
+        return call_line(called, self._ink, self._width or 200, has_reason=True)

@@ -17,7 +17,7 @@ from midstream.cli.transcript import INDENT
 from midstream.core.calls import Choice
 from midstream.core.frames import AnswerPayload, encode
 from midstream.core.questions import Question
-from midstream.errors import QuestionClosedError, UsageError
+from midstream.errors import NotFoundError, UsageError
 
 
 @click.command()
@@ -29,10 +29,11 @@ def questions(
     session: str | None,
     store: Path | None,
     url: str | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List what waits for a person, the longest first: everywhere, or in SESSION and its sub-agents."""
-    source = source_of(surroundings, store, url)
+    source = source_of(surroundings, store, url, key_file)
     found = source.questions(resolve(source, session).id if session else None)
     if is_json:
         for question in found:
@@ -104,7 +105,9 @@ def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Qu
         what = (
             "nothing waits for a person" if call_id is None else f"no question about call {call_id!r} is open"
         )
-        raise QuestionClosedError(f"{what} in session {session!r}")
+        raise NotFoundError(
+            f"{what} in session {session!r}: `midstream sessions questions` lists what is open"
+        )
     named = ", ".join(f"{each.call_id!r} of {each.session!r}" for each in fitting)
     raise UsageError(f"several questions are open ({named}): give --call, and the session that asks")
 

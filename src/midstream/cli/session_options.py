@@ -35,6 +35,11 @@ def source_options(command: F) -> F:
             type=click.Path(dir_okay=False, path_type=Path),
             help="Look into this database (default: the one `midstream serve` uses).",
         ),
+        click.option(
+            "--key-file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="The key file of that database, where it is encrypted.",
+        ),
     ):
         command = option(command)
     return command
@@ -50,15 +55,19 @@ def server_options(command: F) -> F:
     return command
 
 
-def source_of(surroundings: Surroundings, store: Path | None, url: str | None) -> Source:
+def source_of(
+    surroundings: Surroundings, store: Path | None, url: str | None, key_file: Path | None = None
+) -> Source:
     """Return where to look.
 
     Raises:
-        UsageError: Two places were named.
+        UsageError: Two places were named, or a key file for a server.
     """
     if store and url:
         raise UsageError("--store and --url name two places: give one of them")
-    return ServerSource(url) if url else FileSource(store or surroundings.places.store)
+    if key_file and url:
+        raise UsageError("--key-file opens a database here: the server at --url has its own")
+    return ServerSource(url) if url else FileSource(store or surroundings.places.store, key_file)
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -66,7 +75,7 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):
-        source = FileSource(ctx.params.get("store") or Places.found().store)
+        source = FileSource(ctx.params.get("store") or Places.found().store, ctx.params.get("key_file"))
         fitting = (line for line in source.list() if line.id.startswith(incomplete))
         return [
             CompletionItem(line.id, help=clean(line.title, is_one_line=True))

@@ -43,10 +43,11 @@ def list_sessions(
     has_children: bool,  # noqa: FBT001 - click passes options so
     store: Path | None,
     url: str | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List sessions, last changed first: a table, or tab-separated lines where stdout is no terminal."""
-    source = source_of(surroundings, store, url)
+    source = source_of(surroundings, store, url, key_file)
     wanted = (line for line in source.list() if has_children or PART_MARK not in line.id)
     found = list(islice(wanted, limit + 1 if limit else None))
     shown = found[:limit] if limit else found
@@ -91,10 +92,11 @@ def show(
     raw: bool,  # noqa: FBT001 - click passes options so
     store: Path | None,
     url: str | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Show a session as a readable transcript."""
-    source = source_of(surroundings, store, url)
+    source = source_of(surroundings, store, url, key_file)
     found = resolve(source, session)
     journal = JournalReader()
     turns = read(journal.read(bytes(line.record)) for line in source.records(found.id))
@@ -127,13 +129,14 @@ def export(
     session: str,
     store: Path | None,
     url: str | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
 ) -> None:
     """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
 
     Where a record names a large result, "whole" beside it has all of that.
     """
-    source = source_of(surroundings, store, url)
+    source = source_of(surroundings, store, url, key_file)
     found = resolve(source, session)
     for line in source.records(found.id):
         click.echo(json_of(with_whole(source, found.id, line)))
@@ -152,10 +155,11 @@ def delete(
     dry_run: bool,  # noqa: FBT001 - see above
     store: Path | None,
     url: str | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Delete sessions and everything in them for good."""
-    source = source_of(surroundings, store, url)
+    source = source_of(surroundings, store, url, key_file)
     found = list({line.id: line for line in (resolve(source, name) for name in names)}.values())
     for line in found:
         title = shortened(clean(line.title, is_one_line=True), 40)

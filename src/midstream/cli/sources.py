@@ -34,7 +34,8 @@ from midstream.errors import (
 )
 from midstream.local_keys import shown_to
 from midstream.places import Places
-from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo
+from midstream.store.closed import decrypted
+from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo, Store
 from midstream.store.reading import Reader, reading
 from midstream.store.sqlite import SQLiteStore
 
@@ -123,14 +124,23 @@ def resolve(source: Source, name: str) -> SessionLine:
 
 
 class FileSource:
-    """A SQLite store. Only `delete` opens it for writing."""
+    """A SQLite store. Only `delete` opens it for writing.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The database.
+        key_file: The operator's keys, where it is encrypted under them.
+    """
+
+    def __init__(self, path: Path, key_file: Path | None = None) -> None:
         self._path = path
+        self._key_file = key_file
 
     def list(self) -> Iterator[SessionLine]:
         """See `Source.list`."""
         with reading(self._path) as reader:
+            if self._key_file is not None:
+                yield from map(_line_of, asyncio.run(_all_of(decrypted(reader, self._key_file))))
+                return
             numbers = reader.numbers(None)
             for start in range(0, len(numbers), PAGE):
                 yield from map(_line_of, reader.lines(numbers[start : start + PAGE]))
@@ -140,7 +150,10 @@ class FileSource:
         with reading(self._path) as reader:
             if reader.find(session) is None:
                 raise SessionNotFoundError(f"there is no session {session!r}")
-            yield from _lines_of(reader, session)
+            if self._key_file is not None and not _is_under_client_key(reader, session):
+                yield from _decrypted_lines_of(decrypted(reader, self._key_file), session)
+            else:
+                yield from _lines_of(reader, session)
 
     def questions(self, session: str | None) -> Sequence[Question]:
         """See `Source.questions`."""
@@ -160,6 +173,8 @@ class FileSource:
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `Source.blob`."""
         with reading(self._path) as reader:
+            if self._key_file is not None:
+                return asyncio.run(decrypted(reader, self._key_file).blob(session, digest))
             return reader.blob(session, digest)
 
     def delete(self, session: str) -> None:
@@ -204,14 +219,31 @@ def _lines_of(reader: Reader, session: str) -> Iterator[Line]:
             yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
 
 
+def _decrypted_lines_of(store: Store, session: str) -> Iterator[Line]:
+    after = 0
+    while page := asyncio.run(store.read(session, after=after, limit=PAGE)):
+        after = page[-1].position
+        for stored in page:
+            yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
+
+
+async def _all_of(store: Store) -> list[SessionInfo]:
+    return [info async for info in store.list()]
+
+
+def _is_under_client_key(reader: Reader, session: str) -> bool:
+    return any(kept.key == root_of(session) for kept in reader.shelf(ESCROW))
+
+
 _ENCRYPTED = (b"\x01", b"\x02")
 """How what is encrypted begins: see `store.ciphers`."""
 
 
 def _unreadable(reader: Reader, session: str) -> MidstreamError:
     name, ask = repr(session), "ask the server that has it, with --url"
-    if all(kept.key != root_of(session) for kept in reader.shelf(ESCROW)):
-        return KeyMissingError(f"session {name} is encrypted under a key of its server's operator: {ask}")
+    if not _is_under_client_key(reader, session):
+        brought = f"name the file with --key-file, or {ask}"
+        return KeyMissingError(f"session {name} is encrypted under a key of its server's operator: {brought}")
     brought = f"{FILE_VARIABLE} names the file of the secret where another client has it"
     return SessionLockedError(f"session {name} is encrypted under its client's secret: {ask} ({brought})")
 

@@ -65,7 +65,9 @@ class SubAgents:
                 key = (child, record.reply, record.result.call_id)
                 called = self._calls.pop(key, None) or Called("call", record.result.call_id)
                 called.outcome, called.ended_at = record.result.outcome.value, record.at
-                yield self._set_in(call_line(called, self._ink, self._room).removeprefix(INDENT))
+                called.content = record.result.content
+                line = call_line(called, self._ink, self._room, has_reason=True)
+                yield self._set_in(line.removeprefix(INDENT))
             case MessageAccepted() | QuestionAsked() | TurnEnded(status=TurnStatus.COMPLETED):
                 pass
             case TurnEnded():

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from midstream.cli.terminal import Ink, clean, indented, shortened
+from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.core.calls import DAMAGED_CONTENT
 from midstream.core.messages import (
     Call,
@@ -368,15 +368,26 @@ def _said_lines(said: Said, ink: Ink, width: int) -> Iterator[str]:
 _SIGNS = {"ok": "✓", "error": "✗", "cancelled": "∅", "unknown": "?", "denied": "⊘"}
 
 
-def call_line(called: Called, ink: Ink, width: int) -> str:
-    """Return one call as one line: its sign, name, arguments and outcome."""
+REASON_COLUMNS_MIN = 30
+"""Columns for the reason of a failure, where it needs them; the arguments get the rest."""
+_REASONED = ("error", "denied")
+
+
+def call_line(called: Called, ink: Ink, width: int, *, has_reason: bool = False) -> str:
+    """Return one call as one line: its sign, name, arguments and outcome; with `has_reason` also why it failed."""
     took = f" {called.ended_at - called.started_at:.1f} s" if called.started_at and called.ended_at else ""
     runs = f" (run {called.runs})" if called.runs > 1 else ""
     state = called.outcome or ("running" if called.runs or called.is_elsewhere else "waiting")
     tail = f" {state}{took}{runs}{', elsewhere' if called.is_elsewhere else ''}"
     head = f"{INDENT}{_SIGNS.get(called.outcome, '·')} {clean(called.name, is_one_line=True)}"
     arguments = clean(called.arguments, is_one_line=True)
-    line = f"{shortened(f'{head} {arguments}', max(20, width - len(tail)))}{tail}"
+    reason = ""
+    if has_reason and called.outcome in _REASONED and called.content.strip():
+        reason = f": {clean(called.content.strip().splitlines()[0], is_one_line=True)}"
+    room = min(width_of(reason), REASON_COLUMNS_MIN)
+    line = f"{shortened(f'{head} {arguments}', max(20, width - len(tail) - room))}{tail}"
+    if reason:
+        line = shortened(f"{line}{reason}", max(width, width_of(line) + 1))
     match called.outcome:
         case "ok":
             return ink.green(line)
