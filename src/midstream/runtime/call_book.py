@@ -2,7 +2,8 @@
 
 For frameworks that keep their own turns and hand us single calls: there is no reply and no exchange to be seen, only
 an id that stays the same when the graph runs a step again. One session holds the calls of one thread; in its journal
-each of them is a reply of its own, within one turn that nobody ends.
+each of them is a reply of its own. A turn begins with the first call of a step and ends when every call of it has an
+outcome; a call that was suspended, or is in doubt, keeps it open.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from msgspec import Struct
 
 from midstream.core.calls import UNKNOWN_CONTENT, CallPlan, CallState, Verdict, digest_of, judge
 from midstream.core.messages import Call, Outcome, Reply, Result, UserMessage
-from midstream.core.records import CallEnded, CallStarted, MessageAccepted, Record, ReplyCompleted
+from midstream.core.records import (
+    CallEnded,
+    CallStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
 from midstream.core.session import Session
 from midstream.core.turn import Refused, RunningCalls
 from midstream.errors import CallReusedError, SessionBusyError
@@ -27,7 +36,6 @@ from midstream.store.contract import Store
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
-TURN = 1
 SUSPENDED = '{"kind":"suspended"}'
 """Native outcome of a run that stopped by itself to wait for somebody: the call may start again."""
 
@@ -35,6 +43,7 @@ SUSPENDED = '{"kind":"suspended"}'
 class _Entry(Struct, frozen=True):
     """One call of the book."""
 
+    turn: int
     reply_no: int
     state: CallState
     ended: CallEnded | None = None
@@ -102,7 +111,7 @@ class CallBook:
             return entry.ended
         self._running.add((session, call.id))
         self._world.reach(Fault.BEFORE_TOOL)
-        return CallContext(session, TURN, entry.reply_no, call.id, entry.state.runs)
+        return CallContext(session, entry.turn, entry.reply_no, call.id, entry.state.runs)
 
     async def ended(self, context: CallContext, result: Result, native: str = "") -> None:
         """Journal the outcome of a call that `start` let run."""
@@ -110,8 +119,9 @@ class CallBook:
         session = context.session
         self._running.discard((session, context.call_id))
 
-        def decide(_state: Session, _epoch: int, at: float) -> Sequence[Record]:
-            return (CallEnded(TURN, context.reply, result, at, native),)
+        def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
+            ended = CallEnded(context.turn, context.reply, result, at, native)
+            return (ended, *self._closing(session, state, ended))
 
         journal = self._journals[session]
         self._note(self._entries[session], await journal.submit(decide), epoch=journal.journal.epoch)
@@ -133,11 +143,17 @@ class CallBook:
     ) -> Sequence[Record]:
         entry = self._entries[session].get(call.id)
         if entry is None:
-            reply_no = state.turn.reply_no + 1 if isinstance(state.turn, RunningCalls) else 1
+            opening: tuple[Record, ...] = ()
+            if isinstance(state.turn, RunningCalls):
+                turn, reply_no = state.turn.turn, state.turn.reply_no + 1
+            else:
+                turn, reply_no = state.turns + 1, 1
+                message = UserMessage.of(f"Calls of a {self.name} thread.")
+                opening = (MessageAccepted(turn, message, at, driver=self.name),)
             return (
-                *_opening(state, self.name, at=at),
-                ReplyCompleted(TURN, reply_no, 1, Reply((call,)), at, (plan,)),
-                CallStarted(TURN, reply_no, call.id, 1, at, plan.has_effects),
+                *opening,
+                ReplyCompleted(turn, reply_no, 1, Reply((call,)), at, (plan,)),
+                CallStarted(turn, reply_no, call.id, 1, at, plan.has_effects),
             )
         if entry.state.plan.digest != plan.digest:
             raise Refused(CallReusedError(f"call {call.id!r} was recorded with other arguments"))
@@ -149,9 +165,23 @@ class CallBook:
         verdict = judge(entry.state, epoch=epoch + 1)
         if verdict in (Verdict.START, Verdict.RERUN):
             run = entry.state.runs + 1
-            return (CallStarted(TURN, entry.reply_no, call.id, run, at, plan.has_effects),)
-        lost = Result(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
-        return (CallEnded(TURN, entry.reply_no, lost, at),)
+            return (CallStarted(entry.turn, entry.reply_no, call.id, run, at, plan.has_effects),)
+        lost = CallEnded(entry.turn, entry.reply_no, Result(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN), at)
+        return (lost, *self._closing(session, state, lost))
+
+    def _closing(self, session: str, state: Session, ended: CallEnded) -> Sequence[Record]:
+        """Return the end of the turn where `ended` is the last outcome that it lacks."""
+        is_suspended = ended.native == SUSPENDED
+        if is_suspended or not isinstance(state.turn, RunningCalls) or state.turn.turn != ended.turn:
+            return ()
+        others = (
+            entry
+            for call_id, entry in self._entries[session].items()
+            if entry.turn == ended.turn and call_id != ended.result.call_id
+        )
+        if any(entry.ended is None for entry in others):
+            return ()
+        return (TurnEnded(ended.turn, TurnStatus.COMPLETED, ended.at),)
 
     async def _journal(self, session: str) -> DrivenJournal:
         known = self._journals.get(session)
@@ -190,21 +220,15 @@ class CallBook:
                 plans = {plan.call_id: plan for plan in record.plans}
                 for call in record.body.calls:
                     plan = plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments))
-                    entries[call.id] = _Entry(record.reply, CallState(call, plan))
+                    entries[call.id] = _Entry(record.turn, record.reply, CallState(call, plan))
             elif isinstance(record, CallStarted) and record.call_id in entries:
                 entry = entries[record.call_id]
                 state = msgspec.structs.replace(entry.state, runs=record.run, epoch=epoch)
-                entries[record.call_id] = _Entry(entry.reply_no, state)
+                entries[record.call_id] = msgspec.structs.replace(entry, state=state)
             elif isinstance(record, CallEnded) and record.result.call_id in entries:
                 entry = entries[record.result.call_id]
                 if record.native == SUSPENDED:  # it may start again
                     suspended = msgspec.structs.replace(entry.state, runs=0)
-                    entries[record.result.call_id] = _Entry(entry.reply_no, suspended)
+                    entries[record.result.call_id] = msgspec.structs.replace(entry, state=suspended)
                 else:
-                    entries[record.result.call_id] = _Entry(entry.reply_no, entry.state, record)
-
-
-def _opening(state: Session, name: str, *, at: float) -> Sequence[Record]:
-    if state.turns:
-        return ()
-    return (MessageAccepted(TURN, UserMessage.of(f"Calls of a {name} thread."), at, driver=name),)
+                    entries[record.result.call_id] = msgspec.structs.replace(entry, ended=record)
