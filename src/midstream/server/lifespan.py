@@ -59,6 +59,6 @@ def on_end_signal(act: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in former.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, handler)
+        for taken, handler in former.items():
+            if signal.getsignal(taken) is handle:
+                signal.signal(taken, handler)
