@@ -1,4 +1,4 @@
-"""The agent of the README: `midstream serve examples.hello:agent`."""
+"""The agent of the README: `midstream serve hello:agent`."""
 
 from midstream import Agent, tool
 from midstream.testing import ScriptedModel, calls, text  # a stand-in that needs no key; see "Models"

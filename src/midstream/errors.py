@@ -4,6 +4,7 @@ MidstreamError
 ├── UsageError            the program that calls us must change
 │   ├── ToolDefinitionError    a function cannot be offered as a tool
 │   ├── AgentNotFoundError     `module:attribute` names no agent
+│   ├── MissingExtraError      packages of an extra are not installed
 │   └── InvalidHistoryError    messages that can never form a history
 │       ├── HistoryRefusedError    a provider would refuse them (`repair` in mode `strict`)
 │       └── UnreadableHistoryError a file holds no history that can be read
@@ -109,6 +110,16 @@ class AgentNotFoundError(UsageError):
     """`module:attribute` could not be imported or is no `Agent`."""
 
     code = "agent_not_found"
+
+
+class MissingExtraError(UsageError, ImportError):
+    """A package of an extra is not installed; the message names the command that installs it."""
+
+    code = "missing_extra"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, package: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.name = package
 
 
 class InvalidHistoryError(UsageError):

@@ -90,6 +90,16 @@ class Tool(Struct, frozen=True):
         """The name the model calls it by."""
         return self.spec.name
 
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - the function's own
+        """Call the function itself, as if it had no `@tool`: without checks, approval, limits and journal.
+
+        Raises:
+            UsageError: A person or a client answers this tool: there is no function here.
+        """
+        if self.site is not Site.SERVER:
+            raise UsageError(f"{self.name!r} is no function: a {self.site.value} answers it")
+        return self.function(*arguments, **keywords)
+
 
 @runtime_checkable
 class ToolSource(Protocol):

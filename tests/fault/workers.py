@@ -34,6 +34,8 @@ WAIT_S = 30.0
 class Worker:
     """One server process. `async with` ends it, whatever it does."""
 
+    program = "tests.fault.worker_process"
+
     def __init__(self, folder: Path, *options: object) -> None:
         self.url = ""
         self.started_at = 0.0
@@ -44,7 +46,7 @@ class Worker:
         self.started_at = time.time()
         with (self._folder / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.fault.worker_process", str(self._folder), *self._options),
+                *(sys.executable, "-m", self.program, str(self._folder), *self._options),
                 cwd=ROOT,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from midstream.errors import ForeignOriginError, UsageError
-from midstream.server.guards import HostGuard, check_origin, origins_of, page_of
+from midstream.server.guards import HostGuard, check_origin, origins_of, page_of, remote_address
 from midstream.testing.models import text
 from tests.server.serving import KEYS, Socket, called, chunk, make_app, opening, served
 
@@ -164,3 +164,26 @@ async def test_a_served_app_is_guarded_on_its_websockets_too() -> None:
     assert answer.status_code == 403
     # The parser of an install without compiled parts (h11) refuses that by itself, as 400.
     assert refused.value.response.status_code in {400, 403}
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "expected"),
+    [
+        ("127.0.0.1", {}, ""),
+        ("::1", {}, ""),
+        ("::ffff:127.0.0.1", {}, ""),
+        (None, {}, ""),
+        ("198.51.100.7", {}, "198.51.100.7"),
+        ("::ffff:198.51.100.7", {}, "198.51.100.7"),
+        (None, {"x-real-ip": "198.51.100.7"}, "198.51.100.7"),
+        ("127.0.0.1", {"x-forwarded-for": "127.0.0.1, 198.51.100.7"}, "198.51.100.7"),
+        ("127.0.0.1", {"x-forwarded-for": "::1"}, ""),
+        ("127.0.0.1", {"forwarded": 'for="[2001:db8::7]:4711";proto=https'}, "2001:db8::"),
+        ("198.51.100.7", {"x-forwarded-for": "127.0.0.1"}, "198.51.100.7"),
+    ],
+)
+def test_a_client_of_another_machine_is_known_by_the_server_and_by_a_proxy(
+    client: str | None, headers: dict[str, str], expected: str
+) -> None:
+    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert remote_address({"client": client and (client, 4711), "headers": pairs}) == expected

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+
 import pytest
 from starlette.types import Message
 
 from midstream.errors import StoreDamagedError
-from midstream.server.lifespan import live
+from midstream.server.lifespan import live, on_end_signal
 
 
 class Server:
@@ -59,3 +62,26 @@ async def test_a_bug_in_a_start_is_not_taken_for_a_refusal() -> None:
     with pytest.raises(ZeroDivisionError):
         await live(server.start, server.stop, server.receive, server.send)
     assert server.events == ["startup", "started"]
+
+
+async def test_the_signal_that_ends_a_server_is_seen_before_its_handler_and_handed_on() -> None:
+    seen: list[str] = []
+    former = signal.signal(signal.SIGTERM, lambda _number, _frame: seen.append("server"))
+    try:
+        with on_end_signal(lambda: seen.append("drained")):
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert seen == ["server", "drained", "server"]
+
+
+async def test_outside_the_main_thread_no_handler_is_installed() -> None:
+    async def enter() -> None:
+        with on_end_signal(lambda: None):
+            pass
+
+    former = signal.getsignal(signal.SIGTERM)
+    await asyncio.to_thread(asyncio.run, enter())
+    assert signal.getsignal(signal.SIGTERM) is former

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from msgspec.structs import fields
 
+from midstream.runtime.agent import Agent
 from midstream.server.limits import Limits
-from midstream.server.subjects import Subject
 from midstream.testing.models import ScriptedModel, text
 from tests.server.people import say, told
 from tests.server.serving import called
@@ -23,25 +24,18 @@ def _app(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  
     """Run the guide up to its program of a number, and return the app that this makes."""
     monkeypatch.chdir(tmp_path)
     programs = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    _, *programs = programs  # the first one is about mounting
     assert len(programs) == 3
-    claims = {"good": SimpleNamespace(user="ada", customer="acme", ends=None)}
-    keys = {"key-of-bob": Subject("bob")}
-
-    async def owner_of(key: str) -> Subject | None:
-        return keys.get(key)
-
-    names: dict[str, Any] = {
-        "model": ScriptedModel(lambda _: text("Hello.")),
-        "my_tokens": SimpleNamespace(read=claims.get),
-        "my_logins": {"signed-in": Subject("eve")},
-        "my_keys": SimpleNamespace(owner_of=owner_of),
-    }
+    hello = ModuleType("hello")
+    vars(hello).update(agent=Agent(ScriptedModel(lambda _: text("Hello."))))
+    monkeypatch.setitem(sys.modules, "hello", hello)
+    names: dict[str, Any] = {}
     for program in programs[:number]:
         exec(compile(program, "security.md", "exec"), names)  # it is our own guide
     return names["app"]
 
 
-BEARER = {"authorization": "Bearer good"}
+BEARER = {"authorization": "Bearer token-of-ada"}
 COOKIE = {"cookie": "__Host-login=signed-in"}
 KEY = {"x-api-key": "key-of-bob"}
 

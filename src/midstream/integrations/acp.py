@@ -16,24 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from acp import RequestError, helpers
-from acp.schema import (
-    AgentMessageChunk,
-    AudioContentBlock,
-    EmbeddedResourceContentBlock,
-    EnvVariable,
-    HttpHeader,
-    HttpMcpServer,
-    ImageContentBlock,
-    McpServerStdio,
-    PromptCapabilities,
-    PromptResponse,
-    ResourceContentBlock,
-    SseMcpServer,
-    TextContentBlock,
-    ToolCallUpdate,
-    UserMessageChunk,
-)
 from msgspec import Struct
 
 from midstream.core.messages import File, Text, UserMessage
@@ -49,6 +31,7 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.extras import extra
 from midstream.integrations.acp_process import AcpProcess, Leave
 from midstream.integrations.acp_reading import AcpReader
 from midstream.runtime.forwarding import Forwarding
@@ -65,6 +48,26 @@ from midstream.runtime.permissions import (
 )
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
+
+with extra("acp"):
+    from acp import RequestError, helpers
+    from acp.schema import (
+        AgentMessageChunk,
+        AudioContentBlock,
+        EmbeddedResourceContentBlock,
+        EnvVariable,
+        HttpHeader,
+        HttpMcpServer,
+        ImageContentBlock,
+        McpServerStdio,
+        PromptCapabilities,
+        PromptResponse,
+        ResourceContentBlock,
+        SseMcpServer,
+        TextContentBlock,
+        ToolCallUpdate,
+        UserMessageChunk,
+    )
 
 OPENING_S = 120.0
 """Seconds an agent has to open a conversation: it connects its MCP servers, and replays a long one."""

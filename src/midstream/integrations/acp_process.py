@@ -11,21 +11,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-import pydantic
-from acp import PROTOCOL_VERSION, RequestError, connect_to_agent
-from acp.core import ClientSideConnection
-from acp.schema import (
-    AgentCapabilities,
-    AllowedOutcome,
-    ClientCapabilities,
-    DeniedOutcome,
-    Implementation,
-    PermissionOption,
-    RequestPermissionResponse,
-    ToolCallUpdate,
-)
-from acp.transports import default_environment
-
 from midstream.core.upstream_errors import upstream_error
 from midstream.errors import (
     ModelAccessError,
@@ -34,9 +19,26 @@ from midstream.errors import (
     ModelStalledError,
     UpstreamFailedError,
 )
+from midstream.extras import extra
 from midstream.runtime.permissions import Allowed, Decision
 from midstream.version import __version__
 from midstream.world import World
+
+with extra("acp"):
+    import pydantic
+    from acp import PROTOCOL_VERSION, RequestError, connect_to_agent
+    from acp.core import ClientSideConnection
+    from acp.schema import (
+        AgentCapabilities,
+        AllowedOutcome,
+        ClientCapabilities,
+        DeniedOutcome,
+        Implementation,
+        PermissionOption,
+        RequestPermissionResponse,
+        ToolCallUpdate,
+    )
+    from acp.transports import default_environment
 
 GREETING_S = 120.0
 """Seconds an agent has to start and greet: a first `npx` downloads it."""

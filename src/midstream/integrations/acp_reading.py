@@ -6,19 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
-from acp.schema import (
-    AgentMessageChunk,
-    AgentPlanUpdate,
-    AgentThoughtChunk,
-    ContentToolCallContent,
-    FileEditToolCallContent,
-    PromptResponse,
-    TextContentBlock,
-    ToolCallProgress,
-    ToolCallStart,
-    ToolCallUpdate,
-)
-from acp.schema import Usage as CountedTokens
 
 from midstream.core.messages import Finish, Outcome, Usage
 from midstream.core.replies import (
@@ -31,6 +18,22 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.extras import extra
+
+with extra("acp"):
+    from acp.schema import (
+        AgentMessageChunk,
+        AgentPlanUpdate,
+        AgentThoughtChunk,
+        ContentToolCallContent,
+        FileEditToolCallContent,
+        PromptResponse,
+        TextContentBlock,
+        ToolCallProgress,
+        ToolCallStart,
+        ToolCallUpdate,
+    )
+    from acp.schema import Usage as CountedTokens
 
 _FINISHES: Mapping[str, Finish] = {
     "end_turn": Finish.STOP,

@@ -20,21 +20,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from claude_agent_sdk import (
-    ClaudeAgentOptions,
-    ClaudeSDKClient,
-    CLINotFoundError,
-    Message,
-    PermissionMode,
-    PermissionResultAllow,
-    PermissionResultDeny,
-    ProcessError,
-    ResultError,
-    SessionStore,
-    ToolPermissionContext,
-    delete_session,
-    delete_session_via_store,
-)
 
 from midstream.core.messages import File, Text, UserMessage
 from midstream.core.reuse.servers import McpServer
@@ -47,11 +32,29 @@ from midstream.errors import (
     UpstreamFailedError,
     UsageError,
 )
+from midstream.extras import extra
 from midstream.integrations.claude_reading import ClaudeReader
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import Allowed, Asking, Kind, Permission, Person, Rules, decided
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
+
+with extra("claude"):
+    from claude_agent_sdk import (
+        ClaudeAgentOptions,
+        ClaudeSDKClient,
+        CLINotFoundError,
+        Message,
+        PermissionMode,
+        PermissionResultAllow,
+        PermissionResultDeny,
+        ProcessError,
+        ResultError,
+        SessionStore,
+        ToolPermissionContext,
+        delete_session,
+        delete_session_via_store,
+    )
 
 INTERRUPT_S = 2.0
 """Seconds the CLI has to stop its run by itself, so that its transcript says so. Then its process is ended."""

@@ -6,23 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from claude_agent_sdk import (
-    AssistantMessage,
-    ConversationResetMessage,
-    HookEventMessage,
-    Message,
-    RateLimitEvent,
-    ResultMessage,
-    ServerToolResultBlock,
-    ServerToolUseBlock,
-    StreamEvent,
-    SystemMessage,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    UserMessage,
-)
 
 from midstream.core.messages import Finish, Outcome, Usage
 from midstream.core.replies import (
@@ -36,7 +19,27 @@ from midstream.core.replies import (
 )
 from midstream.core.upstream_errors import upstream_error
 from midstream.errors import ModelError, UpstreamFailedError, UpstreamGoneError
+from midstream.extras import extra
 from midstream.runtime.upstreams import Marked, Opened, UpstreamEvent
+
+with extra("claude"):
+    from claude_agent_sdk import (
+        AssistantMessage,
+        ConversationResetMessage,
+        HookEventMessage,
+        Message,
+        RateLimitEvent,
+        ResultMessage,
+        ServerToolResultBlock,
+        ServerToolUseBlock,
+        StreamEvent,
+        SystemMessage,
+        TextBlock,
+        ThinkingBlock,
+        ToolResultBlock,
+        ToolUseBlock,
+        UserMessage,
+    )
 
 _FINISHES = {"max_tokens": Finish.LENGTH, "refusal": Finish.FILTER}
 _LIMITS = {"error_max_turns"}

@@ -12,17 +12,20 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from claude_agent_sdk import SessionKey, SessionStore, fold_session_summary
-from claude_agent_sdk.types import (
-    SessionListSubkeysKey,
-    SessionStoreEntry,
-    SessionStoreListEntry,
-    SessionSummaryEntry,
-)
 
 from midstream.errors import ShelfMovedError
+from midstream.extras import extra
 from midstream.store.contract import Kept, Shelf
 from midstream.world import World
+
+with extra("claude"):
+    from claude_agent_sdk import SessionKey, SessionStore, fold_session_summary
+    from claude_agent_sdk.types import (
+        SessionListSubkeysKey,
+        SessionStoreEntry,
+        SessionStoreListEntry,
+        SessionSummaryEntry,
+    )
 
 TRIES_MAX = 1000
 """Numbers that others may take before an append is given up. Each of them is an append that succeeded."""

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import openai_codex as sdk
-from openai_codex import types
-from openai_codex.generated import v2_all as wire
 
 from midstream.core.formats.files import file_words
 from midstream.core.messages import File, Finish, Outcome, Text, Usage, UserMessage
@@ -44,11 +41,17 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.extras import extra
 from midstream.integrations.codex_asking import AskingClient, Leave, OnceClient
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import Asking, Person, Rules
 from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent, doubtful
 from midstream.world import World
+
+with extra("codex"):
+    import openai_codex as sdk
+    from openai_codex import types
+    from openai_codex.generated import v2_all as wire
 
 STOP_S = 5.0
 """Seconds a turn has to be interrupted, when nobody waits for it any more."""

@@ -17,13 +17,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import openai_codex as sdk
-from openai_codex.client import CodexClient
-from openai_codex.generated import v2_all as wire
 
 from midstream.core.permissions import Allowed, Permission, Person
+from midstream.extras import extra
 from midstream.runtime.permissions import Asking, Rules, decided
 from midstream.world import World
+
+with extra("codex"):
+    import openai_codex as sdk
+    from openai_codex.client import CodexClient
+    from openai_codex.generated import v2_all as wire
 
 COMMAND = "item/commandExecution/requestApproval"
 CHANGE = "item/fileChange/requestApproval"

@@ -16,9 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, S
 from pathlib import Path
 from typing import IO, Any
 
-import cursor_sdk as sdk
 import msgspec
-from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
 from msgspec import Struct
 
 from midstream.core.formats.files import file_words
@@ -47,10 +45,15 @@ from midstream.errors import (
     UpstreamMismatchError,
     UsageError,
 )
+from midstream.extras import extra
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful, is_never_sent
 from midstream.world import World
+
+with extra("cursor"):
+    import cursor_sdk as sdk
+    from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
 
 LAUNCH_S = 30.0
 """Seconds the bridge has to start."""

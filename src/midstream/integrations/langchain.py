@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, overload
 
 import msgspec
-from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage, messages_from_dict
-from langchain_core.prompt_values import PromptValue
 
 from midstream.core.profiles import profile_named
+from midstream.extras import extra
 from midstream.history import Repaired, repair
+
+with extra("langgraph"):
+    from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage, messages_from_dict
+    from langchain_core.prompt_values import PromptValue
 
 _FORMAT = "langchain"
 _ALL = "__remove_all__"

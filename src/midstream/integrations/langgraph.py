@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from langchain_core.messages import AIMessage, ToolMessage
-from langgraph.errors import GraphBubbleUp
 
 from midstream.core.calls import CallPlan, OnDoubt, digest_of
 from midstream.core.messages import Call, Outcome, Result, storable
 from midstream.core.records import CallEnded
 from midstream.errors import UsageError
+from midstream.extras import extra
 from midstream.runtime.call_book import SUSPENDED, CallBook
 from midstream.runtime.journal import require_session_id
 from midstream.runtime.observing import Observer
@@ -31,6 +30,10 @@ from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools import running
 from midstream.world import World
+
+with extra("langgraph"):
+    from langchain_core.messages import AIMessage, ToolMessage
+    from langgraph.errors import GraphBubbleUp
 
 DRIVER = "langgraph"
 _NOT_KEPT = "This tool finished, but what it returned is no message and was lost when the process died."

@@ -22,21 +22,24 @@ from typing import Any, Literal, TextIO, TypedDict, Unpack, cast
 from urllib.parse import urlsplit
 
 import httpx2
-import mcp_types as wire
 import msgspec
-from jsonschema.validators import validator_for
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
-from mcp.client import Transport
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.dispatcher import ProgressFnT
 
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Outcome, ToolSpec, storable
 from midstream.core.timing import Backoff
 from midstream.errors import ToolsUnavailableError, UsageError
+from midstream.extras import extra
 from midstream.tools import PROGRESS_CHARS_MAX, TIMEOUT_S, Answer, CallContext, Tool, current_call
 from midstream.version import __version__
 from midstream.world import World
+
+with extra("mcp"):
+    import mcp_types as wire
+    from jsonschema.validators import validator_for
+    from mcp import Client, MCPError, StdioServerParameters, stdio_client
+    from mcp.client import Transport
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared.dispatcher import ProgressFnT
 
 CONNECT_S = 60.0
 """Seconds a server has to start and greet: a first `npx` or `uvx` downloads its program."""

@@ -23,12 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from agents import FunctionTool, ModelResponse, Usage
-from agents.models.interface import Model
-from agents.tool_context import ToolContext
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItem, ResponseUsage
-from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import TypeAdapter
 
 from midstream.core.calls import CallPlan, OnDoubt, digest_of
 from midstream.core.messages import (
@@ -46,12 +40,21 @@ from midstream.core.messages import (
 from midstream.core.messages import Usage as Tokens
 from midstream.core.records import CallEnded, Delta, TurnStatus
 from midstream.errors import UsageError
+from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools import running
 from midstream.world import World
+
+with extra("openai-agents"):
+    from agents import FunctionTool, ModelResponse, Usage
+    from agents.models.interface import Model
+    from agents.tool_context import ToolContext
+    from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItem, ResponseUsage
+    from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+    from pydantic import TypeAdapter
 
 DRIVER = "openai-agents"
 _items: TypeAdapter[list[ResponseOutputItem]] = TypeAdapter(list[ResponseOutputItem])

@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 import msgspec
-import openai
 from msgspec import Struct
 
 from midstream.core.formats.openai_responses_stream import ResponsesReader, render_tools
@@ -42,6 +41,7 @@ from midstream.errors import (
     UpstreamFailedError,
     UpstreamGoneError,
 )
+from midstream.extras import extra
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import (
     Abilities,
@@ -54,6 +54,9 @@ from midstream.runtime.upstreams import (
     is_never_sent,
 )
 from midstream.world import World
+
+with extra("openai"):
+    import openai
 
 Memory = Literal["responses", "conversation"]
 

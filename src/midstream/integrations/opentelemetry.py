@@ -13,14 +13,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from msgspec import Struct
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
 from midstream.core.intervals import OK, OPEN_MAX, Interval, Intervals, Kind
 from midstream.core.parts import PART_MARK
 from midstream.core.records import Record
+from midstream.extras import extra
 from midstream.version import __version__
+
+with extra("otel"):
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
 OPERATION = {Kind.TURN: "invoke_agent", Kind.MODEL: "chat", Kind.CALL: "execute_tool"}
 DURATION = {

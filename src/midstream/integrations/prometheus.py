@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
 from midstream.core.intervals import Interval, Intervals, Kind
 from midstream.core.records import MemoryJudged, QuestionAsked, Record, StallNoticed
+from midstream.extras import extra
+
+with extra("prometheus"):
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 MODELS_MAX = 100
 """Names of models that are told apart; the tokens of any further one are counted under `OTHER`."""

@@ -28,38 +28,6 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from pydantic import TypeAdapter
-from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, WrapRunHandler
-from pydantic_ai.durable_exec import record_durable_unit, replay_scope
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, RunCancelled, ToolFailed
-from pydantic_ai.messages import (
-    BinaryContent,
-    FileUrl,
-    ModelMessage,
-    ModelMessagesTypeAdapter,
-    ModelRequest,
-    ModelResponse,
-    ModelResponseStreamEvent,
-    PartDeltaEvent,
-    PartStartEvent,
-    RetryPromptPart,
-    TextContent,
-    TextPart,
-    TextPartDelta,
-    ThinkingPart,
-    ThinkingPartDelta,
-    ToolCallPart,
-    ToolReturn,
-    ToolReturnPart,
-    UserContent,
-    UserPromptPart,
-)
-from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
-from pydantic_ai.models.wrapper import WrapperModel
-from pydantic_ai.run import AgentRunResult
-from pydantic_ai.settings import ModelSettings
-from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, RunContext, ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
 from midstream.core.calls import CallPlan, OnDoubt, digest_of
 from midstream.core.messages import (
@@ -80,12 +48,47 @@ from midstream.core.messages import (
 )
 from midstream.core.records import CallEnded, Delta, TurnStatus
 from midstream.errors import LeaseLostError, UsageError
+from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store, Stored
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools import RESULT_CHARS_MAX, current_call, running
 from midstream.world import World
+
+with extra("pydantic-ai"):
+    from pydantic import TypeAdapter
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, WrapRunHandler
+    from pydantic_ai.durable_exec import record_durable_unit, replay_scope
+    from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, RunCancelled, ToolFailed
+    from pydantic_ai.messages import (
+        BinaryContent,
+        FileUrl,
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelRequest,
+        ModelResponse,
+        ModelResponseStreamEvent,
+        PartDeltaEvent,
+        PartStartEvent,
+        RetryPromptPart,
+        TextContent,
+        TextPart,
+        TextPartDelta,
+        ThinkingPart,
+        ThinkingPartDelta,
+        ToolCallPart,
+        ToolReturn,
+        ToolReturnPart,
+        UserContent,
+        UserPromptPart,
+    )
+    from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
+    from pydantic_ai.models.wrapper import WrapperModel
+    from pydantic_ai.run import AgentRunResult
+    from pydantic_ai.settings import ModelSettings
+    from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, RunContext, ToolDefinition
+    from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 
 DRIVER = "pydantic-ai"
 METADATA_KEY = "midstream"

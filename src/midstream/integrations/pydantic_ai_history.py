@@ -17,11 +17,14 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
 
 from midstream.core.profiles import profile_named
 from midstream.errors import InvalidHistoryError
+from midstream.extras import extra
 from midstream.history import Repaired, repair
+
+with extra("pydantic-ai"):
+    from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
 
 HistoryProcessor = Callable[[list[ModelMessage]], list[ModelMessage]]
 

@@ -1,13 +1,15 @@
 """The ASGI app: routes, guards and errors around one host.
 
-It runs alone (its lifespan starts and stops the host) or mounted in another app, whose server never tells it
-about its life: then it starts with the first request, and whoever mounts it calls `stop()` at the end.
+It runs alone (its lifespan starts and stops the host) or mounted in another app. A mounted app receives no lifespan
+events: pass `App.lifespan` to the app around it, which then starts, drains and stops this one too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Sequence
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Never
@@ -31,7 +33,7 @@ from midstream.server.cors import Cors
 from midstream.server.door import SESSION_PATH, Door, path_of
 from midstream.server.guards import origins_of
 from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
-from midstream.server.lifespan import live
+from midstream.server.lifespan import live, on_end_signal
 from midstream.server.limits import Limits
 from midstream.server.metrics import Metrics, MetricsPage
 from midstream.server.openapi import openapi_route
@@ -50,6 +52,12 @@ _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
 """Errors come to the app and not to the handlers of one that mounts it."""
 _ONE = "/v1/sessions/{session_id}"
 """The address of one session."""
+_NO_LIFESPAN = (
+    "the app was started by a request, because it is mounted without its lifespan: interrupted turns were not resumed "
+    "before, and a SIGTERM does not drain it. Pass `lifespan=agents.lifespan` to Starlette or FastAPI, where `agents` "
+    "is what `midstream.asgi` returned."
+)
+_log = logging.getLogger(__name__)
 GRACE_S = 5.0
 """Seconds that running tools have to end when the app is stopped."""
 
@@ -66,6 +74,7 @@ def asgi(
     access: Access | None = None,
     limits: Limits = Limits(),
     observers: Sequence[Observer] = (),
+    allow_unauthenticated: bool = False,
 ) -> App:
     """Make the ASGI app that hosts an agent: run it with `midstream serve`, or mount it in your own.
 
@@ -77,11 +86,13 @@ def asgi(
         settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
         retention: How long events can be replayed, and sessions are kept.
-        access: Who may come in, and what they may do there. None lets in whoever reaches it: for an app that is mounted
-            in one with a login of its own, or that nobody but you can reach.
+        access: Who may come in, and what they may do there. None serves every client of this machine, and a warning
+            is logged.
         limits: What callers may do.
         observers: Told of what is appended here, such as `midstream.integrations.opentelemetry.OpenTelemetry`. The
             first that is a `MetricsPage` too is served at `/metrics`.
+        allow_unauthenticated: Serve clients of other machines without `access`: for an app that is mounted in one with
+            a login of its own. By default they are refused.
 
     Raises:
         UsageError: `access` is given, and the store keeps no small values (`Shelf`); or one of `allowed_origins` is
@@ -104,7 +115,7 @@ def asgi(
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)
-    door = Door(host, access, limits, allowed_origins)
+    door = Door(host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated)
     connections = Connections(limit=limits.connections_max, settings=settings)
     return App(host, connections, door, page, allowed_origins=allowed_origins)
 
@@ -170,6 +181,34 @@ class App:
                 await self.host.start()
                 await self.door.open()
                 self._is_started = True
+
+    async def _start_late(self) -> None:
+        """Start with a request, and log what is missing."""
+        if not self._starting.locked():
+            _log.warning(_NO_LIFESPAN)
+        await self.start()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, outer: object) -> AsyncIterator[None]:  # noqa: ARG002 - the shape that Starlette calls
+        """Start with the app that mounts this one, drain at SIGTERM or SIGINT, and stop with it.
+
+            agents = midstream.asgi(agent)
+            app = Starlette(routes=[Mount("/agent", agents)], lifespan=agents.lifespan)  # or FastAPI(lifespan=...)
+
+        A lifespan of your own enters it: `async with agents.lifespan(app): ...`.
+
+        Args:
+            outer: The app that mounts this one, as Starlette and FastAPI pass it.
+
+        Raises:
+            StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
+        """
+        await self.start()
+        with on_end_signal(self.drain):
+            try:
+                yield
+            finally:
+                await self.stop()
 
     def drain(self) -> None:
         """Tell every connection to reconnect elsewhere or later, and refuse new ones. Turns go on until `stop`.
@@ -252,7 +291,8 @@ class App:
         if self._cors.is_preflight(scope):
             await self._cors.allow(send)
             return
-        await self.start()
+        if not self._is_started:
+            await self._start_late()
         scope = await self.door.admit(scope)  # and not the former one besides: a stream lasts
         with await unlock_for(self.host, scope) as held:
             scope["app"], scope[HELD], scope["starlette.exception_handlers"] = self, held, _NO_HANDLERS

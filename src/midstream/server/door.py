@@ -11,6 +11,7 @@ long a stream may live.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection
 from itertools import chain
@@ -20,10 +21,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from midstream.errors import UnauthorizedError, UsageError
+from midstream.errors import AccessError, UnauthorizedError, UsageError
 from midstream.runtime.host import Host
 from midstream.server.access import Access
-from midstream.server.guards import check_intent, check_origin, check_page
+from midstream.server.guards import check_intent, check_origin, check_page, remote_address
 from midstream.server.judge import Judge, has_shown_something
 from midstream.server.limits import Limits, address_of
 from midstream.server.passes import LOGIN_LINK_S, Kind, Passes
@@ -44,6 +45,9 @@ _STREAMS = frozenset({"/events", "/poll", "/stream"})
 _BEGINNINGS = frozenset({"/chunks", "/events", "/poll", "/stream", "/tickets"})
 """What may come before its session is there."""
 
+_ADVICE = "Pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` where the app around it authenticates."
+_log = logging.getLogger(__name__)
+
 
 def action_of(method: str, what: str) -> Action:
     """Return what a request wants with its session: `what` is the path behind its name."""
@@ -62,15 +66,23 @@ class Door:
         access: Who may come in; None where an application in front has asked already.
         limits: What callers may do.
         allowed_origins: Whose pages may ask beside our own.
+        allow_unauthenticated: Serve other machines, too, where `access` is None.
 
     Raises:
         UsageError: The store of the host keeps no small values, and `access` needs them.
     """
 
     def __init__(
-        self, host: Host, access: Access | None, limits: Limits, allowed_origins: Collection[str]
+        self,
+        host: Host,
+        access: Access | None,
+        limits: Limits,
+        allowed_origins: Collection[str],
+        *,
+        allow_unauthenticated: bool = False,
     ) -> None:
         self.access = access
+        self.is_local = access is None and not allow_unauthenticated
         self._host = host
         self._limits = limits
         self._allowed_origins = frozenset(allowed_origins)
@@ -87,13 +99,21 @@ class Door:
 
     async def open(self) -> None:
         """Make ready, when the store is."""
-        if self.access is not None and self.access.login:
+        if self.access is None:
+            clients = (
+                "of this machine only" if self.is_local else "of every machine that can reach the server"
+            )
+            _log.warning(
+                "no authentication is configured: every client %s has full access. %s", clients, _ADVICE
+            )
+        elif self.access.login:
             await self.passes.keep(self.access.login, Kind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
 
     def look_at(self, scope: Scope) -> None:
         """Turn away what can be seen from outside, before anything is opened for it.
 
         Raises:
+            AccessError: It comes from another machine, and nobody here asks who that is.
             ForeignOriginError: A page of another site asks.
             LimitReachedError: Its address asks too often.
             HTTPException: Its headers are too large, or its path is none.
@@ -106,6 +126,11 @@ class Door:
         if not scope["path"].isprintable():
             # A router may overlook a line's end that the tables above do not.
             raise HTTPException(404)
+        if self.is_local and (address := remote_address(scope)):
+            raise AccessError(
+                f"this app has no authentication, and refuses {address}: only clients of this machine are served. "
+                f"{_ADVICE}"
+            )
         check_origin(scope, self._allowed_origins)
         self._counters.requests.count(address_of(scope))
 

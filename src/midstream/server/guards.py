@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Collection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.errors import ForeignOriginError, UsageError
+from midstream.server.limits import address_of, counted_address
 from midstream.server.problems import problem_of, refuse
 
 ANY_HOST = "*"
@@ -31,6 +32,9 @@ DELIBERATE = (
 """Headers that make a browser ask before it sends them to another site."""
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ENCRYPTED = frozenset({"https", "wss"})
+_FORWARDED = (b"x-forwarded-for", b"x-real-ip", b"forwarded")
+"""Headers in which a proxy names its client. They are believed only against the client."""
+_ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -102,6 +106,17 @@ def check_intent(scope: Scope) -> None:
     """
     if _header(scope, b"origin") or _header(scope, b"sec-fetch-site"):
         check_page(scope, is_stream=False)
+
+
+def remote_address(scope: Scope) -> str:
+    """Return the address of a client on another machine, as the server or a proxy on this machine names it.
+
+    "" is a client of this machine: a loopback address, or a Unix socket without a proxy's header.
+    """
+    if address := address_of(scope):
+        return address
+    named = ",".join(_header(scope, name) for name in _FORWARDED)
+    return next(filter(None, map(counted_address, _ADDRESS.findall(named))), "") if named else ""
 
 
 def _parts_of(origin: str) -> tuple[str, str]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 
 from starlette.types import Receive, Send
 
@@ -29,3 +34,31 @@ async def live(
     await receive()  # lifespan.shutdown
     await stop()
     await send({"type": "lifespan.shutdown.complete"})
+
+
+@contextlib.contextmanager
+def on_end_signal(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` on the running event loop at SIGTERM and SIGINT, before the handlers that the server has installed.
+
+    A server waits for its open connections before it ends the lifespan, and streams end only when they are drained.
+    Outside the main thread Python delivers no signals, and a server without handlers ends at once: nothing is called.
+    """
+    loop = asyncio.get_running_loop()
+    former: dict[int, Callable[[int, FrameType | None], object]] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+        former[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                former[number] = handler
+                signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for taken, handler in former.items():
+            if signal.getsignal(taken) is handle:
+                signal.signal(taken, handler)

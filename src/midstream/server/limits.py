@@ -184,18 +184,21 @@ class RunningTurns:
 def address_of(scope: Scope) -> str:
     """Return the address a request came from; "" where it is this machine's, or no address."""
     client = scope.get("client")
-    return _counted_as(client[0]) if client else ""
+    return counted_address(client[0]) if client else ""
 
 
 @lru_cache(CALLERS_MAX)
-def _counted_as(host: str) -> str:
+def counted_address(host: str) -> str:
+    """Return the address that limits are counted for; "" where it is this machine's, or no address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped  # how a socket for both families names an IPv4 client
     if address.is_loopback:
         return ""
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+    if isinstance(address, ipaddress.IPv6Address):
         # One customer of a provider has at least a /64, and a new address whenever it likes.
         return str(ipaddress.ip_network((address, 64), strict=False).network_address)
     return str(address)

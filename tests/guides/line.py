@@ -1,0 +1,57 @@
+"""A line to a server that can be cut: every connection of that moment is reset, and later ones pass again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+READ_BYTES_MAX = 65536
+
+
+class Line:
+    """A relay in front of one port, which may be dead."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for writer in [*self._writers]:
+            writer.transport.abort()
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection to its end."""
+        self._writers.add(writer)
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._port)
+            self._writers.add(there[1])
+            ways = (_carry(reader, there[1]), _carry(there[0], writer))
+            await asyncio.wait(map(asyncio.ensure_future, ways), return_when=asyncio.FIRST_COMPLETED)
+            there[1].transport.abort()
+            self._writers.discard(there[1])
+        except OSError:  # nobody listens: the server was killed
+            pass
+        finally:
+            writer.transport.abort()
+            self._writers.discard(writer)
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(READ_BYTES_MAX):
+            writer.write(piece)
+            await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def line_to(port: int) -> AsyncIterator[tuple[Line, str]]:
+    """Relay to a port of this machine; yields the line, and its address."""
+    line = Line(port)
+    server = await asyncio.start_server(line.relay, "127.0.0.1", 0)
+    try:
+        yield line, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        line.cut()

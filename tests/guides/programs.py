@@ -1,0 +1,177 @@
+"""What is run of each page, and against what. A block that no row names fails `test_every_block_is_executed`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+URL = "http://127.0.0.1:8000"
+"""The address that pages print for a server; a test puts its own there."""
+ANYTHING = "…"
+SERVED_JS = ("/static/client/midstream.js", "https://agents.example/static/client/midstream.js")
+"""Addresses from which pages import the browser's client; a test puts the file there."""
+
+
+class Program(Struct, frozen=True):
+    """Blocks of one page in one file, as a reader would put them there, and what the reader does with them.
+
+    Args:
+        page: File name of the page.
+        blocks: Numbers of the blocks, in this order.
+        then: Appended: how a reader calls what the blocks define.
+        prints: What the program then prints, exactly; `ANYTHING` stands for whatever comes there.
+        language: Of the blocks.
+        before: Put in front, where a block of JavaScript stands for an application that the page leaves to its reader.
+        needs: Modules of extras and of other projects.
+        environment: `main`, or the one of the frameworks that need one of their own.
+        is_of_provider: Run it against the strict provider of this machine instead of OpenAI's and Anthropic's servers.
+        talks_to: `MODULE:AGENT` that is served, for a program that talks to a server. It is run three times: with a
+            line that holds, with one that is cut in mid-answer, and with a server that is killed in mid-answer.
+        session: The session that it talks in.
+    """
+
+    page: str
+    blocks: tuple[int, ...]
+    then: str = ""
+    prints: str = ""
+    language: Literal["python", "js"] = "python"
+    before: str = ""
+    needs: tuple[str, ...] = ()
+    environment: Literal["main", "frameworks"] = "main"
+    is_of_provider: bool = False
+    talks_to: str = ""
+    session: str = "my-session"
+
+    @property
+    def name(self) -> str:
+        """For people: `network.md-python-0`."""
+        return f"{self.page}-{self.language}-{'-'.join(map(str, self.blocks))}"
+
+
+_COAT = "Let me look. Take a coat: it is 8 degrees in Oslo."
+_ASK = f"""
+import asyncio
+print(asyncio.run(ask("{URL}", "Do I need a coat in Oslo?")), end="")
+"""
+_DECIDE = f"""
+def decide(question):
+    return ("reply", "the large one") if question.kind == "question" else ("allow", "")
+
+import asyncio
+print(asyncio.run(ask("{URL}", "Pay the invoice.", decide)), end="")
+"""
+_ANSWER_TWICE = """
+import asyncio
+
+async def main():
+    first = await answer("chat-42", "m-1", "Book a hotel in Oslo.")
+    assert await answer("chat-42", "m-1", "Book a hotel in Oslo.") == first
+    print(first, end="")
+
+asyncio.run(main())
+"""
+_ANSWER_AND_CARRY_ON = """
+import asyncio
+
+async def main():
+    print(await answer("chat-42", "m-1", "Book a hotel in Oslo."), end="")
+    await carry_on()
+    await durable.close()
+
+asyncio.run(main())
+"""
+_KILLED_IN_ITS_TOOL = """
+import asyncio, os, signal
+
+async def book_and_die(city):
+    with open("booked", "a") as file:
+        file.write(city)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+book.coroutine = book_and_die
+child = os.fork()
+if child == 0:
+    asyncio.run(answer("thread", "Book a hotel in Oslo."))
+os.waitpid(child, 0)
+print(asyncio.run(answer("thread", "Book a hotel in Oslo.")), open("booked").read(), end="")
+"""
+_REUSE = """
+import asyncio
+from midstream.testing import run_turn
+
+async def main():
+    await host.start()
+    for text in ("one", "two"):
+        await run_turn(host, "s", text)
+    print(agent.model.last("s").way, end="")
+    await host.stop()
+
+asyncio.run(main())
+"""
+_MADE = "print(agent.model.name != '', end='')"
+_PAGE = f"globalThis.light = {{}}; globalThis.show = (stream) => stream; globalThis.apply = () => {{}};\n\
+globalThis.location = {{ origin: '{URL}' }};\n"
+_OWN = f"const url = '{URL}';\nconst token = () => 'a-token';\n"
+
+TABLE = [
+    Program("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
+    Program("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
+    Program("README.md", (2,), "print(app.routes[0].path, end='')", "/agent"),
+    Program("README.md", (3,), needs=("openai", "pydantic_ai")),
+    Program("acp.md", (0,), _MADE, "True", needs=("acp",)),
+    Program("acp.md", (1,), needs=("acp",)),
+    Program("approvals.md", (1,), _MADE, "True", needs=("acp",)),
+    Program("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
+    Program("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
+    Program("browser.md", (0,), "client.close();", language="js", before=_PAGE, talks_to="hello:agent"),
+    Program(
+        "browser.md",
+        (1,),
+        "client.close();",
+        language="js",
+        before=f'{_PAGE}import {{ connect }} from "{SERVED_JS[0]}";\n',
+    ),
+    Program("claude.md", (0,), _MADE, "True", needs=("claude_agent_sdk",)),
+    Program("claude.md", (1,), needs=("claude_agent_sdk",)),
+    Program("claude.md", (2,), needs=("claude_agent_sdk",)),
+    Program("codex.md", (0,), _MADE, "True", needs=("openai_codex",)),
+    Program("cursor.md", (0,), _MADE, "True", needs=("cursor_sdk",)),
+    Program("encryption.md", (0,), "import os; print(os.path.exists('keys'), end='')", "True"),
+    Program("encryption.md", (1,), "import os; print(os.path.exists('keys'), end='')", "True"),
+    *(
+        Program("hooks.md", (number,), f"print('on it' in repr({what}), end='')", "True", is_of_provider=True)
+        for number, what in ((1, "reply"), (2, "result"), (3, "state"), (5, "reply"))
+    ),
+    Program(
+        "hooks.md",
+        (0,),
+        "print(reply.content[0].text, end='')",
+        "(Edit(code='dangling-call', at=1, did='added a result that says so', …\non it",
+        is_of_provider=True,
+    ),
+    Program(
+        "hooks.md",
+        (4,),
+        "print('on it' in repr(agent.invoke({'messages': [('user', 'Deploy it.')]})), end='')",
+        "True",
+        needs=("langchain",),
+    ),
+    Program("mcp.md", (0,), "print([each.name for each in agent.sources], end='')", "['files', 'mail']"),
+    Program("models.md", (0,), "print(agent.stalls.first_token_s, end='')", "60.0"),
+    Program("models.md", (1,), "print(model.name, end='')", "anthropic-messages:some-model"),
+    Program("models.md", (2,), "print(model.name, end='')", "openai-responses:some-model"),
+    Program("network.md", (0,), prints=_COAT, talks_to="hello:agent", session="private"),
+    Program("network.md", (1,), prints=_COAT, talks_to="hello:agent", session="session-1"),
+    Program("openai-memory.md", (0,), _MADE, "True", needs=("openai",)),
+    Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
+    Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
+    Program("pydantic-ai.md", (2,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
+    Program("pydantic-ai.md", (3, 4), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
+    Program("rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"),
+    Program("retention.md", (0,), "print(app.open_streams, end='')", "0"),
+    Program("reuse.md", (0,), _REUSE, "resumed"),
+    Program("security.md", (0, 1, 2, 3), "print(app.asks_who, end='')", "True"),
+    Program("security.md", (0,), "client.close();", language="js", before=_OWN),
+    Program("transactions.md", (0,), "print(agent.tools['order'].on_doubt, end='')", "in_transaction"),
+]

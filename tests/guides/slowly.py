@@ -1,0 +1,43 @@
+"""An agent whose every answer stops behind its first word until the file `go` is in the current folder.
+
+`midstream serve tests.guides.slowly:agent` serves the agent that the variable GUIDE_AGENT names (`MODULE:AGENT`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from midstream import Agent, Model
+from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
+from midstream.world import World
+
+LOOK_S = 0.005
+
+
+class Slow:
+    """A model in front of the guide's."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
+        return getattr(self._model, name)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        async for event in self._model.stream(request):
+            yield event
+            while isinstance(event, TextDelta) and not os.access("go", os.F_OK):
+                await World().sleep(LOOK_S)
+
+
+def _find() -> Agent:
+    module, _, name = os.environ["GUIDE_AGENT"].partition(":")
+    agent: Agent = getattr(importlib.import_module(module), name)
+    agent.model = Slow(agent.model)
+    return agent
+
+
+agent = _find()

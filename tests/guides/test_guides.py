@@ -1,0 +1,235 @@
+"""Every code block of the README and the guides is executed as printed.
+
+A program that talks to a server is also executed while its line is cut, and while the server is killed, in the middle
+of an answer: what it shows in the end is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import midstream
+from midstream.cli import midstream_command
+from midstream.core.records import Delta, TurnEnded
+from tests.fault.workers import until_there
+from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN, all_blocks
+from tests.guides.line import line_to
+from tests.guides.programs import ANYTHING, SERVED_JS, TABLE, URL, Program
+from tests.integrations.strict_provider import strict_provider
+from tests.ports import held_port
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60.0
+BLOCKS = {block.key: block for block in all_blocks()}
+NODE = shutil.which("node")
+FRAMEWORKS = ROOT / ".venv-peers-durable" / "bin" / "python"
+CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
+TALKING = [program for program in TABLE if program.talks_to]
+OTHERS = [program for program in TABLE if not program.talks_to]
+
+
+def test_every_block_is_executed() -> None:
+    named = {(program.page, program.language, number) for program in TABLE for number in program.blocks}
+    served = {(_page_of(program.talks_to), "python", 0) for program in TALKING}
+    programs = {key for key in BLOCKS if key[1] in PROGRAMS}
+    assert programs - named - served == set(), "a block that no row of tests/guides/programs.py runs"
+    assert named - programs == set(), "a row whose block is gone"
+
+
+def test_every_language_is_known() -> None:
+    assert {language for _, language, _ in BLOCKS} <= PROGRAMS | COMMANDS | SHOWN
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    for (page, language, _), block in BLOCKS.items():
+        if language in COMMANDS:
+            for line in re.findall(r"^(?:\$ )?(?:\S+ )*?(midstream .*)$", block.code, re.MULTILINE):
+                yield page, line
+
+
+@pytest.mark.parametrize(("page", "line"), [*_commands()])
+def test_every_command_is_one_with_these_options(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    command: click.Command = midstream_command
+    context = click.Context(command, info_name="midstream", resilient_parsing=True)
+    while isinstance(command, click.Group) and words:
+        name, found, words = command.resolve_command(context, words)
+        assert found is not None, name
+        command, context = found, click.Context(found, context, name, resilient_parsing=True)
+    command.make_parser(context).parse_args([*words])  # refuses options that are none
+
+
+@pytest.mark.parametrize("program", OTHERS, ids=lambda program: program.name)
+async def test_a_program_runs_as_printed(program: Program, tmp_path: Path) -> None:
+    _check_environment(program)
+    with strict_provider() as provider:
+        environment = {
+            "ANTHROPIC_BASE_URL": provider.url,
+            "OPENAI_BASE_URL": f"{provider.url}/v1",
+            "ANTHROPIC_API_KEY": "k",
+            "OPENAI_API_KEY": "k",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        }
+        out = await _run(program, tmp_path, URL, environment if program.is_of_provider else {})
+    assert _fits(program, out), out
+
+
+@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+async def test_a_program_talks_to_a_server(program: Program, tmp_path: Path) -> None:
+    _check_environment(program)
+    (tmp_path / "go").touch()
+    with held_port() as port:
+        async with _served(program, tmp_path, port), line_to(port) as (_, url):
+            assert _fits(program, await _run(program, tmp_path, url, {}))
+            await until_there(tmp_path, program.session, TurnEnded)
+
+
+@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Program, tmp_path: Path) -> None:
+    _check_environment(program)
+    with held_port() as port:
+        async with _served(program, tmp_path, port), line_to(port) as (line, url):
+            running = asyncio.ensure_future(_run(program, tmp_path, url, {}))
+            await until_there(tmp_path, program.session, Delta)
+            line.cut()
+            (tmp_path / "go").touch()
+            out = await running
+            assert _fits(program, out), out
+            await until_there(tmp_path, program.session, TurnEnded)
+
+
+@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+@pytest.mark.xfail(
+    not hasattr(midstream.Client, "ask"),
+    reason="the programs append the words of an attempt that was cut: `Client.ask` is needed",
+    raises=AssertionError,
+    strict=False,
+)
+async def test_a_program_shows_each_word_once_where_the_server_is_killed_in_mid_answer(
+    program: Program, tmp_path: Path
+) -> None:
+    _check_environment(program)
+    with held_port() as port:
+        async with line_to(port) as (_, url):
+            async with _served(program, tmp_path, port) as server:
+                running = asyncio.ensure_future(_run(program, tmp_path, url, {}))
+                await until_there(tmp_path, program.session, Delta)
+                server.send_signal(signal.SIGKILL)
+                await server.wait()
+            (tmp_path / "go").touch()
+            async with _served(program, tmp_path, port):
+                out = await running
+                assert _fits(program, out), out
+                await until_there(tmp_path, program.session, TurnEnded)
+
+
+# --- as a reader does ---------------------------------------------------------------------------------------------
+
+
+def _fits(program: Program, out: str) -> bool:
+    expected = re.escape(program.prints).replace(re.escape(ANYTHING), ".*")
+    return re.fullmatch(expected, out, re.DOTALL) is not None
+
+
+def _page_of(agent: str) -> str:
+    module = agent.partition(":")[0]
+    return "README.md" if module == "hello" else f"{module}.md"
+
+
+def _check_environment(program: Program) -> None:
+    for module in program.needs:
+        pytest.importorskip(module)
+    if program.environment == "frameworks" and not FRAMEWORKS.exists():
+        pytest.skip("the frameworks are in their own environment: `make contract`")
+    if program.language == "js" and NODE is None:
+        pytest.skip("JavaScript is run by node (20 or newer), which is not here")
+
+
+def _environment(folder: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MIDSTREAM_")}
+    return (
+        kept
+        | {"MIDSTREAM_HOME": str(folder / "home"), "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'src'}"}
+        | more
+    )
+
+
+def _write(folder: Path, program: Program, url: str) -> list[str]:
+    """Write the program, and the agent that the README and guides begin with; return how it is started."""
+    for agent in {"hello:agent", program.talks_to} - {""}:
+        page = _page_of(agent)
+        (folder / f"{agent.partition(':')[0]}.py").write_text(BLOCKS[page, "python", 0].code)
+    printed = [BLOCKS[program.page, program.language, number].code for number in program.blocks]
+    code = "\n".join([program.before, *printed, program.then]).replace(URL, url)
+    if program.language == "python":
+        python = FRAMEWORKS if program.environment == "frameworks" else Path(sys.executable)
+        (folder / "program.py").write_text(code)
+        return [str(python), "program.py"]
+    assert NODE is not None
+    for address in SERVED_JS:
+        code = code.replace(f'"{address}"', f'"{CLIENT_JS.as_uri()}"')
+
+    (folder / "program.mjs").write_text(code)
+    return [NODE, "program.mjs"]
+
+
+async def _run(program: Program, folder: Path, url: str, environment: dict[str, str]) -> str:
+    """Run a program to its end, and return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *_write(folder, program, url),
+        cwd=folder,
+        env=_environment(folder, **environment),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert process.returncode == 0, err.decode(errors="replace")
+    return out.decode()
+
+
+@contextlib.asynccontextmanager
+async def _served(program: Program, folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Serve the page's agent with `midstream serve`."""
+    _write(folder, program, URL)
+    command = ["serve", "tests.guides.slowly:agent", "--no-auth", "--json", "--store", "server.db"]
+    with (folder / "log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "midstream", *command, "--port", str(port)),
+            cwd=folder,
+            env=_environment(folder, GUIDE_AGENT=program.talks_to),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            ready: dict[str, Any] = json.loads(await process.stdout.readline())
+        assert ready["url"].endswith(f":{port}")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

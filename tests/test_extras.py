@@ -1,0 +1,92 @@
+"""Where the packages of an extra are missing, the error names the extra."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import MidstreamError, MissingExtraError
+from midstream.extras import extra
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+SOURCE = ROOT / "src"
+MODULES = sorted(
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for path in [
+        *(SOURCE / "midstream" / "integrations").rglob("*.py"),
+        SOURCE / "midstream" / "store" / "ciphers.py",
+    ]
+    if path.stem != "__init__"
+)
+# What `pip install midstream` brings, by the names under which it is imported.
+BROUGHT = sorted(re.split(r"[\[>=<]", each)[0] for each in PROJECT["dependencies"])
+PROGRAM = """
+import importlib, sys
+
+class Bare:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if not (path or top in KNOWN or top in sys.stdlib_module_names or top.startswith("_")):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+KNOWN = {KNOWN}
+sys.meta_path.insert(0, Bare())
+from midstream.errors import MidstreamError
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        print(name)
+    except MidstreamError as error:
+        print(name, error.message)
+"""
+
+
+def test_each_integration_names_the_extra_that_it_needs() -> None:
+    brought = {"midstream", *BROUGHT, "anyio", "h11", "idna", "sniffio", "typing_extensions", "httpcore2"}
+    program = PROGRAM.replace("{KNOWN}", repr(brought))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *MODULES], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    named = {
+        name: re.findall(r"pip install 'midstream\[([\w-]+)\]'", message) for name, message in told.items()
+    }
+    assert {name for name, extras in named.items() if len(extras) != 1 or extras[0] not in EXTRAS} == set()
+    assert named["midstream.integrations.claude_agent"] == ["claude"]
+    assert named["midstream.store.ciphers"] == ["crypto"]
+    assert len(named) > 15
+
+
+def test_every_extra_that_the_project_names_is_there() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *SOURCE.rglob("*.py")]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"midstream\[([\w-]+)\]", page.read_text(encoding="utf-8"))
+    }
+    assert named - EXTRAS.keys() == set()
+
+
+def test_a_missing_package_is_an_error_of_ours_and_of_the_import_system() -> None:
+    with (
+        pytest.raises(MissingExtraError, match=r"pip install 'midstream\[claude\]'") as caught,
+        extra("claude"),
+    ):
+        import nothing_of_this_name  # type: ignore[import-not-found] # noqa: F401
+    assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, MidstreamError)
+    assert caught.value.name == "nothing_of_this_name"
+
+
+def test_a_package_that_is_there_but_too_old_keeps_its_own_error() -> None:
+    with pytest.raises(ImportError) as caught, extra("claude"):
+        from midstream import nothing_of_this_name  # type: ignore[attr-defined] # noqa: F401
+    assert not isinstance(caught.value, MissingExtraError)
