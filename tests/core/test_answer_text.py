@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from midstream.core.answer_text import AnswerText
 from midstream.core.frames import Gone, Snapshot
-from midstream.core.messages import Exchange, Finish, Outcome, Reply, Text, Thinking, UpstreamCall, UserMessage
+from midstream.core.messages import (
+    Exchange,
+    Finish,
+    Outcome,
+    Reply,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.core.records import (
     AttemptFailed,
     AttemptStarted,

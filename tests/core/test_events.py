@@ -62,7 +62,9 @@ def test_a_whole_answer_is_that_of_a_completed_turn_and_of_no_other() -> None:
     *_, last = read(WORD, TurnEnded(1, TurnStatus.COMPLETED, 9.0))
     assert completed("s", last) == "hello"
     *_, last = read(WORD, TurnEnded(3, TurnStatus.FAILED, 9.0, "model_rejected", "no such key"))
-    with pytest.raises(TurnFailedError, match=r"turn 3 of session 's'.*failed.*no such key.*model_rejected") as why:
+    with pytest.raises(
+        TurnFailedError, match=r"turn 3 of session 's'.*failed.*no such key.*model_rejected"
+    ) as why:
         completed("s", last)
     assert (why.value.status, why.value.cause, why.value.transcript) == ("failed", "model_rejected", "hello")
     with pytest.raises(TurnFailedError, match="message 2"):
@@ -73,7 +75,9 @@ def test_a_whole_answer_is_that_of_a_completed_turn_and_of_no_other() -> None:
 
 
 def test_a_snapshot_at_the_end_of_a_turn_is_read_too() -> None:
-    shown = [msgspec.Raw(b'{"turns":1,"last":"%s","history":[]}' % last) for last in (b"completed", b"cancelled")]
+    shown = [
+        msgspec.Raw(b'{"turns":1,"last":"%s","history":[]}' % last) for last in (b"completed", b"cancelled")
+    ]
     well, badly = (Reading().event("1-9", Snapshot("1-9", each, is_over=True)) for each in shown)
     assert completed("s", well) == ""
     with pytest.raises(TurnFailedError, match="cancelled"):

@@ -20,7 +20,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -483,6 +483,22 @@ class CheckpointFile:
         with self._transaction(is_full=True):
             (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
         return int(epoch)
+
+
+def sessions_left(path: Path, *, server: str) -> list[str]:
+    """Return the sessions in which the file at `path` has turns to go on with, the longest untouched first.
+
+    Empty where it is in use, as those turns are being seen to, and where it cannot be read.
+    """
+    found = "SELECT session FROM stream WHERE server = ? AND next_seqno > 0 ORDER BY touched_at"
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)
+        ) as connection:
+            return list(dict.fromkeys(session for (session,) in connection.execute(found, (server,))))
+    except sqlite3.Error as error:
+        _log.debug("not looked into: %s", error)
+        return []
 
 
 _Row = tuple[str, str, int | None, int | None, int, float, str | None, int | None, float | None]

@@ -318,7 +318,9 @@ class Client:
         """See `midstream.Client.resume_interrupted`."""
         left = self._portal.call(self._client.resume_interrupted(look_back_s))
         return [
-            InterruptedTurn(turn.session, turn.at, partial(self._taken_up, turn), partial(self._answered, turn))
+            InterruptedTurn(
+                turn.session, turn.at, partial(self._taken_up, turn), partial(self._answered, turn)
+            )
             for turn in left
         ]
 

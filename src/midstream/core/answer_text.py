@@ -1,8 +1,9 @@
 """Fold the records of a turn into the text of its answer: each word once, whatever was cut and begun again.
 
-This is the one statement of the rule for readers (`attempt_started` in docs/spec/stream.md): when an attempt begins, the words
-of the earlier attempt at the same reply are void. `AnswerText.take` applies it to one record after the other. Words
-of a new attempt that repeat the void ones add nothing to what a reader has; the first word that differs replaces it.
+This is the one statement of the rule for readers (`attempt_started` in docs/spec/stream.md): when an attempt begins,
+the words of the earlier attempt at the same reply are void. `AnswerText.take` applies it to one record after the
+other. Words of a new attempt that repeat the void ones add nothing to what a reader has; the first word that differs
+replaces it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class AnswerText:
             elif entry != _GO_ON:
                 self._begin()
         if now.running is not None and now.running.said is not None:
-            text = self._text_of(now.running.said)
+            text = text_of(now.running.said, self._last(self._whole))
             self._pieces += [text] if text else []
         return AnswerSoFar(self._pieces, len(self._pieces), "".join(self._pieces), replaces=True)
 
@@ -128,7 +129,7 @@ class AnswerText:
 
     def _complete(self, reply: Reply) -> AnswerSoFar:
         """Settle the text of a reply by the reply itself, which is whole."""
-        whole, begun = self._text_of(reply), "".join(self._pieces[self._whole :])
+        whole, begun = text_of(reply, self._last(self._whole)), "".join(self._pieces[self._whole :])
         self._void, self._repeated = "", None
         if whole == begun:
             settled = self.now
@@ -139,19 +140,6 @@ class AnswerText:
         self._whole = len(self._pieces)
         self._is_after_call = False
         return settled
-
-    def _text_of(self, reply: Reply) -> str:
-        text, is_after_call = "", False
-        for part in reply.parts:
-            if isinstance(part, UpstreamCall):
-                is_after_call = True
-            elif isinstance(part, Text) and part.text:
-                if not text:
-                    lead = _between(self._last(self._whole), part.text)
-                else:
-                    lead = _between(text, part.text) if is_after_call else ""
-                text, is_after_call = text + lead + part.text, False
-        return text
 
     def _lead(self, text: str) -> str:
         """Return what must stand between the words so far and these."""
@@ -165,6 +153,18 @@ class AnswerText:
 
     def _last(self, count: int) -> str:
         return self._pieces[count - 1] if count else ""
+
+
+def text_of(reply: Reply, before: str = "") -> str:
+    """Return the text of a whole reply as it follows other text: a new paragraph, also behind a call within it."""
+    text, is_apart = before, True
+    for part in reply.parts:
+        if isinstance(part, UpstreamCall):
+            is_apart = True
+        elif isinstance(part, Text) and part.text:
+            text += (_between(text, part.text) if is_apart else "") + part.text
+            is_apart = False
+    return text[len(before) :]
 
 
 class _Running(Struct):

@@ -173,7 +173,9 @@ def completed(session: str, last: Event | None) -> str:
                 transcript=last.transcript,
             )
         case MessageWithdrawn(number=number):
-            raise TurnFailedError(f"message {number} of session {session!r} was taken back", status="withdrawn")
+            raise TurnFailedError(
+                f"message {number} of session {session!r} was taken back", status="withdrawn"
+            )
         case PlaybackLost(reason=reason):
             raise StoreDamagedError(f"what was sent to session {session!r} cannot be read any more: {reason}")
         case Snapshot(session=shown):
