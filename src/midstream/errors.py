@@ -52,6 +52,7 @@ MidstreamError
 │   ├── RecordUndecodableError
 │   ├── EventsLostError        records are gone that were promised to stay
 │   └── KeyMissingError        it is encrypted under a key that is not here
+├── TurnFailedError       a turn ended without an answer: look at `status`, resume it or speak again
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
     │   ├── ModelCutError          the provider goes on with the reply: taken up where it was cut
@@ -425,6 +426,30 @@ class KeyMissingError(StoreDamagedError):
 
     code = "key_missing"
     retry = "ask"
+
+
+class TurnFailedError(MidstreamError):
+    """A turn ended without a whole answer. What had finished is kept in the session, and the next message may come.
+
+    `status` is failed, cancelled, interrupted or withdrawn; `cause` the code of the error that ended it, or "";
+    `transcript` the text that had come.
+    """
+
+    code = "turn_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: str = "failed",
+        cause: str = "",
+        transcript: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.status = status
+        self.cause = cause
+        self.transcript = transcript
 
 
 class ModelError(MidstreamError):

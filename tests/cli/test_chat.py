@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from midstream.cli.chat import Talk
 from midstream.cli.chats import Chats
 from midstream.cli.exits import FAILURE
 from midstream.cli.terminal import width_of
+from midstream.client.sync import connect
 from midstream.errors import StoreFullError
 from midstream.places import Places
 from tests.cli.conftest import Run
@@ -212,6 +214,88 @@ def test_a_server_that_was_killed_and_came_back_goes_on(
             lines += talking.stdout.readlines()
             assert talking.wait(WAIT_S) == 0
             assert [json.loads(line) for line in lines] == exported(again, "-")[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_chat_killed", [False, True])
+def test_a_file_has_the_answer_once_whichever_end_was_killed(
+    server: Serving, environment: dict[str, str], tmp_path: Path, *, is_chat_killed: bool
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "midstream",
+        "chat",
+        server.url,
+        "--session",
+        "mine",
+        "--message",
+        "long",
+    ]
+    written = tmp_path / "answer.txt"
+    with written.open("w") as file:
+        talking = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.PIPE, env={**os.environ, **environment}
+        )
+    assert talking.stderr is not None
+    assert talking.stderr.readline().split() == [b"you", b"long"]
+    with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
+        assert any("w20" in event.transcript for event in events)
+    if is_chat_killed:
+        talking.kill()
+        talking.communicate(timeout=WAIT_S)
+        rest = run("chat", server.url, "--session", "mine", "--resume", environment=environment)
+        written.write_text(written.read_text() + rest.stdout)
+        shown = run("sessions", "show", "mine", "--store", server.store, "--raw").stdout
+    else:
+        server.kill()
+        with Serving(tmp_path, port=server.port) as again:
+            assert talking.communicate(timeout=WAIT_S) is not None
+            shown = run("sessions", "show", "mine", "--store", again.store, "--raw").stdout
+    assert written.read_text() == f"{LONG}\n"
+    assert [word for word in shown.split() if word.startswith("w") and word[1:].isdecimal()] == LONG.split()[
+        :-1
+    ]
+
+
+def kill_in_mid_answer(server: Serving, environment: dict[str, str], session: str) -> None:
+    """Let a chat be killed that has begun to show an answer."""
+    command = ("chat", server.url, "--session", session, "--json", "--message", "long")
+    with subprocess.Popen(
+        [sys.executable, "-m", "midstream", *command],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+    ) as killed:
+        assert killed.stdout is not None
+        assert any(b'"w5' in line for line in iter(killed.stdout.readline, b""))
+        killed.kill()
+
+
+@pytest.mark.slow
+def test_resume_finds_every_turn_that_was_left_whatever_was_said_since(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    for session in ("first", "second"):
+        kill_in_mid_answer(server, environment, session)
+    done = run("chat", server.url, "--message", "hello", environment=environment)
+    assert done.stdout == "You said: hello.\n"
+    listed = run("resume", "--url", server.url, environment=environment).stdout.splitlines()
+    assert {line.split("\t")[0] for line in listed} == {"first", "second"}
+    done = run("chat", server.url, "--resume", environment=environment)
+    assert (done.returncode, done.stdout) == (0, f"{LONG}\n{LONG}\n")
+    assert "going on in first" in done.stderr
+    done = run("chat", server.url, "--resume", environment=environment)
+    assert (done.stdout, run("resume", "--url", server.url, environment=environment).stdout) == ("", "")
+
+
+@pytest.mark.slow
+def test_what_was_missed_of_a_turn_is_shown_before_the_next_one_of_its_session(
+    server: Serving, environment: dict[str, str]
+) -> None:
+    kill_in_mid_answer(server, environment, "mine")
+    done = run("chat", server.url, "--session", "mine", "--message", "hello", environment=environment)
+    assert (done.stdout, LONG in done.stderr) == ("You said: hello.\n", True)
+    assert run("resume", "--url", server.url, environment=environment).stdout == ""
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from midstream.cli.screen import Flow, Screen
 from midstream.cli.terminal import PLAIN, Ink
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UpstreamCall, UserMessage
+from midstream.core.messages import (
+    Call,
+    Finish,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.core.records import (
     AttemptContinued,
     AttemptFailed,
@@ -91,7 +101,7 @@ def test_a_tool_that_the_upstream_runs_is_one_line_that_is_written_over() -> Non
 
 def test_through_a_pipe_it_is_two_lines() -> None:
     said, told = through_pipe(words("Hm."), RUNS, RAN)
-    assert said == "Hm.\n"
+    assert said == ""
     assert told == '       · grep {"for":"x"} running, elsewhere\n       ✓ grep {"for":"x"} ok, elsewhere\n'
 
 
@@ -104,9 +114,12 @@ def test_where_words_came_between_the_end_is_a_line_of_its_own() -> None:
     )
 
 
-def test_through_a_pipe_words_come_as_they_are_and_talk_goes_apart() -> None:
-    said, told = through_pipe(words("Hm"), words("."), CALLED, STARTED, ENDED, words("Done "), words("now."))
-    assert said == "Hm.\nDone now."
+def test_through_a_pipe_replies_come_whole_and_talk_goes_apart() -> None:
+    done = ReplyCompleted(1, 2, 1, Reply((Text("Done now."),), Finish.STOP), 3.0)
+    said, told = through_pipe(
+        words("Hm"), words("."), CALLED, STARTED, ENDED, words("Done "), words("now."), done
+    )
+    assert said == "Hm.\nDone now.\n"
     assert told.splitlines() == ["       · look {} running", "       ✓ look {} ok 1.0 s"]
 
 
@@ -151,14 +164,24 @@ def test_what_happens_to_the_turn_is_told() -> None:
 
 
 def test_thinking_stands_apart_from_words() -> None:
-    said, told = through_pipe(
-        words("hm", "thinking"), words("Hello."), TurnEnded(1, TurnStatus.COMPLETED, 2.0)
-    )
+    whole = ReplyCompleted(1, 1, 1, Reply((Thinking("hm"), Text("Hello.")), Finish.STOP), 1.0)
+    ended = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
+    said, told = through_pipe(words("hm", "thinking"), words("Hello."), whole, ended)
     assert (said, told) == ("Hello.\n", "thinking: hm\n")
 
 
 def test_escape_sequences_in_words_are_taken_out() -> None:
-    assert through_pipe(words("a\x1b[2Jb\u202e"))[0] == "ab"
+    whole = ReplyCompleted(1, 1, 1, Reply((Text("a\x1b[2Jb\u202e"),), Finish.STOP), 1.0)
+    assert through_pipe(whole)[0] == "ab\n"
+
+
+def test_a_pipe_gets_no_words_that_may_become_void() -> None:
+    begun = (AttemptStarted(1, 1, 1, 1.0), words("Hel"), AttemptStarted(1, 1, 2, 2.0), words("Hello"))
+    assert through_pipe(*begun)[0] == ""
+    whole = ReplyCompleted(1, 1, 2, Reply((Text("Hello."),), Finish.STOP), 3.0)
+    assert through_pipe(*begun, whole, TurnEnded(1, TurnStatus.COMPLETED, 4.0))[0] == "Hello.\n"
+    said, told = through_pipe(*begun, TurnEnded(1, TurnStatus.FAILED, 4.0, "model", "it broke"))
+    assert (said, "the answer was cut: Hello\n" in told) == ("", True)
 
 
 def test_tools_that_came_or_went_are_a_remark() -> None:
@@ -167,14 +190,17 @@ def test_tools_that_came_or_went_are_a_remark() -> None:
 
 
 def test_silence_and_its_end_are_noted_and_words_go_on_where_they_were_cut() -> None:
-    said, told = through_pipe(
+    told = on_terminal(
         words("Half a "),
         StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1.0),
         AttemptContinued(1, 1, 1, 1, 2.0),
         StallEnded(1, 1, StalledOn.FIRST_TOKEN, 31.0, 3.0),
         words("word"),
+        TurnEnded(1, TurnStatus.COMPLETED, 4.0),
+        width=80,
     )
-    assert "".join(said.split("\n")) == "Half a word"
+    assert told.startswith("agent  Half a")
+    assert told.endswith("agent  word\n")
     assert "the model has not begun for 30 s" in told
     assert "goes on where it stopped" in told
     assert "resumed after 31 s" in told

@@ -107,7 +107,7 @@ def test_words_that_were_never_finished_are_marked() -> None:
     assert found == [Said("agent", "Hello", is_cut=True)]
 
 
-def test_a_failed_attempt_keeps_its_words_and_says_why() -> None:
+def test_the_words_of_a_cut_attempt_go_and_why_it_was_cut_stays() -> None:
     found = entries(
         AttemptStarted(1, 1, 1, 10.0),
         said("Hel"),
@@ -116,7 +116,6 @@ def test_a_failed_attempt_keeps_its_words_and_says_why() -> None:
         said("Hello.", attempt=2),
     )
     assert found == [
-        Said("agent", "Hel", is_cut=True),
         Noted("attempt 1 failed: silence [model_stalled]"),
         Said("agent", "Hello.", is_cut=True),
     ]

@@ -52,7 +52,7 @@ class Left(IntEnum):
 @click.argument("url", default=DEFAULT_URL)
 @click.option("--session", metavar="NAME", help="Talk in this session (default: a new one).")
 @click.option(
-    "--resume", is_flag=True, help="Go on with the last session and with the turn that was interrupted."
+    "--resume", is_flag=True, help="Go on with every turn that was interrupted, then in the last session."
 )
 @click.option("--message", metavar="TEXT", help="Say this, show the answer, and end.")
 @click.option("--json", "is_json", is_flag=True, help='Print events, one a line: {"id", "record"}.')
@@ -78,18 +78,28 @@ def chat(
     """Talk to the agent at URL (default: http://127.0.0.1:8000).
 
     Ctrl-C once detaches: the turn goes on in the server, and --resume shows the rest. Twice stops the turn. Without a
-    terminal, stdin is the message, the answer goes to stdout and everything else to stderr.
+    terminal, stdin is the message, the answer goes to stdout (each reply of it when it is whole, so that nothing is
+    there twice) and everything else to stderr.
     """
     surroundings: Surroundings = ctx.obj
     url = url.rstrip("/")
     ServerSource(url).greet()
     chats = Chats(surroundings.places.state / "chats")
+    left_in = [each for each in chats.left(url) if resume and session is None]
     if session is None:
         session = chats.last(url) if resume else World().new_id("chat")[:13]
     chats.remember(url, session)
-    talk = Talk(surroundings, chats, url, session, is_json=is_json)
-    talk.stops_at = 1 if cancel_on_interrupt else 2
-    talk.transport = transport
+
+    def talk_in(session: str) -> Talk:
+        talk = Talk(surroundings, chats, url, session, is_json=is_json)
+        talk.stops_at = 1 if cancel_on_interrupt else 2
+        talk.transport = transport
+        return talk
+
+    for other in left_in:
+        if other != session and _go_on_in(talk_in(other)) is Left.INTERRUPTED:
+            ctx.exit(INTERRUPTED)
+    talk = talk_in(session)
     is_asking = message is None and sys.stdin.isatty() and not is_json
     if resume:
         left = asyncio.run(talk.resume())
@@ -105,6 +115,15 @@ def chat(
     if not words.strip():
         raise UsageError("there is nothing to say: give --message, or the message on stdin")
     ctx.exit(asyncio.run(talk.say(words)))
+
+
+def _go_on_in(talk: Talk) -> Left:
+    """Show the rest of the turns of another session than the last; what is wrong with them is no end of the chat."""
+    try:
+        return asyncio.run(talk.resume())
+    except MidstreamError as error:
+        talk.tell(f"midstream: {talk.session}: {clean(of_error(error)[0], is_one_line=True)}\n")
+        return Left.FAILED
 
 
 def _ask_and_answer(talk: Talk) -> int:
@@ -196,9 +215,30 @@ class Talk:
         self._is_prompted = bool(text)
 
     async def say(self, words: str) -> Left:
-        """Say something and show the turn it opens."""
-        async with self._client() as client, aclosing(client.send(self.session, words)) as events:
-            return await self._watch(client, events, is_ours=True)
+        """Say something and show the turn it opens; before that, what was missed of earlier turns of the session."""
+        async with self._client() as client:
+            if await self._catch_up(client) is Left.INTERRUPTED:
+                return Left.INTERRUPTED
+            async with aclosing(client.send(self.session, words)) as events:
+                return await self._watch(client, events, is_ours=True)
+
+    async def _catch_up(self, client: Client) -> Left | None:
+        """Show the rest of turns that were left: behind events of a later one it would never be shown.
+
+        It is no part of the answer that a script asked for.
+        """
+        screen, left = self._screen, None
+        self._screen = Screen(
+            self._say if self._width else self.tell, self.tell, self._screen_ink, self._width
+        )
+        try:
+            async for events in self._left_here(client):
+                left = await self._watch(client, events, is_ours=False)
+                if left is Left.INTERRUPTED:
+                    break
+        finally:
+            self._screen = screen
+        return left
 
     async def resume(self) -> Left:
         """Show what was missed of the turns that were left, and the rest of them."""
@@ -361,7 +401,8 @@ class Talk:
             )
         shown.begin(event.id)
         if self._is_json:
-            _write(f"{escaped_json(msgspec.json.encode(event).decode())}\n")
+            line = msgspec.json.encode({"id": event.id, "record": event.record}).decode()
+            _write(f"{escaped_json(line)}\n")
         elif not (is_ours and isinstance(event.record, MessageAccepted) and self._ink.is_terminal):
             self._screen.show(event.record)
         shown.end(event.id)

@@ -16,6 +16,7 @@ from typing import Self
 
 import msgspec
 
+from midstream.client.checkpoint import sessions_left
 from midstream.core.frames import EVENT_ID_CHARS_MAX, START, EventId
 from midstream.errors import MalformedFrameError, SessionNotFoundError, UsageError
 from midstream.places import made
@@ -66,6 +67,11 @@ class Chats:
     def state(self, session: str) -> Path:
         """Return the checkpoint file of a session: one each, as only one process may use one."""
         return made(self._folder) / f"{session.replace(':', '_')}.db"
+
+    def left(self, url: str) -> list[str]:
+        """Return the sessions at an address whose turns this user's terminals did not see the end of."""
+        files = sorted(self._folder.glob("*.db"), key=lambda path: path.stat().st_mtime)
+        return [session for path in files for session in sessions_left(path, server=url)]
 
     def shown(self, session: str) -> LastShown:
         """Return what was shown last of a session."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import islice
 
 import click
 
@@ -19,7 +18,6 @@ from midstream.core.parts import PART_MARK
 from midstream.core.records import TurnStatus
 from midstream.errors import NothingToResumeError
 
-LISTED_MAX = 50
 _LEFT = (TurnStatus.INTERRUPTED, TurnStatus.FAILED)
 
 
@@ -33,18 +31,18 @@ def resume(
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Go on with the last turn of SESSION, and show the rest of it; without SESSION, list what can go on.
+    """Go on with the last turn of SESSION, and show the rest of it; without SESSION, list all that can go on.
 
     A turn that still runs (this terminal left it, or it waits for a person) is shown from where this terminal stopped.
     """
     url = url.rstrip("/")
     source = ServerSource(url)
-    if session is None:
-        _list(source, is_json=is_json)
-        return
-    name = resolved(source, session).id
     surroundings: Surroundings = ctx.obj
     chats = Chats(surroundings.places.state / "chats")
+    if session is None:
+        _list(source, set(chats.left(url)), is_json=is_json)
+        return
+    name = resolved(source, session).id
     chats.remember(url, name)
     talk = Talk(surroundings, chats, url, name, is_json=is_json)
     left = asyncio.run(talk.go_on())
@@ -53,8 +51,8 @@ def resume(
     ctx.exit(left)
 
 
-def _list(source: ServerSource, *, is_json: bool) -> None:
-    found = list(islice((line for line in source.list() if _can_go_on(source, line)), LISTED_MAX))
+def _list(source: ServerSource, left: set[str], *, is_json: bool) -> None:
+    found = [line for line in source.list() if line.id in left or _can_go_on(source, line)]
     for line in found:
         if is_json:
             click.echo(json_of(line))
@@ -64,7 +62,7 @@ def _list(source: ServerSource, *, is_json: bool) -> None:
     if found:
         click.echo("`midstream resume SESSION` goes on with one.", err=True)
     else:
-        click.echo("No turn was interrupted or has failed.", err=True)
+        click.echo("No turn was interrupted, left or has failed.", err=True)
 
 
 def _can_go_on(source: ServerSource, line: SessionLine) -> bool:

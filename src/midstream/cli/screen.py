@@ -11,6 +11,7 @@ from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.client import PlaybackLost
+from midstream.core.answer_text import text_of
 from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import Call, UpstreamCall
 from midstream.core.records import (
@@ -93,7 +94,8 @@ class Screen:
         say: Takes the agent's words.
         tell: Takes whole lines about everything else.
         ink: Colours; on a terminal the line of a running call is written over when it ends.
-        width: Columns of a terminal; 0 for a pipe, where words come as they are.
+        width: Columns of a terminal; 0 for a pipe or a file, which gets the text of a reply when that is whole: what
+            stands there cannot be taken back when an attempt is void.
     """
 
     def __init__(self, say: Write, tell: Write, ink: Ink, width: int) -> None:
@@ -103,6 +105,8 @@ class Screen:
         self._width = width
         self._flow: Flow | None = None
         self._kind = ""
+        self._held = ""
+        """What the attempt has said, where that is not shown before the reply is whole."""
         self._calls: dict[tuple[int, int, str], Called] = {}
         self._below = SubAgents(ink, width)
         self._running: Called | None = None
@@ -118,9 +122,11 @@ class Screen:
             case MessageAccepted():
                 self._heard(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
+                self._held = ""
                 self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
             case ReplyCompleted():
                 self.pause()
+                self._settle(record)
                 calls = [part for part in record.body.parts if isinstance(part, Call)]
                 for call in calls:
                     self._calls[record.turn, record.reply, call.id] = Called(call.name, call.arguments)
@@ -176,11 +182,23 @@ class Screen:
         if delta.call is not None:
             self._ran_elsewhere(delta.call)
             return
+        if delta.kind == "text" and not self._width:
+            self._held += delta.text
+            return
         if self._flow is None or self._kind != delta.kind:
             self.pause()
             self._begin(delta.kind)
         assert self._flow is not None
         self._flow.add(clean(delta.text))
+
+    def _settle(self, record: ReplyCompleted) -> None:
+        """Write the text of a whole reply to a pipe."""
+        self._held = ""
+        if not self._width and (text := text_of(record.body)):
+            self._begin("text")
+            assert self._flow is not None
+            self._flow.add(clean(text))
+            self.pause()
 
     def _begin(self, kind: str) -> None:
         self._kind = kind
@@ -235,6 +253,9 @@ class Screen:
         if record.status is TurnStatus.COMPLETED:
             self.pause()
             return
+        if self._held:
+            self.note(f"the answer was cut: {self._held}")
+            self._held = ""
         reason = f": {record.message} [{record.code}]" if record.code else ""
         self.note(f"turn {record.turn} {record.status.value}{reason}")
 

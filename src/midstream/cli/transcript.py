@@ -146,7 +146,7 @@ class _Reading:
     def _take(self, record: Record, turn: TurnTranscript) -> None:
         match record:
             case AttemptStarted():
-                self._parts = {}
+                self._void_words(turn)
             case Delta():
                 self._take_delta(record, turn)
             case ReplyCompleted():
@@ -210,6 +210,12 @@ class _Reading:
             known.text += delta.text
         elif delta.call is not None and delta.call.outcome is not None:
             known.outcome, known.content = delta.call.outcome.value, delta.call.content
+
+    def _void_words(self, turn: TurnTranscript) -> None:
+        """Forget what a cut attempt said; the calls that its upstream ran have happened, and stay."""
+        void = {id(part) for part in self._parts.values() if isinstance(part, Said)}
+        turn.entries[:] = [entry for entry in turn.entries if id(entry) not in void]
+        self._parts = {}
 
     def _take_child(self, said: ChildSaid) -> None:
         called = self._calls[said.reply, said.call_id]

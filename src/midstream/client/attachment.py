@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from midstream.client.checkpoint import CheckpointFile, FileWrite, StreamBegun
+from midstream.client.checkpoint import BeginningSeen, CheckpointFile, FileWrite, StreamBegun
 from midstream.client.local_tools import LocalTools, Place, Start
 from midstream.client.session_secrets import Shown
 from midstream.client.transports import Transport
@@ -70,6 +70,9 @@ class Attachment:
         self._file = file
         self._begun = begun
         self._tools = tools
+        self._seen: BeginningSeen | None = None
+        """The stream's first event, where the file does not have it yet."""
+        self._is_new = stream.is_unread
         self._world = world
         self._on_reconnecting = on_reconnecting
         self._on_stalled = on_stalled
@@ -186,6 +189,8 @@ class Attachment:
     async def _settle(self) -> None:
         """Keep, then send, then act, then tell."""
         events = self.stream.events()
+        if self._is_new and events:
+            self._is_new, self._seen = False, BeginningSeen(events[0].event_id)
         if self._tools is not None:
             for event in events:
                 if isinstance(event, Applied):
@@ -222,6 +227,9 @@ class Attachment:
         if not self.stream.is_kept:
             writes.clear()
         writes = [*self.stream.writes(), *writes]
+        if writes and self._seen is not None and self.stream.is_kept:
+            writes.insert(0, self._seen)
+            self._seen = None
         if writes and self._begun is not None:
             writes.insert(0, self._begun)
             self._begun = None

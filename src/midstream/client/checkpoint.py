@@ -20,7 +20,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,6 +63,12 @@ class StreamBegun(Struct, frozen=True):
     secret: str
 
 
+class BeginningSeen(Struct, frozen=True):
+    """The first event of a stream came: from there its turn can be read again."""
+
+    event_id: EventId
+
+
 class CallNoted(Struct, frozen=True):
     """The model asked this client for a call. What was known of the same place before is void."""
 
@@ -99,7 +105,7 @@ class CallAnswered(Struct, frozen=True):
 
 
 CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
-FileWrite = StreamBegun | Write | CallWrite
+FileWrite = StreamBegun | BeginningSeen | Write | CallWrite
 
 _FULL = (StreamBegun, ChunkKept, CallIntended, CallAnswered)
 
@@ -167,6 +173,10 @@ CREATE TABLE life (epoch INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '');
 INSERT INTO life (epoch) VALUES (0);
 """
 
+# The first event of each stream. Apart from the streams: a file of before has none, and may be gone on with.
+_BEGINNINGS = """
+CREATE TABLE IF NOT EXISTS beginning (stream TEXT PRIMARY KEY, event_id TEXT NOT NULL) WITHOUT ROWID
+"""
 # A stream with all that is kept of it.
 _STREAMS = """
 SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at FROM stream
@@ -271,6 +281,12 @@ class CheckpointFile:
         """
         return await self._call(lambda: [_call_of(row) for row in self._execute(_CALLS, stream)])
 
+    async def beginning(self, stream: str) -> str | None:
+        """Return the first event of a stream; None where none was seen."""
+        found = "SELECT event_id FROM beginning WHERE stream = ?"
+        row = await self._call(lambda: self._execute(found, stream).fetchone())
+        return None if row is None else str(row[0])
+
     async def start_epoch(self) -> int:
         """Return a number above all that were returned before, for who begins to run tools."""
         return await self._call(self._start_epoch)
@@ -313,6 +329,7 @@ class CheckpointFile:
             connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
             if is_new:
                 lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
+            connection.execute(_BEGINNINGS)
             self._keeper = self._kept_for(connection)
             connection.execute("COMMIT")
         except BaseException:
@@ -375,6 +392,8 @@ class CheckpointFile:
             case StreamBegun(session):
                 insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL, NULL, NULL)"
                 self._execute(insert, stream, self._server, session, at)
+            case BeginningSeen(event_id):
+                self._execute("INSERT OR REPLACE INTO beginning VALUES (?, ?)", stream, str(event_id))
             case ChunkKept(seqno, payload):
                 insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
                 self._execute(insert, stream, seqno, digest_of(payload), payload)
@@ -386,7 +405,7 @@ class CheckpointFile:
                 began = (known.epoch, known.began_at) if known else (None, None)
                 self._execute(_MOVE, *place, str(promised) if promised else None, *began, stream)
             case Forgotten():
-                for table in ("stream", "chunk", "call"):
+                for table in ("stream", "chunk", "call", "beginning"):
                     self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
             case _:
                 self._apply_to_call(stream, write)
@@ -464,6 +483,22 @@ class CheckpointFile:
         with self._transaction(is_full=True):
             (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
         return int(epoch)
+
+
+def sessions_left(path: Path, *, server: str) -> list[str]:
+    """Return the sessions in which the file at `path` has turns to go on with, the longest untouched first.
+
+    Empty where it is in use, as those turns are being seen to, and where it cannot be read.
+    """
+    found = "SELECT session FROM stream WHERE server = ? AND next_seqno > 0 ORDER BY touched_at"
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)
+        ) as connection:
+            return list(dict.fromkeys(session for (session,) in connection.execute(found, (server,))))
+    except sqlite3.Error as error:
+        _log.debug("not looked into: %s", error)
+        return []
 
 
 _Row = tuple[str, str, int | None, int | None, int, float, str | None, int | None, float | None]

@@ -2,10 +2,10 @@
 
 async with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as client:
     for turn in await client.resume_interrupted():
-        async for event in turn:
-            show(event)
-    async for event in client.send("session-1", "What is in README.md?"):
-        show(event)
+        print(await turn.answer())
+    print(await client.ask("session-1", "What is in README.md?"))
+    async for event in client.send("session-1", "And in CHANGELOG.md?"):
+        show(event.transcript)
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from msgspec import Struct
 
 from midstream.client.attachment import Attachment, ReadSecrets
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
-from midstream.client.events import Event, PlaybackLost, event_of
+from midstream.client.events import event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
+from midstream.client.replays import answer_until
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.client.settings import ClientSettings
 from midstream.client.transports import require_headers
 from midstream.client.ways import AUTO, RememberedWays, Ways
+from midstream.core.answer_text import AnswerText
 from midstream.core.calls import Choice
 from midstream.core.checkpoint import Forgotten
 from midstream.core.client_stream import ClientStream
+from midstream.core.events import Event, PlaybackLost, Reading, completed
 from midstream.core.frames import (
     AbortPayload,
     AnswerPayload,
@@ -84,6 +87,14 @@ class InterruptedTurn(Struct, frozen=True):
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self.resume()
+
+    async def answer(self) -> str:
+        """Go on to the end of the turn and return the whole answer, with what the earlier process had received.
+
+        Raises:
+            TurnFailedError, MidstreamError: As `Client.ask` does.
+        """
+        return await _answer_of(self.session, self.resume())
 
 
 def connect(
@@ -263,6 +274,26 @@ class Client:
         said = UserMessage.of(message) if isinstance(message, str) else message
         payload = SayPayload(said.parts, offered(self._tools.values()), _named(WhenBusy, when_busy))
         return self._take_part(session, payload, cancel_after_s=cancel_after_s)
+
+    async def ask(
+        self,
+        session: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        cancel_after_s: float | None = None,
+    ) -> str:
+        """Say something in a session and return the whole answer, each word once, whatever broke meanwhile.
+
+        It waits as long as the turn takes, also for people; see `send`. A process that dies meanwhile finds the turn by
+        `resume_interrupted`, and its answer by `InterruptedTurn.answer`.
+
+        Raises:
+            TurnFailedError: The turn ended otherwise: it failed, was stopped or interrupted; see its `status`.
+            MidstreamError: As `send` does.
+        """
+        events = self.send(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
+        return await _answer_of(session, events)
 
     def resume(self, session: str, turn: int | None = None) -> AsyncGenerator[Event, None]:
         """Go on with the session's last turn, which was interrupted or failed, and iterate over the rest of it.
@@ -624,11 +655,19 @@ class Client:
                 yield event
 
     async def _taken_up(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
+        reading = Reading(await self._read_before(kept))
         stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
-        async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
+        attachment = self._attach(kept.session, stream, None, tools)
+        async with aclosing(self._deliver(attachment, reading)) as events:
             async for event in events:
                 yield event
+
+    async def _read_before(self, kept: KeptStream) -> AnswerText | None:
+        begin, end = await self._file.beginning(kept.checkpoint.stream), kept.checkpoint.event_id
+        if begin is None or end is None:
+            return None
+        return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
 
     async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""
@@ -642,13 +681,14 @@ class Client:
             await self._file.write(stream, [Forgotten()])
             message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"
             raise StoreDamagedError(message) from error
-        yield Event(newest, PlaybackLost(kept.damage, msgspec.Raw(session)))
+        reading = Reading()
+        yield reading.event(newest, PlaybackLost(kept.damage, msgspec.Raw(session)))
         await self._file.write(stream, [Forgotten()])
         if is_at_rest:
             return
         async with aclosing(self.follow(kept.session, newest)) as events:
             async for event in events:
-                yield event
+                yield reading.event(event.id, event.record)
                 if event.is_end:
                     return
 
@@ -695,16 +735,27 @@ class Client:
         except MidstreamError as error:  # the next stream of the session tries again
             _log.debug("what is kept is not what is needed: %s", error.code, extra={"session": session})
 
-    async def _deliver(self, attachment: Attachment) -> AsyncGenerator[Event, None]:
+    async def _deliver(
+        self, attachment: Attachment, reading: Reading | None = None
+    ) -> AsyncGenerator[Event, None]:
+        reading = reading or Reading()
         try:
             event = await attachment.next()
             await self._keep_needed(attachment)  # the welcome came before
             while event is not None:
-                yield event_of(event)
+                yield event_of(event, reading)
                 event = await attachment.next()
         finally:
             del self._attachments[attachment]
             await attachment.close()
+
+
+async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
+    last: Event | None = None
+    async with aclosing(events):
+        async for event in events:
+            last = event
+    return completed(session, last)
 
 
 def _named(kind: type[E], name: str) -> E:

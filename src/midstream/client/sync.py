@@ -4,10 +4,8 @@ from midstream.client.sync import connect
 
 with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as client:
     for turn in client.resume_interrupted():
-        for event in turn:
-            print(event.text, end="")
-    for event in client.send("session-1", "What is in README.md?"):
-        print(event.text, end="")
+        print(turn.answer())
+    print(client.ask("session-1", "What is in README.md?"))
 
 A thread has the event loop: connections, local tools and callbacks run there. Ctrl-C interrupts whatever call
 waits, and leaving the block detaches: turns go on at the server.
@@ -27,9 +25,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 from msgspec import Struct
 
 from midstream.client import client as asynchronous
-from midstream.client.events import Event
 from midstream.client.settings import ClientSettings
 from midstream.core.calls import Choice
+from midstream.core.events import Event
 from midstream.core.frames import SnapshotWhen
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
@@ -171,6 +169,8 @@ class InterruptedTurn(Struct, frozen=True):
     session: str
     at: float
     resume: Callable[[], Iterator[Event]]
+    answer: Callable[[], str]
+    """Go on to the end of the turn and return the whole answer; see `midstream.client.InterruptedTurn.answer`."""
 
     def __iter__(self) -> Iterator[Event]:
         return self.resume()
@@ -228,6 +228,18 @@ class Client:
         """See `midstream.Client.send`. Iterating starts it."""
         events = self._client.send(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
         return self._events_of(events)
+
+    def ask(
+        self,
+        session: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        cancel_after_s: float | None = None,
+    ) -> str:
+        """See `midstream.Client.ask`."""
+        asking = self._client.ask(session, message, when_busy=when_busy, cancel_after_s=cancel_after_s)
+        return self._portal.call(asking)
 
     def resume(self, session: str, turn: int | None = None) -> Generator[Event, None, None]:
         """See `midstream.Client.resume`. Iterating starts it."""
@@ -305,7 +317,12 @@ class Client:
     def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """See `midstream.Client.resume_interrupted`."""
         left = self._portal.call(self._client.resume_interrupted(look_back_s))
-        return [InterruptedTurn(turn.session, turn.at, partial(self._taken_up, turn)) for turn in left]
+        return [
+            InterruptedTurn(
+                turn.session, turn.at, partial(self._taken_up, turn), partial(self._answered, turn)
+            )
+            for turn in left
+        ]
 
     def is_reconnecting(self, session: str) -> bool:
         """See `midstream.Client.is_reconnecting`."""
@@ -325,6 +342,9 @@ class Client:
 
     def _taken_up(self, turn: asynchronous.InterruptedTurn) -> Iterator[Event]:
         return self._events_of(turn.resume())
+
+    def _answered(self, turn: asynchronous.InterruptedTurn) -> str:
+        return self._portal.call(turn.answer())
 
     async def _next(self, events: AsyncGenerator[Event, None]) -> Event | None:
         self._awaited.add(events)

@@ -328,6 +328,11 @@ class ClientStream:
         return self._is_kept
 
     @property
+    def is_unread(self) -> bool:
+        """Whether the application has received nothing of this stream; never so for a reader."""
+        return bool(self._stream) and self._received is None
+
+    @property
     def is_acknowledged(self) -> bool:
         """Whether everything that was said is in the journal."""
         return not self._unacked

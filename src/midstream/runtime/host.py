@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from msgspec import Struct
 
 from midstream.core.calls import OnDoubt
+from midstream.core.events import Event
 from midstream.core.frames import EventId
+from midstream.core.messages import UserMessage
 from midstream.core.parts import PART_MARK, root_of
 from midstream.core.records import Parent, TurnStatus
 from midstream.core.retention import Retention
@@ -19,7 +24,7 @@ from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session, fold
 from midstream.core.settings import TAIL_BYTES
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.core.turn import LOOK_BACK_S, RunningCalls
+from midstream.core.turn import LOOK_BACK_S, RunningCalls, WhenBusy
 from midstream.errors import (
     DrainingError,
     LeaseHeldError,
@@ -32,12 +37,14 @@ from midstream.errors import (
 from midstream.runtime.agent import Agent, SubAgent, checked_agent
 from midstream.runtime.caretaker import Caretaker
 from midstream.runtime.children import children_at_work
+from midstream.runtime.conversing import answer_of, payload_of, turn_of
 from midstream.runtime.defects import Defects, StoppedOnDefectError
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
+from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
@@ -84,11 +91,11 @@ class Recovery(Struct):
 
 
 class Host:
-    """Run an agent's sessions on a store.
+    """Run an agent's sessions on a store, in this process: use it as an async context manager, and `ask`.
 
     Args:
         agent: What answers.
-        store: Where journals live; the host opens and closes it.
+        store: Where journals live; the host opens and closes it. A path is a file of an SQLite store.
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
             carried on.
@@ -99,7 +106,7 @@ class Host:
     def __init__(
         self,
         agent: Agent,
-        store: Store,
+        store: Store | str | Path,
         *,
         world: World | None = None,
         look_back_s: float = LOOK_BACK_S,
@@ -107,8 +114,8 @@ class Host:
         tail_bytes_max: int = TAIL_BYTES,
     ) -> None:
         self.agent = checked_agent(agent)
-        self.store = store
         self.world = world or World()
+        self.store = store = SQLiteStore(store, world=self.world) if isinstance(store, str | Path) else store
         self.recovery = Recovery()
         self.observers = Observers()
         """Told of every record that is appended here."""
@@ -167,6 +174,41 @@ class Host:
         self._caretaker.start()
         if self.locks is not None:
             self.locks.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def ask(
+        self, session_id: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+    ) -> str:
+        """Say something in a session and return the whole answer, each word once.
+
+        Raises:
+            TurnFailedError: The turn ended otherwise: it failed, was stopped or interrupted; see its `status`.
+            MidstreamError: As `send` does.
+        """
+        return await answer_of(session_id, self.send(session_id, message, when_busy=when_busy))
+
+    def send(
+        self, session_id: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+    ) -> AsyncGenerator[Event, None]:
+        """Say something in a session, new or known, and iterate over the turn it opens, to its end.
+
+        The events are those of `Client.send`, with `text`, `transcript` and `replaces`. Iterating starts it. Leaving
+        the loop does not stop the turn: it ends here, or in the next process on this store.
+
+        Raises:
+            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
+            DrainingError: The host is stopped. What was said and is not answered goes on in the next process.
+            MidstreamError: The store cannot be used; see `code`.
+        """
+        return turn_of(self, session_id, payload_of(message, when_busy))
 
     def _refuse_when_stopped(self) -> None:
         if self._is_stopped:

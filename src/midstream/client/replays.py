@@ -1,0 +1,35 @@
+"""Read again what an earlier process of a client had handled, so that a transcript is whole in this one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from midstream.core.answer_text import AnswerText
+from midstream.core.events import Event, PlaybackLost
+from midstream.core.frames import EventId, Gone
+from midstream.errors import MidstreamError
+
+_log = logging.getLogger(__name__)
+
+
+async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> AnswerText:
+    """Fold the events of a session up to `end`.
+
+    Where they cannot be read, or the line is another one by now, the answer is shorter: the next whole reply corrects
+    its part, and the stream that goes on meets the same error and raises it.
+    """
+    answer = AnswerText()
+    try:
+        async with aclosing(events):
+            async for event in events:
+                position = EventId.parse(event.id).position
+                if isinstance(event.record, Gone | PlaybackLost) or position > end.position:
+                    break
+                answer.take(event.record)
+                if position == end.position:
+                    break
+    except MidstreamError as error:
+        _log.debug("what came before cannot be read: %s", error.code)
+    return answer
