@@ -29,7 +29,9 @@ RUN_S = 50.0
 @pytest.mark.skipif(
     NODE is None, reason="the browser client is tested by node (20 or newer), which is not here"
 )
-@pytest.mark.parametrize("suite", ["browser_client", "browser_kept", "browser_lifecycle", "transcript"])
+@pytest.mark.parametrize(
+    "suite", ["answer", "browser_client", "browser_kept", "browser_lifecycle", "transcript"]
+)
 async def test_the_browser_client_keeps_its_promises(suite: str) -> None:
     assert NODE is not None
     process = await asyncio.create_subprocess_exec(
@@ -54,9 +56,7 @@ INSTALL = re.compile(r"^\$ npm install \"\$\(python (?P<where>-c '.*')\)\"$", re
 SPEAK = """
 import { connect } from "midstream";
 const client = await connect({ url: process.argv[2] });
-let words = "";
-for await (const { record } of client.send("s1", "hi")) if (record?.type === "delta") words += record.text;
-console.log(words);
+console.log(await client.ask("s1", "hi"));
 client.close();
 """
 

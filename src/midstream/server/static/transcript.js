@@ -6,6 +6,7 @@
  * counted in `attempts`, so that a reader can be told.
  */
 
+import { isOpening } from "./client/answer.js";
 import { parseEventId } from "./client/stream.js";
 
 /** What a call is doing, in the order of its life. */
@@ -25,8 +26,6 @@ export const CALL_STATES = [
 const CHOICES = { approval: ["allow", "deny"], question: ["reply"], doubt: ["happened", "rerun", "skip"] };
 /** Turns that ended so can go on, but for one code. */
 const LEFT = new Set(["interrupted", "failed"]);
-/** What the model is told where a resumed turn had stopped; no person said it. */
-const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
 const NEVER_AGAIN = "model_calls_max";
 
 export class Transcript {
@@ -44,7 +43,6 @@ export class Transcript {
   static fromSnapshot(snapshot) {
     const transcript = new Transcript(snapshot.event_id);
     transcript.isPartial = true;
-    const isOpening = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;
     let number = snapshot.turns - snapshot.history.filter(isOpening).length;
     let reply = 0;
     for (const entry of snapshot.history) {

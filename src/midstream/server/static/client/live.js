@@ -1,5 +1,6 @@
 /** One stream of a page at work: its half of the protocol, a connection, a timer, and what is written down. */
 
+import { AnswerText, completed } from "./answer.js";
 import { letGo } from "./lines.js";
 import { MidstreamError } from "./stream.js";
 
@@ -19,6 +20,9 @@ export class LiveStream {
   #line = null;
   #timer = null;
   #unread = [];
+  #answerText = new AnswerText();
+  #isRead = false;
+  #last = null; // the newest event that the loop was given
   #isOverfull = false;
   #isResting = false;
   #isLocked = true;
@@ -173,12 +177,19 @@ export class LiveStream {
     this.#settle();
   }
 
+  /** Read what is left to the end of the turn and return its whole answer; throw where the turn did not complete. */
+  async answer() {
+    if (!this.#isRead) for await (const _ of this);
+    return completed(this.session, this.#last);
+  }
+
   async *[Symbol.asyncIterator]() {
     let isWhole = false;
     try {
       for (;;) {
         while (this.#unread.length > 0) {
           const event = this.#unread.shift();
+          this.#last = event;
           yield event;
           this.#consumed = event.id;
           this.#saveCursor();
@@ -190,7 +201,7 @@ export class LiveStream {
         }
         await new Promise((resolve) => (this.#reader = resolve));
       }
-      isWhole = true;
+      isWhole = this.#isRead = true;
       if (this.#stream.error) throw this.#stream.error;
     } finally {
       if (!isWhole) this.detach();
@@ -250,7 +261,8 @@ export class LiveStream {
   }
 
   #deliver(events) {
-    if (!this.#stream.isDetached) this.#unread.push(...events);
+    for (const event of this.#stream.isDetached ? [] : events)
+      this.#unread.push({ ...event, ...this.#answerText.take(event) });
     if (this.#unread.length > UNREAD_EVENTS_MAX && this.#line && !this.#isOverfull) {
       this.#isOverfull = true;
       this.#lost();

@@ -9,6 +9,16 @@ export class MidstreamError extends Error {
   readonly retryAfterS: number | null;
 }
 
+/** A turn ended without a whole answer. What had finished is kept in the session, and the next message may come. */
+export class TurnFailedError extends MidstreamError {
+  readonly code: "turn_failed";
+  readonly status: "failed" | "cancelled" | "interrupted" | "withdrawn";
+  /** The code of the error that ended the turn, or "". */
+  readonly cause: string;
+  /** The text that had come. */
+  readonly transcript: string;
+}
+
 export interface TextPart {
   type: "text";
   text: string;
@@ -225,14 +235,27 @@ export type JournalRecord =
       message?: string;
     };
 
+/**
+ * What the answer of the turn is after an event. `transcript` holds each word once: what a cut attempt said goes when the next
+ * attempt says something else. The texts of two responses are two paragraphs; thinking and what sub-agents write are not in it. Of a
+ * turn whose beginning the stream did not bring (`follow`, or resumed at a cursor), it holds what came since.
+ */
+export interface AnswerSoFar {
+  /** The whole text so far: put it in the place of what is shown. */
+  readonly transcript: string;
+  /** What was shown of this answer does not stand: show `transcript` in its place. Where false, appending `text` does it. */
+  readonly replaces: boolean;
+  /** The words that this event adds to what was shown; "" where it adds none. */
+  readonly text: string;
+}
 /** A record at its place: applied once, in order, without gap. */
-export interface RecordEvent {
+export interface RecordEvent extends AnswerSoFar {
   type: "record";
   id: string;
   record: JournalRecord;
 }
 /** What was shown after `id` is not on the journal's line: forget it; the events that follow come after `id`. */
-export interface GoneEvent {
+export interface GoneEvent extends AnswerSoFar {
   type: "gone";
   id: string;
   reason: string;
@@ -258,13 +281,13 @@ export interface Snapshot {
   left_out: number;
 }
 /** The session as it was at `id`, as `GET /v1/sessions/{id}` answers it: put it in the place of all you have of it. */
-export interface SnapshotEvent {
+export interface SnapshotEvent extends AnswerSoFar {
   type: "snapshot";
   id: string;
   session: Snapshot;
 }
 /** What was said in an earlier life cannot be read any more, and was not sent again; a snapshot of the session follows. */
-export interface LostEvent {
+export interface LostEvent extends AnswerSoFar {
   type: "lost";
   id: string;
   reason: string;
@@ -321,6 +344,11 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly accepted: Promise<void>;
   /** Resolves at the end with the error that caused it, or null. */
   readonly ended: Promise<MidstreamError | null>;
+  /**
+   * Read what is left, to the end of the turn, and return its whole answer. Rejects with `TurnFailedError` where the turn did not
+   * complete. After a loop over the stream it returns the same answer, or rejects, at once.
+   */
+  answer(): Promise<string>;
   /** Stop the turn; resolves when it has ended. */
   abort(): Promise<void>;
   /** Hear no more of it. What was sent still arrives. */
@@ -372,6 +400,15 @@ export class Client {
     text: string,
     options?: { after?: string | null; whenBusy?: "queue" | "refuse"; cancelAfterS?: number | null },
   ): LiveStream;
+  /**
+   * Say something and return the whole answer, each word once, whatever broke meanwhile. Rejects with `TurnFailedError`
+   * where the turn ended otherwise, and with the `MidstreamError` that a server refused the message with.
+   */
+  ask(
+    session: string,
+    text: string,
+    options?: { whenBusy?: "queue" | "refuse"; cancelAfterS?: number | null },
+  ): Promise<string>;
   /** Go on with the last turn, which was interrupted or failed; `turn` resumes that one and no other. */
   resume(session: string, options?: { turn?: number; after?: string | null }): LiveStream;
   /**
@@ -463,7 +500,7 @@ export interface ConnectOptions {
   /** What is kept, and for how long what is waited for; `Client.settings` changes it later. */
   settings?: Partial<ClientSettings>;
   /**
-   * Iterates over a stream that an earlier page left. Called for each of them before `connect` resolves, all at the same time
+   * Iterates over a stream that an earlier page left, from its first event. Called for each of them before `connect` resolves, all at the same time
    * (later, where another tab has its hand on the database). What it throws, or rejects with, is an `unhandledrejection` of the
    * page. Without it nothing is resumed but by `Client.resumeInterrupted`.
    */
@@ -503,6 +540,10 @@ export function ticketed(
 ): (address: string) => WebSocketLike;
 
 export function connect(options?: ConnectOptions): Promise<Client>;
+/** Fold the events of a session, in order, into the text of the answer; the streams of a client do it for their events. */
+export class AnswerText {
+  take(event: { type: "record"; record: JournalRecord } | { type: string }): AnswerSoFar;
+}
 /** Random bytes as base64url. */
 export function randomText(bytes: number): string;
 export function parseEventId(text: string): { epoch: number; position: number };

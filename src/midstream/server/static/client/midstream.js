@@ -2,13 +2,13 @@
  * midstream for browsers: send a message, read the answer, survive the network.
  *
  *     const client = await connect({ url: location.origin });
- *     const stream = client.send("my-session", "Hello");
- *     for await (const event of stream) console.log(event.id, event.record);
+ *     console.log(await client.ask("my-session", "Hello"));
+ *     for await (const { transcript } of client.send("my-session", "And then?")) show(transcript);
  *
  * Theory of operation. `Stream` (stream.js) is the client's half of the protocol and does nothing by itself: it
  * is told of connections, frames and time, and says what to write down, send and deliver. `LiveStream` (live.js) owns
- * one `Stream`, one line at a time and one timer, and obeys. A line is a WebSocket or behaves like one: `HttpLine`
- * (http.js) is several requests, `Ways` (ways.js) finds the one that gets through, `SharedLine` (shared.js) is another
+ * one `Stream`, one line at a time and one timer, and obeys; `AnswerText` (answer.js) adds to each event the answer so
+ * far. A line is a WebSocket or behaves like one: `HttpLine` (http.js) is several requests, `Ways` (ways.js) finds the one that gets through, `SharedLine` (shared.js) is another
  * tab's. `IndexedStorage` (storage.js) keeps what must survive a reload, `SessionSecrets` (secrets.js) says by which secret
  * a session is opened, and lifecycle.js tells what browsers do to pages that nobody looks at.
  *
@@ -25,6 +25,7 @@ import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
 import { TRANSPORTS, Ways } from "./ways.js";
 
+export { AnswerText, TurnFailedError } from "./answer.js";
 export { randomText } from "./lines.js";
 export { LiveStream } from "./live.js";
 export { LOOK_BACK_MS } from "./storage.js";
@@ -113,6 +114,14 @@ export class Client {
     if (cancelAfterS !== null && !(cancelAfterS >= 0 && cancelAfterS <= CANCEL_AFTER_S_MAX))
       throw new MidstreamError("usage", `cancelAfterS is a number from 0 to ${CANCEL_AFTER_S_MAX}`);
     return this.#start({ session, cursor: after, cancelAfterS }, (stream, now) => stream.say(text, now, whenBusy));
+  }
+
+  /**
+   * Say something in a session and return the whole answer, each word once, whatever broke meanwhile. Rejects with
+   * `TurnFailedError` where the turn ended otherwise, and with what the server refused.
+   */
+  async ask(session, text, { whenBusy = "queue", cancelAfterS = null } = {}) {
+    return this.send(session, text, { whenBusy, cancelAfterS }).answer();
   }
 
   /** Go on with the last turn, which was interrupted or failed; the stream gives the rest of it. */
@@ -405,7 +414,8 @@ function addressOf(url) {
 /** Give `oninterrupted` each stream that an earlier page left, all at the same time; what it throws is the page's. */
 async function takeUp(client, oninterrupted) {
   try {
-    for (const stream of await client.resumeInterrupted()) (async () => oninterrupted(stream))();
+    // From their own beginning: this page has shown nothing of them.
+    for (const stream of await client.resumeInterrupted({ after: null })) (async () => oninterrupted(stream))();
   } catch (error) {
     if (error.retry !== "later") throw error;
     takeUp(client, oninterrupted); // as soon as it can be read; nobody waits for that

@@ -1,0 +1,168 @@
+/**
+ * The text of an answer, folded from the events of a session: each word once, whatever was cut and begun again.
+ *
+ * When an attempt begins, the words of the earlier attempt at the same response are void. A reader keeps them until the new
+ * attempt differs: words that it repeats add nothing, and the first word that differs replaces them. This is the rule of
+ * Python's `midstream.core.answer_text`, on the same records. Pure: no page, no clock.
+ */
+
+import { MidstreamError } from "./stream.js";
+
+/** Stands between the texts of two responses, where the first does not end in white space. */
+const PARAGRAPH = "\n\n";
+/** What the model receives where a resumed turn had stopped; no person wrote it. */
+export const GO_ON = "[The turn was interrupted here. Go on where you stopped.]";
+
+/** Whether this entry of a history opens a turn. */
+export const isOpening = (entry) => entry.type === "user" && entry.parts[0]?.text !== GO_ON;
+
+/** A turn ended without a whole answer; `status` is how, `cause` the code of the error that ended it, or "". */
+export class TurnFailedError extends MidstreamError {
+  constructor(message, { status = "failed", cause = "", transcript = "" } = {}) {
+    super("turn_failed", message);
+    this.name = "TurnFailedError";
+    this.status = status;
+    this.cause = cause;
+    this.transcript = transcript;
+  }
+}
+
+/** The answer of the turn that is read, event by event. */
+export class AnswerText {
+  #settled = ""; // of whole responses
+  #begun = ""; // of the one that is being made, as the reader has it: void words included
+  #repeated = null; // how many characters of void words the new attempt has repeated; null where none are void
+  #isAfterCall = false;
+
+  /** Fold one event; return the `text` it adds, whether it `replaces` what was shown, and the whole `transcript`. */
+  take(event) {
+    if (event.type === "record") return this.#takeRecord(event.record);
+    if (event.type === "snapshot") return this.#restart(event.session);
+    if (event.type !== "gone") return this.#now();
+    this.#settled = "";
+    return this.#replace("");
+  }
+
+  #now(text = "", replaces = false) {
+    return { text, replaces, transcript: this.#settled + this.#begun };
+  }
+
+  #takeRecord(record) {
+    switch (record.type) {
+      case "message_accepted":
+        this.#begin();
+        break;
+      case "attempt_started":
+        this.#isAfterCall = false;
+        if (this.#begun) this.#repeated = 0;
+        break;
+      case "delta":
+        if (record.call) this.#isAfterCall = true;
+        else if (record.kind === "text" && record.text) return this.#add(this.#lead(record.text) + record.text);
+        break;
+      case "reply_completed":
+        return this.#complete(record.body);
+      case "turn_ended":
+        if (this.#repeated !== null) return this.#replace(this.#begun.slice(0, this.#repeated));
+        break;
+      default:
+        break;
+    }
+    return this.#now();
+  }
+
+  #begin() {
+    this.#settled = this.#begun = "";
+    this.#repeated = null;
+    this.#isAfterCall = false;
+  }
+
+  /** Go on from a session as its server shows it. */
+  #restart({ history = [], running = null }) {
+    this.#begin();
+    for (const entry of history) {
+      if (isOpening(entry)) this.#begin();
+      else if (entry.type !== "user") this.#complete(entry.reply);
+    }
+    if (running?.said) this.#begun = this.#textOf(running.said);
+    return this.#now(this.#settled + this.#begun, true);
+  }
+
+  #add(text) {
+    this.#isAfterCall = false;
+    if (this.#repeated === null) {
+      this.#begun += text;
+      return this.#now(text);
+    }
+    const left = this.#begun.length - this.#repeated;
+    if (!this.#begun.startsWith(text.slice(0, left), this.#repeated))
+      return this.#replace(this.#begun.slice(0, this.#repeated) + text);
+    this.#repeated += Math.min(left, text.length);
+    if (text.length < left) return this.#now();
+    this.#repeated = null;
+    return text.length > left ? this.#add(text.slice(left)) : this.#now();
+  }
+
+  /** Put other words in the place of those of the response that is being made. */
+  #replace(text) {
+    this.#begun = text;
+    this.#repeated = null;
+    return this.#now(text, true);
+  }
+
+  /** Settle the text of a response by the response itself, which is whole. */
+  #complete(reply) {
+    const whole = this.#textOf(reply);
+    this.#repeated = null;
+    const settled = whole.startsWith(this.#begun) ? this.#add(whole.slice(this.#begun.length)) : this.#replace(whole);
+    this.#settled += this.#begun;
+    this.#begun = "";
+    this.#isAfterCall = false;
+    return settled;
+  }
+
+  #textOf({ parts = [] }) {
+    let text = "";
+    let isAfterCall = false;
+    for (const part of parts) {
+      if (part.type === "upstream_call") isAfterCall = true;
+      if (part.type !== "text" || !part.text) continue;
+      if (!text) text = between(this.#settled, part.text);
+      else if (isAfterCall) text += between(text, part.text);
+      text += part.text;
+      isAfterCall = false;
+    }
+    return text;
+  }
+
+  /** Return what must stand between the words so far and these. */
+  #lead(text) {
+    const said = this.#repeated === null ? this.#begun : this.#begun.slice(0, this.#repeated);
+    if (!said) return between(this.#settled, text);
+    return this.#isAfterCall ? between(said, text) : "";
+  }
+}
+
+/** Return the text of the answer whose stream ended with the event `last`; throw where its turn did not complete. */
+export function completed(session, last) {
+  const record = last?.type === "record" ? last.record : {};
+  if (record.type === "turn_ended") {
+    if (record.status === "completed") return last.transcript;
+    const why = record.code ? `: ${record.message} [${record.code}]` : "";
+    const message = `turn ${record.turn} of session '${session}' was not completed (${record.status})${why}`;
+    throw new TurnFailedError(message, { ...record, cause: record.code ?? "", transcript: last.transcript });
+  }
+  if (record.type === "message_withdrawn")
+    throw new TurnFailedError(`message ${record.number} of session '${session}' was taken back`, { status: "withdrawn" });
+  if (last?.type === "snapshot") {
+    const { last: status } = last.session;
+    if (status === "completed") return last.transcript;
+    const message = `the turn of session '${session}' was not completed (${status})`;
+    throw new TurnFailedError(message, { status, transcript: last.transcript });
+  }
+  throw new MidstreamError("connection_lost", `the turn of session '${session}' goes on without this client`, "later");
+}
+
+function between(before, after) {
+  return !before || /\s$/.test(before) || /^\s/.test(after) ? "" : PARAGRAPH;
+}

@@ -1,0 +1,128 @@
+/** What an answer is after each event: each word once, and only what differs is replaced. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { AnswerText, completed } from "../../src/midstream/server/static/client/answer.js";
+
+const begun = { type: "message_accepted", turn: 1 };
+const attempt = (number, reply = 1) => ({ type: "attempt_started", turn: 1, reply, attempt: number });
+const delta = (text, more = {}) => ({ type: "delta", turn: 1, reply: 1, kind: "text", text, ...more });
+const words = (text) => ({ type: "text", text });
+const whole = (...parts) => ({ type: "reply_completed", turn: 1, reply: 1, body: { parts } });
+const ended = (status = "completed", more = {}) => ({ type: "turn_ended", turn: 1, status, ...more });
+const event = (record) => ({ type: "record", id: "1-1", record });
+
+/** Fold records; return each [text, replaces, transcript], after checking that the obvious reader is right. */
+function told(...records) {
+  const answer = new AnswerText();
+  let shown = "";
+  return records.map((record) => {
+    const { text, replaces, transcript } = answer.take(record.id ? record : event(record));
+    if (record.type === "message_accepted") shown = "";
+    shown = replaces ? transcript : shown + text;
+    assert.equal(shown, transcript);
+    return [text, replaces, transcript];
+  });
+}
+
+const lastOf = (...records) => told(...records).at(-1);
+
+test("words gather, and thinking is none of them", () => {
+  const thought = delta("hm", { kind: "thinking" });
+  assert.deepEqual(told(begun, attempt(1), thought, delta("a"), delta("b"), whole(words("ab")), ended()).slice(2), [
+    ["", false, ""],
+    ["a", false, "a"],
+    ["b", false, "ab"],
+    ["", false, "ab"],
+    ["", false, "ab"],
+  ]);
+});
+
+test("words that a new attempt repeats add nothing, and it goes on behind them", () => {
+  assert.deepEqual(
+    told(begun, attempt(1), delta("one "), delta("two "), attempt(2), delta("one two "), delta("three")).slice(4),
+    [
+      ["", false, "one two "],
+      ["", false, "one two "],
+      ["three", false, "one two three"],
+    ],
+  );
+  assert.deepEqual(lastOf(begun, attempt(1), delta("ab"), attempt(2), delta("a"), delta("bc")), ["c", false, "abc"]);
+});
+
+test("the first word that differs replaces the void ones", () => {
+  const cut = [begun, attempt(1), delta("one "), delta("two "), attempt(2), delta("one ")];
+  assert.deepEqual(lastOf(...cut, delta("more")), ["one more", true, "one more"]);
+  assert.deepEqual(lastOf(...cut, attempt(3), delta("zero")), ["zero", true, "zero"]);
+});
+
+test("a new attempt that is shorter leaves nothing of the void one", () => {
+  const cut = [begun, attempt(1), delta("one "), delta("two"), attempt(2), delta("one ")];
+  assert.deepEqual(lastOf(...cut, whole(words("one "))), ["one ", true, "one "]);
+  assert.deepEqual(lastOf(...cut, ended("cancelled")), ["one ", true, "one "]);
+  assert.deepEqual(lastOf(begun, attempt(1), delta("a"), attempt(2), ended("failed")), ["", true, ""]);
+});
+
+test("an attempt that is continued keeps its words", () => {
+  const continued = { type: "attempt_continued", turn: 1, reply: 1, attempt: 1, number: 1 };
+  assert.deepEqual(lastOf(begun, attempt(1), delta("a"), continued, delta("b")), ["b", false, "ab"]);
+});
+
+test("two responses are two paragraphs, and a cut second one leaves the first", () => {
+  const first = [begun, attempt(1), delta("look"), whole(words("look"), { type: "call", id: "c", name: "n" })];
+  assert.deepEqual(lastOf(...first, attempt(1, 2), delta("found")), ["\n\nfound", false, "look\n\nfound"]);
+  assert.deepEqual(lastOf(...first, attempt(1, 2), delta("fo"), attempt(2, 2), delta("found")), [
+    "und",
+    false,
+    "look\n\nfound",
+  ]);
+  assert.deepEqual(lastOf(...first, attempt(1, 2), delta("x"), attempt(2, 2), delta("found")).slice(1), [
+    true,
+    "look\n\nfound",
+  ]);
+});
+
+test("a tool of the upstream's parts what stands around it, live and whole", () => {
+  const call = { type: "upstream_call", id: "u", name: "grep" };
+  const live = [begun, attempt(1), delta("a"), delta("", { call, kind: "thinking" }), delta("b")];
+  assert.deepEqual(lastOf(...live, whole(words("a"), call, words("b"))), ["", false, "a\n\nb"]);
+});
+
+test("who joins in the middle has the whole response when it is whole", () => {
+  assert.deepEqual(lastOf(delta("two"), whole(words("one two"))), ["one two", true, "one two"]);
+});
+
+test("a snapshot stands for the answer so far, and the next turn begins anew", () => {
+  const user = (text) => ({ type: "user", parts: [words(text)] });
+  const exchange = { type: "exchange", reply: { parts: [words("first")] } };
+  const session = { history: [user("hi"), exchange], running: { said: { parts: [words("sec")] } } };
+  const gone = { type: "gone", id: "1-1", hasSnapshot: true };
+  const shown = { type: "snapshot", id: "1-9", session };
+  assert.deepEqual(lastOf(begun, delta("x"), gone), ["", true, ""]);
+  assert.deepEqual(lastOf(begun, delta("x"), gone, shown).slice(1), [true, "first\n\nsec"]);
+  assert.deepEqual(lastOf(shown, delta("ond")), ["ond", false, "first\n\nsecond"]);
+  assert.deepEqual(lastOf(shown, begun), ["", false, ""]);
+  assert.deepEqual(lastOf({ ...shown, session: { history: [user("hi"), exchange, user("more")] } }).slice(1), [true, ""]);
+});
+
+test("only a turn that completed has an answer; every other end throws its reason", () => {
+  const last = (record) => ({ ...event(record), transcript: "so far" });
+  assert.equal(completed("s", last(ended())), "so far");
+  const failed = last(ended("failed", { code: "model_rejected", message: "no such model" }));
+  assert.throws(() => completed("s", failed), {
+    name: "TurnFailedError",
+    code: "turn_failed",
+    status: "failed",
+    cause: "model_rejected",
+    transcript: "so far",
+    message: "turn 1 of session 's' was not completed (failed): no such model [model_rejected]",
+  });
+  assert.throws(() => completed("s", last(ended("cancelled"))), { code: "turn_failed", status: "cancelled" });
+  const withdrawn = last({ type: "message_withdrawn", number: 2 });
+  assert.throws(() => completed("s", withdrawn), { code: "turn_failed", status: "withdrawn" });
+  const snapshot = { type: "snapshot", transcript: "so far", session: { last: "interrupted" } };
+  assert.throws(() => completed("s", snapshot), { code: "turn_failed", status: "interrupted" });
+  assert.equal(completed("s", { ...snapshot, session: { last: "completed" } }), "so far");
+  for (const cut of [null, last(delta("x"))]) assert.throws(() => completed("s", cut), { code: "connection_lost" });
+});

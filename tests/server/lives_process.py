@@ -1,0 +1,52 @@
+"""A server whose answers differ in each of its lives: `python -m tests.server.lives_process FOLDER PORT`.
+
+It says 60 words slowly, each with the number of the life that says it; to "fail" it says some, and its model refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from midstream.core.messages import UserMessage
+from midstream.core.replies import Finished, ModelRequest, TextDelta
+from midstream.errors import ModelRejectedError
+from midstream.runtime.agent import Agent
+from midstream.server.app import asgi
+from midstream.server.serve import serve
+from midstream.testing.models import Pause, ScriptedModel, Step
+
+WORDS = 60
+PAUSE_S = 0.03
+
+
+def words_of(life: int) -> str:
+    """Return the whole answer of a life."""
+    return "".join(f"life{life}word{number} " for number in range(WORDS))
+
+
+async def main(folder: Path, port: int) -> None:
+    """Serve until killed."""
+    lives = folder / "lives"
+    with lives.open("a") as file:
+        file.write("life\n")
+    life = len(lives.read_text().splitlines())
+
+    def reply(request: ModelRequest) -> list[Step]:
+        said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
+        words = [
+            part
+            for word in words_of(life).split(" ")[:-1]
+            for part in (TextDelta(f"{word} "), Pause(PAUSE_S))
+        ]
+        if said == UserMessage.of("fail"):
+            return [*words[:6], ModelRejectedError("no such model")]
+        return [*words, Finished()]
+
+    app = asgi(Agent(ScriptedModel(reply)), store=folder / "sessions.db")
+    await serve(app, port=port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the test
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

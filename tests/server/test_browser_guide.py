@@ -1,0 +1,162 @@
+"""The programs of the browser guide, as they are printed, in a real browser: also while their server is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, Route, async_playwright, expect
+
+from tests.server.lives_process import words_of
+from tests.server.test_page import CHROMIUM, FLAGS, WAIT_MS, WAIT_S
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "guides" / "browser.md").read_text(encoding="utf-8")
+PROGRAMS = re.findall(r"^```js\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+CHAT = next(program for program in PROGRAMS if "oninterrupted" in program)
+ASK = next(program for program in PROGRAMS if "client.ask" in program)
+RECORDS = "fetch('/v1/sessions/my-session/records').then((answer) => answer.text())"
+A_FRAME = "new Promise(requestAnimationFrame)"
+"""Let the page run before it is looked at again."""
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+
+
+AS_LOCAL = "--disable-features=LocalNetworkAccessChecks"
+"""A page that the test answers counts as one from far away, which may not connect to this machine."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, AS_LOCAL])
+        try:
+            yield launched
+        finally:
+            await launched.close()
+
+
+class Lives:
+    """A server that is killed and lives again, at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self.url = ""
+
+    async def begin(self) -> Self:
+        port = self.url.rpartition(":")[2] or "0"
+        command = (sys.executable, "-m", "tests.server.lives_process", str(self._folder), port)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), WAIT_S)
+        self.url = line.decode().strip()
+        return self
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        await asyncio.wait_for(self._process.communicate(), WAIT_S)
+
+
+@asynccontextmanager
+async def lives(folder: Path) -> AsyncIterator[Lives]:
+    server = await Lives(folder).begin()
+    try:
+        yield server
+    finally:
+        await server.kill()
+
+
+async def running(browser: Browser, server: Lives, program: str) -> tuple[Page, list[str]]:
+    """Open a page that is this program and nothing else; return it with what it writes to its console."""
+
+    async def answer(route: Route) -> None:
+        body = f'<!doctype html><html><body><script type="module">\n{program}</script></body></html>'
+        await route.fulfill(body=body, content_type="text/html")
+
+    context = await browser.new_context()
+    await context.route("**/program", answer)
+    page, said = await context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    await page.goto(f"{server.url}/program")
+    return page, said
+
+
+async def test_every_program_of_the_guide_runs(browser: Browser, tmp_path: Path) -> None:
+    async with lives(tmp_path) as server:
+        for program in PROGRAMS:
+            page, said = await running(browser, server, f"{program}\nconsole.log('ran to its end');")
+            async with asyncio.timeout(WAIT_S):
+                while "ran to its end" not in said:
+                    await page.evaluate(A_FRAME)
+            assert not [line for line in said if "Error" in line]
+
+
+async def test_the_chat_of_the_guide_shows_each_word_once_while_its_server_is_killed(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with lives(tmp_path) as server:
+        page, _ = await running(browser, server, CHAT)
+        await page.fill("input", "go on")
+        await page.press("input", "Enter")
+        answer = page.locator("p").last
+        await expect(answer).to_contain_text("life1word5", timeout=WAIT_MS)
+        await server.kill()
+        await server.begin()
+        await expect(answer).to_have_text(words_of(2), timeout=WAIT_MS, use_inner_text=False)
+
+
+async def test_the_chat_of_the_guide_goes_on_after_a_reload_with_the_whole_answer(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with lives(tmp_path) as server:
+        page, _ = await running(browser, server, CHAT)
+        await page.fill("input", "go on")
+        await page.press("input", "Enter")
+        await expect(page.locator("p").last).to_contain_text("life1word5", timeout=WAIT_MS)
+        await page.reload()
+        await expect(page.locator("p").last).to_contain_text("life1word9", timeout=WAIT_MS)
+        assert (await page.locator("p").last.text_content() or "").startswith("life1word0 life1word1 ")
+        await expect(page.locator("p").last).to_have_text(words_of(1), timeout=WAIT_MS, use_inner_text=False)
+
+
+async def test_the_chat_of_the_guide_shows_why_a_turn_failed(browser: Browser, tmp_path: Path) -> None:
+    async with lives(tmp_path) as server:
+        page, _ = await running(browser, server, CHAT)
+        await page.fill("input", "fail")
+        await page.press("input", "Enter")
+        await expect(page.locator("p").last).to_contain_text("no such model", timeout=WAIT_MS)
+
+
+async def test_ask_returns_each_word_once_while_its_server_is_killed(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with lives(tmp_path) as server:
+        page, said = await running(browser, server, ASK)
+        async with asyncio.timeout(WAIT_S):
+            while "life1word5" not in await page.evaluate(RECORDS):
+                await page.evaluate(A_FRAME)
+        await server.kill()
+        await server.begin()
+        async with asyncio.timeout(WAIT_S):
+            while words_of(2) not in said:
+                await page.evaluate(A_FRAME)
