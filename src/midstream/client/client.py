@@ -41,10 +41,12 @@ from midstream.core.frames import (
     AnswerPayload,
     EventId,
     Payload,
+    ResultPayload,
     ResumePayload,
     SayPayload,
     SnapshotWhen,
     WithdrawPayload,
+    decode_payload,
 )
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
@@ -626,9 +628,22 @@ class Client:
     async def _taken_up(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
+        if kept.has_lost_chunks:
+            await self._send_results_again(kept, stream)
         async with aclosing(self._deliver(self._attach(kept.session, stream, None, tools))) as events:
             async for event in events:
                 yield event
+
+    async def _send_results_again(self, kept: KeptStream, stream: ClientStream) -> None:
+        """Send the stored outcomes that may have been in a lost chunk; the server takes the first one of a call."""
+        said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
+        sent = {
+            (each.turn, each.reply, each.result.call_id) for each in said if isinstance(each, ResultPayload)
+        }
+        for call in await self._file.calls(stream.stream):
+            result = call.state.result
+            if result is not None and (call.turn, call.reply, result.call_id) not in sent:
+                stream.submit(ResultPayload(call.turn, call.reply, result))
 
     async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""
