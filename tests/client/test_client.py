@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -49,7 +50,7 @@ from midstream.tools import Tool, tool
 from midstream.world import Fault, World
 from tests.client.http_peer import HttpPeer
 from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
-from tests.server.serving import Served, make_app, served
+from tests.server.serving import KEYS, Served, Socket, make_app, served
 from tests.spec import spec
 
 Dial = Callable[..., Client]
@@ -352,6 +353,26 @@ async def test_a_reader_sees_what_others_say(dial: Dial) -> None:
         later = reader.follow("s1", said[-2].id)
         assert await anext(later) == said[-1]
         await later.aclose()
+
+
+@spec("STREAM-58")
+@pytest.mark.parametrize("beginning", ["0", "0-0"])
+async def test_zero_is_the_beginning(dial: Dial, server: Served, way: Way, beginning: str) -> None:
+    hand = Hand()
+    async with dial(server.url, tools=[hand.tool]) as client:
+        await _all(client.send("s1", "push it"))
+        async with contextlib.aclosing(client.follow("s1", beginning)) as events:
+            assert (await anext(aiter(events))).id == "1-1"
+    lines = (await server.http.get(f"/v1/sessions/s1/records?after={beginning}")).text.splitlines()
+    assert json.loads(lines[0])["id"] == "1-1"
+    if way is Way.WEBSOCKET:
+        async with Socket(server.socket("s1", query=f"?after={beginning}")) as socket:
+            await socket.hear_until("epoch_started")
+    else:
+        shown = {**KEYS, "accept": "text/event-stream", "last-event-id": beginning}
+        path = "events" if way is Way.SSE else "poll?n=0"
+        async with server.http.stream("GET", f"/v1/sessions/s2/{path}", headers=shown) as answer:
+            assert answer.status_code == 200, "one that has seen nothing may begin a session"
 
 
 async def test_a_session_nobody_began_cannot_be_followed(dial: Dial, server: Served) -> None:

@@ -353,7 +353,7 @@ class Client:
 
         Args:
             session: One that exists.
-            after: Begin after this event (`"0-0"`: with the first one); None begins with what comes next.
+            after: Begin after this event (`"0"` or `"0-0"`: with the first one); None begins with what comes next.
             snapshots: When an event whose record is a `Snapshot` comes in the place of many: `gone`, where they are not
                 kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
             word: From `let_look` of another client, where the session is encrypted under that one's secret.

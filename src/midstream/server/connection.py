@@ -643,7 +643,8 @@ class Connection:
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
         # come after the second request of its connection.
-        is_new = bool(request.open.stream) and (request.event_id is None or self.is_continued)
+        has_seen_none = request.event_id is None or request.event_id == START
+        is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)
         if is_new:
             await self._visitor.begin()
         elif request.open.stream:
