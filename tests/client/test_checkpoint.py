@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstream.client.checkpoint import (
+    FILLER,
     LOG_BYTES_MAX,
     CallAnswered,
     CallAsked,
@@ -22,10 +23,11 @@ from midstream.client.checkpoint import (
     KeptStream,
     StreamBegun,
 )
+from midstream.client.local_tools import LocalTools
 from midstream.client.secret_store import SecretStore
 from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
-from midstream.core.frames import EventId, SayPayload, digest_of, encode
+from midstream.core.frames import EventId, ResultPayload, SayPayload, digest_of, encode
 from midstream.core.messages import Call, Outcome, Result, Text
 from midstream.core.promises import KnownEpoch
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
@@ -36,7 +38,8 @@ from tests.spec import spec
 
 SERVER = "http://127.0.0.1:8000"
 ONE, TWO = (b'{"type":"abort","turn":%d}' % turn for turn in (1, 2))
-BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), ChunkKept(0, b'{"type":"abort"}')]
+ABORT = b'{"type":"abort"}'
+BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), ChunkKept(0, ABORT)]
 CALL = Call("c1", "look", "{}")
 PLAN = CallPlan("c1", "digest", Site.CLIENT)
 
@@ -205,20 +208,15 @@ async def test_a_second_process_is_refused(file: CheckpointFile, path: Path, sec
 
 
 DAMAGES = {
-    "another byte": (
-        "UPDATE chunk SET payload = x'00' WHERE seqno = 1",
-        "chunk 1 in the state file is damaged",
-    ),
-    "a lost row": ("DELETE FROM chunk WHERE seqno = 1", "the state file has lost chunks"),
+    "another byte": ("UPDATE chunk SET payload = x'00' WHERE seqno = 1", (ABORT, FILLER), 2),
+    "a lost row": ("DELETE FROM chunk WHERE seqno = 1", (ABORT, FILLER), 2),
     "a later version": (
         f"UPDATE chunk SET payload = x'7b7d', digest = '{digest_of(b'{}')}' WHERE seqno = 1",
-        "chunk 1 in the state file was written by another version",
+        (ABORT, FILLER),
+        2,
     ),
     **{
-        f"{column} is {value}": (
-            f"UPDATE stream SET {column} = {value} WHERE stream = 'a'",
-            "its place in the state file is damaged",
-        )
+        f"{column} is {value}": (f"UPDATE stream SET {column} = {value} WHERE stream = 'a'", (ABORT, ONE), 2)
         for column, value in [
             ("promised", "'soon'"),
             ("promised", "x'00ff'"),
@@ -234,24 +232,62 @@ DAMAGES = {
 
 @spec("STREAM-48")
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_chunk_that_cannot_be_read_is_told_and_not_skipped_and_other_streams_are_whole(
-    file: CheckpointFile, path: Path, damage: str, secrets: SecretStore
+async def test_damage_costs_what_is_damaged_and_not_the_stream(
+    file: CheckpointFile, path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await file.write("a", [*BEGUN, ChunkKept(1, ONE)])
+    await file.write("a", [*BEGUN, ChunkKept(1, ONE), CursorMoved(EventId(1, 3), EventId(1, 2))])
     await file.write("b", BEGUN)
+    change, payloads, next_seqno = DAMAGES[damage]
+    await _changed(file, path, change)
+    kept = {each.checkpoint.stream: each for each in await file.streams()}
+    damaged = kept["a"]
+    assert (damaged.damage, damaged.checkpoint.next_seqno) == ("", next_seqno)
+    assert tuple(payload for _, payload in damaged.checkpoint.unacked) == payloads
+    assert damaged.has_lost_chunks == (FILLER in payloads)
+    assert (kept["b"].damage, len(kept["b"].checkpoint.unacked)) == ("", 1)
+    assert "stream a" in caplog.text
+
+
+@spec("STREAM-48")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("UPDATE chunk SET payload = x'00'", "chunk 0 in the state file is damaged"),
+        ("UPDATE stream SET next_seqno = 'two'; DELETE FROM chunk", "its place in the state file is damaged"),
+    ],
+)
+async def test_a_message_that_is_lost_and_numbers_that_are_lost_are_told(
+    file: CheckpointFile, path: Path, change: str, said: str
+) -> None:
+    await file.write("a", BEGUN)
+    await _changed(file, path, change)
+    (kept,) = await file.streams()
+    assert (kept.damage, kept.checkpoint.unacked) == (said, ())
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize("column", ["call", "plan", "runs", "epoch"])
+async def test_a_damaged_call_is_not_run_again_and_its_outcome_is_kept(
+    file: CheckpointFile, path: Path, column: str
+) -> None:
+    result = Result("c1", "seen")
+    await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
+    await file.write("a", [CallIntended(1, 1, "c1", 1, 1), CallAnswered(1, 1, result)])
+    await file.write("b", [StreamBegun("s2", "t"), CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
+    await _changed(file, path, f"UPDATE call SET {column} = x'00'")
+    (ended,), (open_call,) = await file.calls("a"), await file.calls("b")
+    assert (ended.is_asked, ended.state.result) == (True, result)
+    tools = LocalTools("s2", {}, epoch=7, kept=[open_call])
+    assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
+    assert tools.to_start() == []
+
+
+async def _changed(file: CheckpointFile, path: Path, change: str) -> None:
     await file.close()
-    change, said = DAMAGES[damage]
-    with sqlite3.connect(path) as connection:
-        connection.execute(change)
-    connection.close()
-    again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
-    await again.open()
-    kept = {each.checkpoint.stream: each for each in await again.streams()}
-    assert {stream: (each.damage, len(each.checkpoint.unacked)) for stream, each in kept.items()} == {
-        "a": (said, 0),
-        "b": ("", 1),
-    }
-    await again.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(change)
+        db.commit()
+    await file.open()
 
 
 STRANGE: dict[str, tuple[str, type[MidstreamError], str]] = {
@@ -340,6 +376,8 @@ async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
     assert first.state.result == result
     assert (second.state.result, second.state.runs) == (None, 1)
     assert "is damaged" in caplog.text
+    await file.write("a", [ChunkKept(1, encode(ResultPayload(1, 1, Result("c2", "seen"))))])
+    assert (await file.calls("a"))[1].state.result == Result("c2", "seen")
 
 
 # --- the secrets ------------------------------------------------------------------------------------------------

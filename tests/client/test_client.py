@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -48,7 +50,7 @@ from midstream.tools import Tool, tool
 from midstream.world import Fault, World
 from tests.client.http_peer import HttpPeer
 from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
-from tests.server.serving import Served, make_app, served
+from tests.server.serving import KEYS, Served, Socket, make_app, served
 from tests.spec import spec
 
 Dial = Callable[..., Client]
@@ -268,13 +270,17 @@ async def test_a_stop_that_was_never_acknowledged_is_said_again(dial: Dial, tmp_
 
 
 async def _left_and_damaged(dial: Dial, url: str, state: Path) -> None:
-    """Leave a turn whose stop was not acknowledged, and damage what was kept of it."""
+    """Leave a turn, and damage the numbers of what was kept of it."""
     async with dial(url, state=state) as client:
         turn = client.send("s1", "hi")
         await anext(turn)
         await turn.aclose()
-        (kept,) = await client._file.streams()
-        await client._file.write(kept.checkpoint.stream, [ChunkKept(1, b"what is this")])
+    _damage(state, "UPDATE stream SET next_seqno = 'two'; DELETE FROM chunk")
+
+
+def _damage(state: Path, change: str) -> None:
+    with contextlib.closing(sqlite3.connect(state)) as db:
+        db.executescript(change)
 
 
 @spec("STREAM-48")
@@ -289,7 +295,7 @@ async def test_what_cannot_be_played_back_is_said_with_the_session_as_it_is_and_
             events = aiter(turn)
             first = await asyncio.wait_for(anext(events), WAIT_S)
             assert isinstance(first.record, PlaybackLost)
-            assert "another version" in first.record.reason
+            assert "is damaged" in first.record.reason
             session = msgspec.json.decode(first.record.session)
             assert (session["event_id"], session["turns"]) == (first.id, 1)
             gate.set()
@@ -347,6 +353,26 @@ async def test_a_reader_sees_what_others_say(dial: Dial) -> None:
         later = reader.follow("s1", said[-2].id)
         assert await anext(later) == said[-1]
         await later.aclose()
+
+
+@spec("STREAM-58")
+@pytest.mark.parametrize("beginning", ["0", "0-0"])
+async def test_zero_is_the_beginning(dial: Dial, server: Served, way: Way, beginning: str) -> None:
+    hand = Hand()
+    async with dial(server.url, tools=[hand.tool]) as client:
+        await _all(client.send("s1", "push it"))
+        async with contextlib.aclosing(client.follow("s1", beginning)) as events:
+            assert (await anext(aiter(events))).id == "1-1"
+    lines = (await server.http.get(f"/v1/sessions/s1/records?after={beginning}")).text.splitlines()
+    assert json.loads(lines[0])["id"] == "1-1"
+    if way is Way.WEBSOCKET:
+        async with Socket(server.socket("s1", query=f"?after={beginning}")) as socket:
+            await socket.hear_until("epoch_started")
+    else:
+        shown = {**KEYS, "accept": "text/event-stream", "last-event-id": beginning}
+        path = "events" if way is Way.SSE else "poll?n=0"
+        async with server.http.stream("GET", f"/v1/sessions/s2/{path}", headers=shown) as answer:
+            assert answer.status_code == 200, "one that has seen nothing may begin a session"
 
 
 async def test_a_session_nobody_began_cannot_be_followed(dial: Dial, server: Served) -> None:
@@ -472,6 +498,39 @@ async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
             await _second_life(dial, server, state, hand, seen)
             _check_outcome([*seen.values()], hand, policy)
         assert 1 < count < LIVES_MAX - 1
+
+
+@spec("STREAM-48")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE chunk SET payload = x'00'",
+        "UPDATE call SET plan = 'what'",
+        "UPDATE stream SET position = 'what'",
+        "UPDATE call SET result = substr(result, 1, 9)",
+    ],
+)
+async def test_a_damaged_row_costs_no_stored_outcome(tmp_path: Path, change: str) -> None:
+    script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
+    hand, seen, state = Hand(), dict[str, Event](), tmp_path / "s.db"
+    async with served(make_app(script)) as server:
+        for count in range(1, LIVES_MAX):  # until the death comes right after the outcome was stored
+            hand, seen, state = Hand(), {}, tmp_path / f"{count}.db"
+            first = connect(
+                server.url, state=state, tools=[hand.tool], world=_dying(Fault.AFTER_CHECKPOINT, count)
+            )
+            await _live(first, f"s{count}", seen)
+            with contextlib.closing(sqlite3.connect(state)) as db:
+                stored = db.execute("SELECT count(*) FROM call WHERE result IS NOT NULL").fetchone()
+                unsent = db.execute("SELECT count(*) FROM chunk WHERE seqno > 0").fetchone()
+            if (stored, unsent) == ((1,), (1,)):
+                break
+            await _second_life(connect, server, state, hand, seen)
+        assert count < LIVES_MAX - 1
+        _damage(state, change)
+        await _second_life(connect, server, state, hand, seen)
+    (result,) = [each.record.result for each in seen.values() if isinstance(each.record, CallEnded)]
+    assert (result.content, result.outcome, hand.done) == ("pushed red", Outcome.OK, ["red"])
 
 
 def _check_outcome(seen: list[Event], hand: Hand, policy: str) -> None:

@@ -129,11 +129,15 @@ def test_an_event_id_is_read_as_it_is_written(epoch: int, position: int) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "1-", "-1", "1-2-3", "a-b", "1--2", "+1-2", " 1-2", "²-1", f"{2**63}-0", "1" * 99]
+    "text", ["", "00", "1", "1-", "-1", "1-2-3", "a-b", "1--2", "+1-2", " 1-2", "²-1", f"{2**63}-0", "1" * 99]
 )
 def test_what_is_no_event_id_is_refused(text: str) -> None:
     with pytest.raises(MalformedFrameError):
         EventId.parse(text)
+
+
+def test_zero_alone_is_the_beginning_as_two_zeros_are() -> None:
+    assert EventId.parse("0") == EventId.parse("0-0") == EventId(0, 0)
 
 
 @pytest.mark.parametrize("text", [f"{1:020}-1", f"1-{1:020}", "\uff11-1", "1-\u0663", "1-1 ", "1_0-1"])

@@ -437,6 +437,7 @@ test("whatever comes off the wire, receive does not throw", () => {
   ];
   for (const text of noise) saying().stream.receive(text, NOW);
   assert.throws(() => parseEventId("3"));
+  assert.deepEqual(parseEventId("0"), parseEventId("0-0"));
 });
 
 test("a message larger than a frame is refused with nothing changed", () => {

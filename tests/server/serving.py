@@ -157,7 +157,7 @@ def opening(**fields: object) -> Json:
     return {"type": "open", "stream": "k1", "secret": SECRET, **fields}
 
 
-def chunk(seqno: int = 0, words: str = "hi", **more: str) -> Json:
+def chunk(seqno: int = 0, words: str = "hi", **more: object) -> Json:
     return {"type": "chunk", "seqno": seqno, "payload": {**said(words), **more}}
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -32,8 +32,8 @@ from midstream.client.databases import is_laid_out, lay_out, transaction, transl
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
-from midstream.core.frames import EventId, decode_payload, digest_of
-from midstream.core.messages import Call, Result
+from midstream.core.frames import EventId, ResultPayload, decode_payload, digest_of, encode
+from midstream.core.messages import Call, Outcome, Result
 from midstream.core.promises import KnownEpoch
 from midstream.errors import MidstreamError, ProtocolError, UsageError
 from midstream.world import Fault, World
@@ -51,6 +51,11 @@ FREE_PAGES_MAX = 256
 LOG_BYTES_MAX = 4 * 1024 * 1024
 """What the file's log is cut to when its content is in the file: SQLite moves it there every 1,000 pages (4 MB)."""
 CALLED = "state file"
+FILLER = encode(ResultPayload(0, 0, Result("", "", Outcome.UNKNOWN)))
+"""Sent under the number of a chunk that cannot be read: an outcome of no call, which a server takes and drops. A server
+that has taken the chunk itself is not sent it."""
+DAMAGED_DIGEST = "damaged"
+"""In the plan of a call that cannot be read: the digest of no call."""
 BUSY = "another process uses this state file: give each its own"
 
 _log = logging.getLogger(__name__)
@@ -107,6 +112,8 @@ class CallAnswered(Struct, frozen=True):
 CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
 FileWrite = StreamBegun | BeginningSeen | Write | CallWrite
 
+Place = tuple[int, int, str]
+"""Turn, reply, call id: what names a call."""
 _FULL = (StreamBegun, ChunkKept, CallIntended, CallAnswered)
 
 
@@ -122,14 +129,16 @@ class KeptCall(Struct, frozen=True):
 class KeptStream(Struct, frozen=True):
     """A stream that can be resumed; `touched_at` in seconds since 1970.
 
-    Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. `damage` says what of it cannot be read any
-    more; then it has no chunks, and cannot be resumed.
+    Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. `damage` is the reason why it cannot be resumed;
+    then it has no chunks. With `has_lost_chunks` it can: a filler that has no effect stands in the place of each chunk
+    that cannot be read, and the stored outcomes of its calls are to be sent again.
     """
 
     session: str
     checkpoint: Checkpoint
     touched_at: float
     damage: str = ""
+    has_lost_chunks: bool = False
 
 
 _SCHEMA = """
@@ -187,7 +196,7 @@ UPDATE stream SET epoch = ?, position = ?, promised = ?, known_epoch = ?, began_
 """
 _CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
 _CALLS = """
-SELECT turn, reply, call, plan, is_asked, runs, epoch, result FROM call WHERE stream = ?
+SELECT turn, reply, call_id, call, plan, is_asked, runs, epoch, result FROM call WHERE stream = ?
 ORDER BY turn, reply, call_id
 """
 
@@ -274,12 +283,12 @@ class CheckpointFile:
         return replace(kept, checkpoint=replace(checkpoint, secret=secret))
 
     async def calls(self, stream: str) -> list[KeptCall]:
-        """Return what is kept of a stream's calls; a damaged outcome is left out, with a warning.
+        """Return what is kept of a stream's calls. Damage costs what is damaged, with a warning.
 
-        Raises:
-            StoreDamagedError: A call itself is not what was written.
+        An outcome that cannot be read is taken from its chunk; without one the call is in doubt. A call that cannot
+        be read counts as started: it is not run again, and its outcome is sent where that can be read.
         """
-        return await self._call(lambda: [_call_of(row) for row in self._execute(_CALLS, stream)])
+        return await self._call(lambda: list(self._calls(stream)))
 
     async def beginning(self, stream: str) -> str | None:
         """Return the first event of a stream; None where none was seen."""
@@ -436,48 +445,77 @@ class CheckpointFile:
 
     def _streams(self) -> Iterator[KeptStream]:
         for row in self._execute(_STREAMS, self._server).fetchall():
+            stream, session = row[:2]
+            if isinstance(stream, str) and isinstance(session, str):
+                yield self._stream(stream, session, row[2:])
+            else:
+                # Its time is that of now: it is not to be cleared without a message.
+                checkpoint = Checkpoint(str(stream), "")
+                yield KeptStream(str(session), checkpoint, math.inf, "its place in the state file is damaged")
+
+    def _stream(self, stream: str, session: str, columns: Sequence[object]) -> KeptStream:
+        """Read a stream. A damaged column costs what it holds: events that come again, or a check against loss."""
+        damaged: list[str] = []
+
+        def read(name: str, kind: type[T]) -> T | None:
+            value = columns[_COLUMNS.index(name)]
             try:
-                yield self._stream(*msgspec.convert(row, type=_Row))
-            except (msgspec.ValidationError, ProtocolError):  # SQLite takes anything anywhere
-                stream, session = map(str, row[:2])
-                # As if it were of now: it is not to be cleared without a word.
-                checkpoint = Checkpoint(stream, "", None, 0, (), None, None)
-                yield KeptStream(session, checkpoint, math.inf, "its place in the state file is damaged")
+                return None if value is None else msgspec.convert(value, type=kind)
+            except msgspec.ValidationError:  # SQLite takes anything anywhere
+                damaged.append(name)
+                return None
 
-    def _stream(
-        self,
-        stream: str,
-        session: str,
-        epoch: int | None,
-        position: int | None,
-        next_seqno: int,
-        touched_at: float,
-        promised: str | None,
-        known_epoch: int | None,
-        began_at: float | None,
-    ) -> KeptStream:
-        unacked, damage = self._unacked(stream, next_seqno)
+        epoch, position = read("epoch", int), read("position", int)
         event_id = None if position is None or epoch is None else EventId(epoch, position)
+        known_epoch, began_at = read("known_epoch", int), read("began_at", float)
         known = None if known_epoch is None else KnownEpoch(known_epoch, began_at or 0.0)
-        place = EventId.parse(promised) if promised else None
-        checkpoint = Checkpoint(stream, "", event_id, next_seqno, unacked, place, known)
-        return KeptStream(session, checkpoint, touched_at, damage)
+        promised = _event_id_of(read("promised", str) or "", damaged)
+        touched_at = read("touched_at", float)
+        chunks = self._unacked(stream, read("next_seqno", int), is_begun=event_id is not None)
+        if damaged:
+            _log.warning("of the stream %s in the state file %s is damaged", stream, ", ".join(damaged))
+        checkpoint = Checkpoint(stream, "", event_id, chunks.next_seqno, chunks.unacked, promised, known)
+        at = math.inf if touched_at is None else touched_at
+        return KeptStream(session, checkpoint, at, chunks.damage, chunks.has_lost)
 
-    def _unacked(self, stream: str, next_seqno: int) -> tuple[tuple[tuple[int, bytes], ...], str]:
-        """Return a stream's chunks, and what is wrong with them: to skip one would lose a message without a word."""
-        unacked: list[tuple[int, bytes]] = []
+    def _unacked(self, stream: str, next_seqno: int | None, *, is_begun: bool) -> _Chunks:
+        """Return a stream's chunks. One that cannot be read becomes a filler, except a message nobody else has."""
+        unacked: dict[int, bytes] = {}
+        lost: dict[int, str] = {}
         for seqno, digest, payload in self._execute(_CHUNKS, stream):
             if not isinstance(payload, bytes) or digest_of(payload) != digest:
-                return (), f"chunk {seqno} in the state file is damaged"
+                lost[seqno] = f"chunk {seqno} in the state file is damaged"
+                continue
             try:
                 decode_payload(payload)
             except ProtocolError:
-                return (), f"chunk {seqno} in the state file was written by another version"
-            unacked.append((seqno, payload))
-        numbers = [seqno for seqno, _ in unacked]
-        if numbers != list(range(next_seqno - len(numbers), next_seqno)):
-            return (), "the state file has lost chunks"
-        return tuple(unacked), ""
+                lost[seqno] = f"chunk {seqno} in the state file was written by another version"
+                continue
+            unacked[seqno] = payload
+        rows = sorted({*unacked, *lost})
+        if next_seqno is None and not rows:
+            return _Chunks(1, (), "its place in the state file is damaged")  # something was said
+        end = rows[-1] + 1 if next_seqno is None else next_seqno
+        for seqno in range(rows[0] if rows else end, end):
+            if seqno not in unacked:
+                lost.setdefault(seqno, "the state file has lost chunks")
+        if 0 in lost and not is_begun and self._execute(_CALLS, stream).fetchone() is None:
+            return _Chunks(end, (), lost[0])
+        for seqno, damage in lost.items():
+            _log.warning("the stream %s goes on without what was lost: %s", stream, damage)
+            unacked[seqno] = FILLER
+        return _Chunks(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
+
+    def _calls(self, stream: str) -> Iterator[KeptCall]:
+        said = [decode_payload(body) for _, body in self._unacked(stream, None, is_begun=True).unacked]
+        results = {
+            (each.turn, each.reply, each.result.call_id): each.result
+            for each in said
+            if isinstance(each, ResultPayload)
+        }
+        for row in self._execute(_CALLS, stream):
+            place = row[0], row[1], row[2]
+            yield _call_of(place, row[3:], results.get(place))
 
     def _start_epoch(self) -> int:
         with self._transaction(is_full=True):
@@ -501,26 +539,49 @@ def sessions_left(path: Path, *, server: str) -> list[str]:
         return []
 
 
-_Row = tuple[str, str, int | None, int | None, int, float, str | None, int | None, float | None]
-"""Of `_STREAMS`."""
+_COLUMNS = ("epoch", "position", "next_seqno", "touched_at", "promised", "known_epoch", "began_at")
+"""Of `_STREAMS`, after stream and session."""
 
 
-def _call_of(row: tuple[int, int, bytes, bytes, int, int, int, bytes | None]) -> KeptCall:
-    turn, reply, call, plan, is_asked, runs, epoch, result = row
-    state = CallState(
-        msgspec.json.decode(call, type=Call),
-        msgspec.json.decode(plan, type=CallPlan),
-        runs=runs,
-        epoch=epoch,
-        result=None if result is None else _kept_result(result, f"a call of turn {turn}, reply {reply}"),
+class _Chunks(Struct, frozen=True):
+    """The chunks of a stream whose ack has not come; `damage` is the reason why there are none."""
+
+    next_seqno: int
+    unacked: tuple[tuple[int, bytes], ...]
+    damage: str = ""
+    has_lost: bool = False
+
+
+def _event_id_of(text: str, damaged: list[str]) -> EventId | None:
+    try:
+        return EventId.parse(text) if text else None
+    except ProtocolError:
+        damaged.append("promised")
+        return None
+
+
+def _call_of(place: Place, columns: Sequence[Any], sent: Result | None) -> KeptCall:
+    """Read a call. `sent` is its outcome as a chunk has it, which stands in for a damaged one."""
+    call, plan, is_asked, runs, epoch, body = columns
+    turn, reply, call_id = place
+    where = f"a call of turn {turn}, reply {reply}"
+    result = sent if body is None else _kept_result(body, where) or sent
+    try:
+        known, planned = msgspec.json.decode(call, type=Call), msgspec.json.decode(plan, type=CallPlan)
+        runs, epoch = msgspec.convert((runs, epoch), type=tuple[int, int])
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+        _log.warning("%s in the state file is damaged: it is not run again", where)
+        # As one that was started and may not be started again, whatever its policy was.
+        known, planned, runs, epoch = Call(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
+    return KeptCall(
+        turn, reply, CallState(known, planned, runs=runs, epoch=epoch, result=result), bool(is_asked)
     )
-    return KeptCall(turn, reply, state, bool(is_asked))
 
 
 def _kept_result(body: bytes, place: str) -> Result | None:
     """Return an outcome; None where it cannot be read any more, so that its call alone is in doubt."""
     try:
         return msgspec.json.decode(body, type=Result)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
         _log.warning("the outcome of %s in the state file is damaged: the call is in doubt", place)
         return None

@@ -44,10 +44,12 @@ from midstream.core.frames import (
     AnswerPayload,
     EventId,
     Payload,
+    ResultPayload,
     ResumePayload,
     SayPayload,
     SnapshotWhen,
     WithdrawPayload,
+    decode_payload,
 )
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
@@ -382,7 +384,7 @@ class Client:
 
         Args:
             session: One that exists.
-            after: Begin after this event (`"0-0"`: with the first one); None begins with what comes next.
+            after: Begin after this event (`"0"` or `"0-0"`: with the first one); None begins with what comes next.
             snapshots: When an event whose record is a `Snapshot` comes in the place of many: `gone`, where they are not
                 kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
             word: From `let_look` of another client, where the session is encrypted under that one's secret.
@@ -658,6 +660,8 @@ class Client:
         reading = Reading(await self._read_before(kept))
         stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
+        if kept.has_lost_chunks:
+            await self._send_results_again(kept, stream)
         attachment = self._attach(kept.session, stream, None, tools)
         async with aclosing(self._deliver(attachment, reading)) as events:
             async for event in events:
@@ -668,6 +672,17 @@ class Client:
         if begin is None or end is None:
             return None
         return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
+
+    async def _send_results_again(self, kept: KeptStream, stream: ClientStream) -> None:
+        """Send the stored outcomes that may have been in a lost chunk; the server takes the first one of a call."""
+        said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
+        sent = {
+            (each.turn, each.reply, each.result.call_id) for each in said if isinstance(each, ResultPayload)
+        }
+        for call in await self._file.calls(stream.stream):
+            result = call.state.result
+            if result is not None and (call.turn, call.reply, result.call_id) not in sent:
+                stream.submit(ResultPayload(call.turn, call.reply, result))
 
     async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""

@@ -15,12 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.client.checkpoint import (
+    DAMAGED_DIGEST,
     CallAnswered,
     CallAsked,
     CallIntended,
     CallNoted,
     CallWrite,
     KeptCall,
+    Place,
 )
 from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, OnDoubt, Site, Verdict, judge
 from midstream.core.frames import FRAME_BYTES_MAX, ResultPayload, encode
@@ -35,9 +37,6 @@ ALLOWED_ONCE_CONTENT = (
     "It did not happen: the program that was to do it ended before. The permission for it is used up; call it again if "
     "it is still wanted."
 )
-
-Place = tuple[int, int, str]
-"""Turn, reply, call id: what names a call."""
 
 
 class Start(Struct, frozen=True):
@@ -162,7 +161,8 @@ class LocalTools:
             known = self._calls.get(place)
             is_ours = plan.site is Site.CLIENT and plan.problem is None
             # After a power cut of the server the same place may hold another call.
-            if is_ours and (known is None or known.plan.digest != plan.digest):
+            is_new = known is None or known.plan.digest not in (plan.digest, DAMAGED_DIGEST)
+            if is_ours and is_new:
                 self._calls[place] = CallState(call, plan)
                 self._writes.append(CallNoted(record.turn, record.reply, call, plan))
 

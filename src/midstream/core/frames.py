@@ -54,11 +54,13 @@ class EventId(Struct, frozen=True, gc=False, order=True):
 
     @classmethod
     def parse(cls, text: str) -> EventId:
-        """Read `epoch-position`.
+        """Read `epoch-position`; `0` alone is the beginning, as `0-0` is.
 
         Raises:
             MalformedFrameError: It is not of that form.
         """
+        if text == "0":
+            return cls(0, 0)
         epoch, dash, position = text.partition("-")
         is_short = len(epoch) <= EVENT_DIGITS_MAX >= len(position)
         if is_short and dash and text.isascii() and epoch.isdecimal() and position.isdecimal():

@@ -560,7 +560,12 @@ class ServerStream:
             return WrongSecretError("this stream was opened with another secret")
         if known and known.is_beyond(self._open.connection):
             return fenced()
-        if self._open.stream and not known and self._open.next_seqno > 0 and self._event_id is not None:
+        if (
+            self._open.stream
+            and not known
+            and self._open.next_seqno > 0
+            and self._event_id not in (None, START)
+        ):
             # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
             return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
         return None

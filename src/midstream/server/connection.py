@@ -32,6 +32,7 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
+from midstream.core.turn import CallFinished
 from midstream.errors import (
     DrainingError,
     EventGoneError,
@@ -45,6 +46,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Held
 from midstream.runtime.runner import Runner
+from midstream.server.client_calls import ClientStays, overdue
 from midstream.server.copies import Copies
 from midstream.server.limits import CONNECTIONS_MAX
 from midstream.server.notices import Notices
@@ -120,6 +122,7 @@ class Connections:
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, Wire], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
+        self.stays = ClientStays()
         self.notices = Notices()
         """What other processes are to know of the connections here."""
         self.ahead = 0
@@ -311,6 +314,8 @@ class Connection:
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
         self._is_admitted = False
+        self._is_counted = False
+        """Whether the time of its client counts as connected."""
         self._is_answering = False
         """Whether something the client said is being decided."""
         self._is_over = False
@@ -321,6 +326,7 @@ class Connection:
         self._sending_since: float | None = None
         self._sent: asyncio.Future[None] | None = None
         """When that is done, for who has something to send meanwhile."""
+        self._ending_calls: asyncio.Task[None] | None = None
         self._alarm: Cancellable | None = None
         self._rest: asyncio.Future[None] | None = None
         """What `_follow` waits for, where it has sent all there is."""
@@ -340,6 +346,8 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._among.leave(self)
+        if self._is_counted:
+            self._among.stays.leave(self.place, gap_s=self._transport.gap_s, now=self._now())
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
@@ -548,6 +556,7 @@ class Connection:
         now = self._now()
         if self._sending_since is None:
             self._meet_deadline(now)
+            self._end_overdue_calls(now)
             if self._stream.is_closed:
                 self._finish()
             else:
@@ -557,6 +566,26 @@ class Connection:
             self.is_gone = True
             self._finish()
         self._set_alarm()
+
+    def _end_overdue_calls(self, now: float) -> None:
+        """End the calls that the client had its time for while it was connected. Early calls do nothing."""
+        if self._runner is None or not self._is_counted or self._ending_calls is not None:
+            return
+        connected_s = self._among.stays.connected_s(self.place, now=now)
+        state = self._runner.state
+        late = [*overdue(state, self._stream.stream, connected_s=connected_s, now=self._world.now())]
+        if late:
+            ending = self._end_calls(self._runner, late)
+            self._ending_calls = self._world.spawn(ending, name=f"late calls of {self._session_id}")
+
+    async def _end_calls(self, runner: Runner, late: Sequence[CallFinished]) -> None:
+        try:
+            for each in late:
+                await runner.submit(each)
+        except MidstreamError as error:  # the next look tries again
+            _log.warning("a late call was not ended", extra={"session": self._session_id, "code": error.code})
+        finally:
+            self._ending_calls = None
 
     def _set_alarm(self) -> None:
         now = self._now()
@@ -629,7 +658,8 @@ class Connection:
     async def _admit(self, request: Admit) -> None:
         # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
         # come after the second request of its connection.
-        is_new = bool(request.open.stream) and (request.event_id is None or self.is_continued)
+        has_seen_none = request.event_id is None or request.event_id == START
+        is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)
         if is_new:
             await self._visitor.begin()
         elif request.open.stream:
@@ -657,6 +687,8 @@ class Connection:
         if self._stream.stream:
             self._among.fence(self)
             self._give_notice(runner)
+            self._is_counted = True
+            self._among.stays.arrive(self.place, gap_s=self._transport.gap_s, now=self._now())
         presence = self._among.presence(self._host)
         if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
             self._mark = await presence.arrived(self.place)

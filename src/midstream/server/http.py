@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
+    EventId,
     REASON_CHARS_MAX,
     AnswerPayload,
     Open,
@@ -214,7 +215,7 @@ class HttpEndpoints:
     async def records(self, request: Request) -> Response:
         """Export a session's records, a line each."""
         session_id = request.path_params["session_id"]
-        after = number_of(request, "after") or 0
+        after = _position_in(request)
         limit = number_of(request, "limit")
         info = await self._host.store.find(session_id)
         if info is None:
@@ -385,6 +386,17 @@ async def opening_of(request: Request) -> Open:
     if request.method != "GET":
         raise HTTPException(405, headers={"allow": "GET, POST"})
     return open_of(request)
+
+
+def _position_in(request: HTTPConnection) -> int:
+    """Return the position after which records are wanted: `after` is a position, or an event id.
+
+    Raises:
+        UsageError: It is neither.
+        MalformedFrameError: It is not an event id.
+    """
+    text = request.query_params.get("after", "")
+    return EventId.parse(text).position if "-" in text else number_of(request, "after") or 0
 
 
 def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:

@@ -355,9 +355,12 @@ def test_after_the_end_nothing_but_a_message_means_anything(late: Command) -> No
 
 
 @spec("TURN-14")
-def test_a_call_at_a_client_waits_and_then_expires() -> None:
+def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> None:
+    assert owed(told(say(), asks(at_client("a", timeout_s=9_000.0)))) == (
+        AwaitClient(1, 1, "a", AT + 9_000.0),
+    )
     state = told(say(), asks(at_client("a", timeout_s=30.0)))
-    assert owed(state) == (AwaitClient(1, 1, "a", AT + 30.0),)
+    assert owed(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
 
     records, state = decided(state, CallExpired(1, 1, "a"))
     assert records[0] == CallEnded(1, 1, unknown("a", NO_ANSWER_CONTENT), AT)

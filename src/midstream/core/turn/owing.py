@@ -158,7 +158,8 @@ def _owed_call(state: RunningCalls, call: CallState) -> Obligation | None:
     if not call.runs:
         return None
     if call.plan.site is Site.CLIENT:
-        return AwaitClient(*place, call.started_at + (call.plan.timeout_s or CLIENT_CALL_S))
+        # The tool's own time counts while its client is connected: `server/client_calls.py`.
+        return AwaitClient(*place, call.started_at + max(call.plan.timeout_s, CLIENT_CALL_S))
     if call.plan.site is Site.CHILD:
         return RunChild(*place)
     return RunCall(*place, call.runs)

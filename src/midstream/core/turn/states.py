@@ -31,7 +31,7 @@ HANDED_IN_CODE = "handed_in"
 """The code of a turn that completed because a limit was reached: its last reply is what the model had by then."""
 HANDED_IN_CONTENT = "This tool was not started: the turn had reached its limit."
 CLIENT_CALL_S = 2 * 60 * 60.0
-"""Seconds a call waits for its client where its tool names no timeout."""
+"""Seconds a call waits for a client that is away: the resume window; longer where its tool takes longer."""
 
 
 HAND_IN_S = 60.0

@@ -64,8 +64,9 @@ export class MidstreamError extends Error {
   }
 }
 
-/** Read "3-17" into its numbers, or throw. */
+/** Read "3-17" into its numbers, or throw; "0" is the beginning, as "0-0" is. */
 export function parseEventId(text) {
+  if (text === "0") return { epoch: 0, position: 0 };
   const match = /^(\d{1,19})-(\d{1,19})$/.exec(text);
   if (!match) throw new MidstreamError("malformed_frame", `an event id looks like '3-17', not '${text}'`);
   return { epoch: Number(match[1]), position: Number(match[2]) };
