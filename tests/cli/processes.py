@@ -104,8 +104,8 @@ def run(
 class Serving:
     """`midstream serve` of the agent above, in a folder."""
 
-    def __init__(self, folder: Path, *, port: int = 0, options: Sequence[str] = ()) -> None:
-        (folder / "told.py").write_text(APP)
+    def __init__(self, folder: Path, *, port: int = 0, options: Sequence[str] = (), app: str = APP) -> None:
+        (folder / "told.py").write_text(app)
         self.store = folder / "sessions.db"
         self._process = subprocess.Popen(
             [
