@@ -29,6 +29,8 @@ from midstream.core.replies import (
     ModelEvent,
     ModelRequest,
     ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
     Working,
 )
 from midstream.core.reuse import records, retrying
@@ -380,7 +382,11 @@ class Pooled:
                     if not turn.is_last:
                         if isinstance(event, Finished):
                             self._note_silent(turn, event)
-                        yield Working()
+                        if isinstance(event, UpstreamCallStarted | UpstreamCallEnded):
+                            turn.has_spoken = True  # it acted: from now on nothing is repeated (REUSE-79)
+                            yield event
+                        else:
+                            yield Working()
                         continue
                     if not isinstance(event, Working | Heartbeat):
                         if turn.rebuilt and not turn.has_spoken:
