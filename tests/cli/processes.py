@@ -110,9 +110,15 @@ class Serving:
     """`midstream serve` of an agent above, in a folder."""
 
     def __init__(
-        self, folder: Path, *, port: int = 0, options: Sequence[str] = (), agent: str = "agent"
+        self,
+        folder: Path,
+        *,
+        port: int = 0,
+        options: Sequence[str] = (),
+        agent: str = "agent",
+        app: str = APP,
     ) -> None:
-        (folder / "told.py").write_text(APP)
+        (folder / "told.py").write_text(app)
         self.store = folder / "sessions.db"
         self._process = subprocess.Popen(
             [

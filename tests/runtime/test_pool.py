@@ -460,8 +460,11 @@ async def test_what_comes_of_a_trouble(trouble: Trouble, situation: str) -> None
         await host.ask()
     except ModelError as failed:
         error = failed.code
-    if situation == "queued":  # what breaks off unseen is told anew
+    if (
+        situation == "queued"
+    ):  # what breaks off unseen is told anew, unless a tool of the agent was begun (REUSE-79)
         is_unseen = expected.error in ("upstream_failed", "model_stalled")
+        is_unseen = is_unseen and trouble is not Trouble.HANGS_IN_TOOL
         assert error == ("" if is_unseen else expected.error)
     else:
         assert (error, len(bench.upstream.sends) - before) == (expected.error, expected.sends)

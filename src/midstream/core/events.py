@@ -180,11 +180,11 @@ def completed(session: str, last: Event | None) -> str:
             raise StoreDamagedError(f"what was sent to session {session!r} cannot be read any more: {reason}")
         case Snapshot(session=shown):
             assert last is not None
-            status = msgspec.json.decode(shown, type=_SessionNow).last
-            if status == TurnStatus.COMPLETED:
+            ended = msgspec.json.decode(shown, type=_SessionNow).last
+            if ended == TurnStatus.COMPLETED:
                 return last.transcript
-            message = f"the turn of session {session!r} was not completed ({status})"
-            raise TurnFailedError(message, status=status, transcript=last.transcript)
+            message = f"the turn of session {session!r} was not completed ({ended})"
+            raise TurnFailedError(message, status=ended, transcript=last.transcript)
         case _:
             raise ConnectionLostError(f"the turn of session {session!r} goes on without this client")
 

@@ -427,6 +427,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     turn = turns.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
     match record:
+        case AttemptStarted(attempt=1, is_last=False) if record.reply > 1:
+            return replace(after, history=_continued(session.history))  # TURN-83
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case ChunkAccepted():

@@ -41,6 +41,7 @@ from midstream.runtime.conversing import answer_of, payload_of, turn_of
 from midstream.runtime.defects import Defects, StoppedOnDefectError
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.locking import Locks
+from midstream.runtime.models import StoredModel
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
@@ -138,6 +139,8 @@ class Host:
         """The roots of the families of sessions of which one is being deleted."""
         self._locked: dict[str, int] = {}
         """Epochs of the sessions whose open turns wait for their clients."""
+        self._stored: list[StoredModel] = []
+        """The models that keep values in the store, while the host runs."""
         self._is_started = False
         self._is_stopped = False
 
@@ -170,6 +173,9 @@ class Host:
         except MidstreamError:
             self._is_started = False  # the next call tries again
             raise
+        self._stored = _stored_models(self.agent)
+        for model in self._stored:
+            model.begin_use(self.store)
         self._recovering = self.world.spawn(self._recover(), name="recovery")
         self._caretaker.start()
         if self.locks is not None:
@@ -480,9 +486,11 @@ class Host:
         await self._close_sources()
 
     async def _close_sources(self) -> None:
-        """Let go of the tool servers of the agent and its sub-agents, all at once and within `SOURCES_CLOSE_S`."""
+        """Close the tool servers and pools of the agent and its sub-agents, all at once within `SOURCES_CLOSE_S`."""
         sources = {id(each): each for agent in _family_of(self.agent) for each in agent.sources}
         closing = [self.world.spawn(each.close(), name="close tools") for each in sources.values()]
+        closing += [self.world.spawn(each.end_use(), name="close a model") for each in self._stored]
+        self._stored = []
         if not closing:
             return
         done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
@@ -490,7 +498,7 @@ class Host:
             task.cancel()
         for task in done:
             if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("a source of tools was not closed", exc_info=error)
+                _log.error("a source of tools or a model was not closed", exc_info=error)
 
     async def _hand_on(self, grace_s: float) -> None:
         """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
@@ -674,6 +682,12 @@ def _family_of(agent: Agent) -> Iterator[Agent]:
     for each in agent.tools.values():
         if isinstance(each, SubAgent):
             yield from _family_of(each.agent)
+
+
+def _stored_models(agent: Agent) -> list[StoredModel]:
+    """Return the models of an agent and its sub-agents that keep values in the store, each once."""
+    models = {id(each.model): each.model for each in _family_of(agent)}
+    return [model for model in models.values() if isinstance(model, StoredModel)]
 
 
 def _within(agent: Agent) -> set[str]:

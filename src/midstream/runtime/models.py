@@ -38,6 +38,7 @@ __all__ = [
     "ResentRequest",
     "Resumable",
     "ResumableModel",
+    "StoredModel",
     "TextDelta",
     "ThinkingDelta",
     "UpstreamCallEnded",
@@ -89,6 +90,17 @@ class RememberingModel(Model, Protocol):
 
     def stream_resent(self, request: ResentRequest) -> AsyncIterator[ModelEvent]:
         """Answer as `stream` does, and read the whole history only where it is needed."""
+
+
+@runtime_checkable
+class StoredModel(Model, Protocol):
+    """A model that keeps small values in the store of the engine that runs it, and is closed with that engine."""
+
+    def begin_use(self, store: object) -> None:
+        """Keep values in the open store of an engine; a store that is no `Shelf` is not used."""
+
+    async def end_use(self) -> None:
+        """End the use by one engine; with the last one the model is closed."""
 
 
 @runtime_checkable

@@ -29,6 +29,8 @@ from midstream.core.replies import (
     ModelEvent,
     ModelRequest,
     ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
     Working,
 )
 from midstream.core.reuse import records, retrying
@@ -63,6 +65,7 @@ from midstream.runtime.upstreams import (
     UpstreamEvent,
 )
 from midstream.store.contract import Shelf
+from midstream.store.memory import MemoryStore
 from midstream.world import World
 
 CLAIMS_MAX = 8
@@ -116,8 +119,9 @@ class Pooled:
 
     Args:
         upstream: What answers. It is closed with the pool.
-        shelf: Where the records are kept: a store, which somebody else opens and closes. Several processes may
-            share it.
+        shelf: Where the records are kept while no engine runs the pool: an open store. Several processes may share
+            it. `Host`, `midstream serve` and the gateway use their own store instead, and close the pool with it.
+            Without any of them the records are in memory.
         limits: What it holds, and how long it waits.
         servers: Which MCP servers the host has, asked anew each turn; for upstreams that take some.
         on_turn: Is told what became of each turn, as `Pooled.last` has it. What it raises is logged.
@@ -127,7 +131,7 @@ class Pooled:
     def __init__(
         self,
         upstream: Upstream,
-        shelf: Shelf,
+        shelf: Shelf | None = None,
         *,
         limits: PoolLimits = PoolLimits(),  # noqa: B008 - frozen
         servers: Servers | None = None,
@@ -141,7 +145,10 @@ class Pooled:
         self._world = world
         self.counters = PoolCounters()
         """What became of all turns since this pool was made, as numbers: for metrics."""
-        self._entries = PoolEntries(shelf, upstream.name, world)
+        self._shelf = shelf
+        self._engines = 0
+        """Engines that run this pool now; the first one's store has the records."""
+        self._entries = PoolEntries(shelf or MemoryStore(world=world), upstream.name, world)
         self._live = LiveAgents(
             upstream,
             world,
@@ -167,6 +174,19 @@ class Pooled:
     def last(self, session: str) -> TurnReport | None:
         """Return what became of the last turn of a session in this process, if that is still known."""
         return self._reports.get(session)
+
+    def begin_use(self, store: object) -> None:
+        """See `StoredModel.begin_use`."""
+        self._engines += 1
+        if self._engines == 1 and isinstance(store, Shelf):
+            self._shelf = store
+            self._entries = PoolEntries(store, self.name, self._world)
+
+    async def end_use(self) -> None:
+        """See `StoredModel.end_use`."""
+        self._engines -= 1
+        if self._engines == 0:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """Close all agents and the upstream. Calling it twice is harmless. What is streaming fails."""
@@ -211,6 +231,10 @@ class Pooled:
     async def _streamed(
         self, request: ResentRequest, chain: Chain | None
     ) -> AsyncGenerator[ModelEvent, None]:
+        if self._shelf is None:
+            self._shelf = store = MemoryStore(world=self._world)
+            await store.open()
+            self._entries = PoolEntries(store, self.name, self._world)
         setup, outline = self._read(request)
         is_ours = await self._may_enter(request, outline)
         try:
@@ -358,7 +382,11 @@ class Pooled:
                     if not turn.is_last:
                         if isinstance(event, Finished):
                             self._note_silent(turn, event)
-                        yield Working()
+                        if isinstance(event, UpstreamCallStarted | UpstreamCallEnded):
+                            turn.has_spoken = True  # it acted: from now on nothing is repeated (REUSE-79)
+                            yield event
+                        else:
+                            yield Working()
                         continue
                     if not isinstance(event, Working | Heartbeat):
                         if turn.rebuilt and not turn.has_spoken:

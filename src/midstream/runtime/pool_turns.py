@@ -9,13 +9,22 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.messages import Entry, Exchange, History, Result, Thinking, Usage, UserMessage
+from midstream.core.messages import (
+    Entry,
+    Exchange,
+    History,
+    Result,
+    Text,
+    Thinking,
+    Usage,
+    UserMessage,
+)
 from midstream.core.records import Judgement
 from midstream.core.reuse.classification import Action, Classification, Fork, Fresh, Kind, Resume
 from midstream.core.reuse.fingerprint import LINK_BYTES, Outline
 from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.retrying import Situation
-from midstream.core.reuse.transcript import TranscriptBudget, replayed
+from midstream.core.reuse.transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
 from midstream.errors import ModelError
 from midstream.runtime.pool_entries import Claim
 from midstream.runtime.upstreams import Abilities, Said, Setup, UpstreamAgent
@@ -212,11 +221,11 @@ class Turn:
                 nonce = self.name
                 delivery = self.action.delivery
                 read = self._read(delivery.users + bool(delivery.results))
-                self.sends = _told(read, delivery.users, delivery.results)
+                self.sends = _told(read, delivery.users, delivery.results, budget)
             case Fork():
                 self.name = self.action.mark.agent
                 users = self.action.users
-                self.sends = _told(self._read(users), users, ())
+                self.sends = _told(self._read(users), users, (), budget)
             case Fresh():
                 history = self.request.whole()
                 self.sends = [_told_all(history, abilities, budget)]
@@ -299,13 +308,19 @@ class Turn:
         )
 
 
-def _told(history: History, users: int, results: Sequence[str]) -> list[Said]:
-    """Return the last user messages one by one; the results of these calls go with the first."""
+def _told(history: History, users: int, results: Sequence[str], budget: TranscriptBudget) -> list[Said]:
+    """Return the last user messages one by one; the results of these calls go with the first.
+
+    Where the answer before them was cut, the first begins with what that answer did.
+    """
     entries = history.entries
     first = len(entries) - users
     messages = [entry for entry in entries[first:] if isinstance(entry, UserMessage)]
     answers = _results(entries[first - 1] if first else None, results)
     opening, *others = messages or [UserMessage(())]
+    last = entries[first - 1] if first else None
+    if isinstance(last, Exchange) and is_cut(last):
+        opening = after_cut(_without_note(last), opening, budget)
     return [Said(opening, answers), *map(Said, others)]
 
 
@@ -323,17 +338,21 @@ def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) 
     if isinstance(last, UserMessage):
         before = History(before.entries[:-1])
     if abilities.takes_history:
+        if before.entries and is_cut(before.entries[-1]):
+            message = UserMessage((Text(DONE + "\n\n"), *message.parts))
         return Said(message, before=before)
     return Said(replayed(before, message, takes_files=abilities.takes_files, budget=budget))
 
 
 def without_notes(history: History) -> History:
     """Return a history without what this pool has shown of itself in it: it is no part of the conversation."""
-    return History(tuple(_without_note(entry) for entry in history.entries))
+    return History(
+        tuple(entry if isinstance(entry, UserMessage) else _without_note(entry) for entry in history.entries)
+    )
 
 
-def _without_note(entry: Entry) -> Entry:
-    if isinstance(entry, UserMessage) or not entry.reply.parts:
+def _without_note(entry: Exchange) -> Exchange:
+    if not entry.reply.parts:
         return entry
     first = entry.reply.parts[0]
     if not isinstance(first, Thinking) or not first.text.startswith(REBUILT_NOTE.rstrip()):

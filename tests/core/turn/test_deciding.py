@@ -17,6 +17,7 @@ from midstream.core.messages import (
     Finish,
     Outcome,
     Reply,
+    ReplyPart,
     Result,
     Text,
     ToolSpec,
@@ -34,12 +35,14 @@ from midstream.core.records import (
     EpochStarted,
     ExchangeCommitted,
     HistoryCompacted,
+    Judgement,
     MessageAccepted,
     ReplyCompleted,
     TurnEnded,
     TurnStatus,
 )
 from midstream.core.turn import (
+    ATTEMPTS_MAX,
     CANCEL_GRACE_S,
     CLIENT_CALL_S,
     LOOK_BACK_S,
@@ -56,6 +59,7 @@ from midstream.core.turn import (
     Command,
     Idle,
     ModelFailed,
+    ModelRemembered,
     ModelSaid,
     Recover,
     Refused,
@@ -493,6 +497,73 @@ def test_a_reply_that_keeps_killing_its_owners_is_given_up() -> None:
         ExchangeCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT),
     )
+
+
+def _judged(attempt: int = 1, *, reply: int = 1) -> ModelRemembered:
+    return ModelRemembered(1, reply, attempt, Judgement("new", "", "fresh"))
+
+
+def _ran(outcome: Outcome | None, *, reply: int = 1) -> ModelSaid:
+    call = UpstreamCall("u", "shell", "{}", "" if outcome is None else "done", outcome)
+    return ModelSaid(1, reply, 1, (Delta(1, reply, 1, 0, "thinking", "", call),))
+
+
+@spec("TURN-83")
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        (heard("I pay."), Text("I pay.")),
+        (_ran(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
+        (_ran(None), UpstreamCall("u", "shell", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)),
+    ],
+    ids=["words", "a call that ended", "a call in doubt"],
+)
+def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
+    said: ModelSaid, part: ReplyPart
+) -> None:
+    cut = (
+        ReplyCompleted(1, 1, 1, Reply((part,), Finish.INTERRUPTED), AT),
+        ExchangeCommitted(1, 1),
+    )
+    state = told(say(), _judged(), said)
+    records, _ = decided(_taken_over(state), Recover(), epoch=2)
+    assert records == (*cut, AttemptStarted(1, 2, attempt=1, at=AT))
+
+    records, after_failure = decided(state, fails())
+    assert records[1:3] == cut
+    assert isinstance(records[3], AttemptStarted)
+    assert (records[3].reply, records[3].attempt) == (2, 1)
+    assert owed(after_failure)[0] == AskModel(1, 2, 1, not_before=records[3].not_before)
+
+
+@spec("TURN-83")
+def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -> None:
+    thought = ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"),))
+    for state in (told(say(), _judged(), thought), told(say(), heard("hel"))):
+        records, _ = decided(_taken_over(state), Recover(), epoch=2)
+        assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
+
+
+@spec("TURN-83")
+def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_model() -> None:
+    state = told(say())
+    for reply in range(1, ATTEMPTS_MAX + 1):
+        for command in (_judged(reply=reply), _ran(Outcome.OK, reply=reply), fails(reply=reply)):
+            records, state = decided(state, command)
+    assert isinstance(records[-1], TurnEnded)
+    assert records[-1].status is TurnStatus.FAILED
+
+
+@spec("TURN-18", "TURN-83")
+def test_an_agent_whose_tool_keeps_killing_its_owners_is_given_up() -> None:
+    state = told(say(), _judged(), _ran(None))
+    for epoch in range(2, 2 + RESTARTS_MAX):
+        _, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
+        for command in (_judged(reply=epoch), _ran(None, reply=epoch)):
+            _, state = decided(state, command, epoch=epoch)
+    last = 2 + RESTARTS_MAX
+    records, _ = decided(_taken_over(state, epoch=last), Recover(), epoch=last)
+    assert records[-1] == TurnEnded(1, TurnStatus.INTERRUPTED, AT)
 
 
 @spec("TURN-18")

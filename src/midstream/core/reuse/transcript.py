@@ -16,6 +16,7 @@ from msgspec import Struct
 from midstream.core.formats.files import file_words
 from midstream.core.messages import (
     Call,
+    Entry,
     Exchange,
     File,
     Finish,
@@ -59,6 +60,11 @@ _GO_ON = (
     "The last tool results of the prior conversation are new: "
     "answer the user's last request there with their help."
 )
+DONE = (
+    "The last answer was cut off. What it said and did until then stands above and is done: do not do it again. "
+    "A tool call whose result is unknown may have taken effect: find out before you repeat it."
+)
+"""What an agent is told of an answer that was cut, with what that answer did."""
 
 _ENDED = {
     Outcome.OK: "ok",
@@ -123,13 +129,32 @@ def replayed(
     parts: list[Text | File] = []
     if asked:
         parts.append(Text(transcript(History(history.entries[:asked]), budget) + "\n\n"))
-        if not (unanswered or message.parts):
+        if is_cut(history.entries[asked - 1]):
+            parts.append(Text(DONE + "\n\n"))
+        elif not (unanswered or message.parts):
             parts.append(Text(_GO_ON))
     for number, said in enumerate((*unanswered, message)):
         if number and said.parts:
             parts.append(Text("\n\n"))  # some upstreams join the parts of a message
         parts += said.parts if takes_files else [_named(part) for part in said.parts]
     return UserMessage(tuple(parts))
+
+
+def is_cut(entry: Entry) -> bool:
+    """Whether an entry is an answer that was cut, though it ran or said something that must not come twice."""
+    if isinstance(entry, UserMessage) or entry.reply.finish is not Finish.INTERRUPTED:
+        return False
+    return any(isinstance(part, UpstreamCall | Text) for part in entry.reply.parts)
+
+
+def after_cut(
+    exchange: Exchange,
+    message: UserMessage,
+    budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
+) -> UserMessage:
+    """Return what to send to an agent that is resumed behind an answer of its own that was cut (REUSE-79)."""
+    did = transcript(History((exchange,)), budget)
+    return UserMessage((Text(f"{did}\n\n{DONE}\n\n"), *message.parts))
 
 
 def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) -> str:  # noqa: B008 - frozen

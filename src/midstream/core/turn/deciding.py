@@ -347,11 +347,10 @@ def _take_token(state: AwaitingModel, command: ModelHeld) -> tuple[Record, ...]:
 
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
     failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
-    anew = AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at)
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
-        return (anew,)  # TURN-61: taking it up was worth a try, and what cut it was counted
+        return _anew(state, at=at)  # TURN-61: taking it up was worth a try, and what cut it was counted
     failures = state.failures + 1
     if not command.is_retriable or failures >= ATTEMPTS_MAX:
         ended = _end_without_reply(
@@ -362,7 +361,25 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
     not_before = at + max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
     if command.is_cut and state.token and not state.is_mute:
         return (failed, _continued(state, at=at, not_before=not_before))
-    return (failed, replace(anew, not_before=not_before))
+    return (failed, *_anew(state, at=at, not_before=not_before))
+
+
+def _anew(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[Record, ...]:
+    """Ask the model again. What a stateful agent did in the cut attempt enters the history first (TURN-83)."""
+    partial = partial_reply(state)
+    if partial is None or not _has_acted(state, partial):
+        return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before),)
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+        AttemptStarted(state.turn, state.reply_no + 1, 1, at, not_before, is_last=state.is_last),
+    )
+
+
+def _has_acted(state: AwaitingModel, partial: Reply) -> bool:
+    """Whether a repetition would do something twice, or contradict the memory of an agent. Thinking is neither."""
+    has_called = any(isinstance(part, UpstreamCall) for part in partial.parts)
+    return has_called or (state.is_upstream and bool(partial.text.strip()))
 
 
 def _continued(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
@@ -375,7 +392,7 @@ def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) ->
     if command.cut is not None and not state.is_compacted:
         return (
             HistoryCompacted(state.turn, state.reply_no, command.cut, at),
-            AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),
+            *_anew(state, at=at),
         )
     why = "without its older part too" if state.is_compacted else "and nothing of it can be left out"
     message = f"the conversation is longer than the model can read, {why}: {command.message}"
@@ -449,4 +466,4 @@ def _recover_awaiting_model(
         return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
     if state.token:
         return (_continued(state, at=at),)
-    return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)
+    return _anew(state, at=at)

@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from midstream.core.calls import CallPlan, CallState, Choice, digest_of, lost_result
-from midstream.core.messages import Exchange
+from midstream.core.messages import Exchange, Finish
 from midstream.core.records import (
     AnswerUsed,
     AttemptContinued,
@@ -52,6 +52,7 @@ from midstream.core.turn.states import (
     MODEL_CALLS_MAX_CODE,
     AwaitingModel,
     Cancelling,
+    Cut,
     Idle,
     Left,
     RunningCalls,
@@ -95,6 +96,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_continued(state, record, epoch=epoch)
         case AttemptFailed():
             return replace(state, failures=state.failures + 1) if isinstance(state, AwaitingModel) else state
+        case MemoryJudged():
+            return replace(state, is_upstream=True) if isinstance(state, AwaitingModel) else state
         case HistoryCompacted():
             if not isinstance(state, AwaitingModel):
                 return state
@@ -117,7 +120,6 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             | CallProgressed()
             | ResultArrivedLate()
             | ToolsChanged()
-            | MemoryJudged()
             | StallNoticed()
             | StallEnded()
             | JournalPruned()
@@ -151,6 +153,7 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         is_mute=False,
         questions=asking.answered(state),
         waits_since=0.0,
+        is_upstream=False,
     )
     if not record.is_last:
         return asked
@@ -187,7 +190,12 @@ def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
         touched_at=record.at,
         deadline_at=state.deadline_at,
         is_last=state.is_last,
+        cut=_cut(state) if record.body.finish is Finish.INTERRUPTED else Cut(),
     )
+
+
+def _cut(state: AwaitingModel) -> Cut:
+    return Cut(state.failures, state.restarts, asking.answered(state))
 
 
 def _evolve_question(
@@ -204,12 +212,16 @@ def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
     if isinstance(state, Idle):
         return AwaitingModel(record.turn, record.reply + 1)
     deadline_at = 0.0 if isinstance(state, Cancelling) else state.deadline_at
+    cut = state.cut if isinstance(state, RunningCalls) else Cut()
     return AwaitingModel(
         record.turn,
         record.reply + 1,
         state.terms,
+        failures=cut.failures,
+        restarts=cut.restarts,
         touched_at=state.touched_at,
         deadline_at=deadline_at,
+        questions=cut.questions,
     )
 
 

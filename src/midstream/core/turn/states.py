@@ -137,11 +137,21 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     """What the upstream's agent waits to be allowed, and answers that no agent was told yet."""
     waits_since: float = 0.0
     """When the first of the open questions was asked; 0 while there is none."""
+    is_upstream: bool = False
+    """Whether a stateful agent answers this attempt: what it has done, the next attempt must not repeat."""
 
     @property
     def is_waiting_for_person(self) -> bool:
         """Whether a question to a person is open; time does not count against the turn meanwhile."""
         return any(question.is_open for question in self.questions)
+
+
+class Cut(Struct, frozen=True, gc=False):
+    """What the reply after one that was cut takes over from the attempts at that one."""
+
+    failures: int = 0
+    restarts: int = 0
+    questions: tuple[AgentQuestion, ...] = ()
 
 
 class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
@@ -158,6 +168,7 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
     touched_at: float = 0.0
     deadline_at: float = 0.0
     is_last: bool = False
+    cut: Cut = Cut()
 
     @property
     def is_waiting_for_person(self) -> bool:

@@ -16,7 +16,7 @@ from midstream.core.dialects.messages import estimated_tokens
 from midstream.core.dialects.refusals import Dialect, Refusal, refusal_of
 from midstream.core.formats.parts import Json
 from midstream.errors import DrainingError, MidstreamError, UsageError
-from midstream.runtime.models import Model
+from midstream.runtime.models import Model, StoredModel
 from midstream.server.gateway.answers import Reading, refuse, send_whole
 from midstream.server.gateway.asking import Asking
 from midstream.server.gateway.bodies import (
@@ -152,6 +152,8 @@ class Gateway:
                 except DrainingError:  # meanwhile, when nothing was there to be closed
                     await self._store.close()
                     raise
+                if isinstance(self._model, StoredModel):
+                    self._model.begin_use(self._store)
                 self._tending = {
                     self.world.spawn(self._responses.tend(), name="the gateway's responses"),
                     self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
