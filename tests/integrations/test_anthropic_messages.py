@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import anthropic
-import httpx2
 import msgspec
 import pydantic
 import pytest
@@ -57,8 +56,8 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
-from midstream.integrations import provider_http
 from midstream.integrations.anthropic_messages import TOKENS_MAX, AnthropicMessages
+from midstream.integrations.http_limits import HttpLimits
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.models import Model
@@ -88,6 +87,7 @@ ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key
 RAN = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
 SAID = Exchange(Reply((Text("It says X."),)))
 EPHEMERAL = {"type": "ephemeral"}
+SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
 
 
 def stream(*events: Json | bytes, ending: str = "end") -> Answer:
@@ -456,11 +456,11 @@ async def test_the_pause_that_the_server_asks_for_is_kept() -> None:
     assert error.retry_after_s == 2.5
 
 
-async def test_silence_is_a_stall_and_no_later_request_uses_the_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(provider_http, "_TIMEOUT", httpx2.Timeout(5.0, read=0.05))
-    async with messages_server(silence(), HELLO) as server, AnthropicMessages(server.url, "m") as model:
+async def test_silence_is_a_stall_and_no_later_request_uses_the_connection() -> None:
+    async with (
+        messages_server(silence(), HELLO) as server,
+        AnthropicMessages(server.url, "m", limits=SHORT) as model,
+    ):
         with pytest.raises(ModelStalledError):
             await answered(model)
         async with asyncio.timeout(WAIT_S):

@@ -8,7 +8,6 @@ import importlib.util
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import httpx2
 import pytest
 
 from midstream.core.messages import (
@@ -47,7 +46,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
-from midstream.integrations import provider_http
+from midstream.integrations.http_limits import HttpLimits
 from midstream.integrations.openai_compatible import OpenAICompatible
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
@@ -72,6 +71,7 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
 HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
+SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
 
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
@@ -369,9 +369,11 @@ async def test_after_a_cancel_no_request_uses_the_old_connections(cut: Answer) -
 
 
 @spec("TURN-24")
-async def test_after_silence_no_request_uses_the_old_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provider_http, "_TIMEOUT", httpx2.Timeout(5.0, read=0.05))
-    async with chat_server(silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:
+async def test_after_silence_no_request_uses_the_old_connections() -> None:
+    async with (
+        chat_server(silence(), HELLO) as server,
+        OpenAICompatible(server.url, "m", limits=SHORT) as model,
+    ):
         with pytest.raises(ModelStalledError):
             await answered(model)
         async with asyncio.timeout(WAIT_S):

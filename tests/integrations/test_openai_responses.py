@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx2
 import pytest
 
 from midstream.core.messages import (
@@ -44,7 +43,8 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
-from midstream.integrations import openai_responses, provider_http
+from midstream.integrations import openai_responses
+from midstream.integrations.http_limits import HttpLimits
 from midstream.integrations.openai_responses import RECONNECTS_MAX, OpenAIResponses
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
@@ -70,10 +70,13 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
 END = Finished(Finish.STOP, "m-1", Usage(7, 2, 5))
+SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
 
 
-def model_at(server: ResponsesServer, *, is_background: bool = True) -> OpenAIResponses:
-    return OpenAIResponses(server.url, "m", "key", is_background=is_background, world=Hasty())
+def model_at(
+    server: ResponsesServer, *, is_background: bool = True, limits: HttpLimits | None = None
+) -> OpenAIResponses:
+    return OpenAIResponses(server.url, "m", "key", is_background=is_background, limits=limits, world=Hasty())
 
 
 async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
@@ -90,10 +93,12 @@ async def answered_by(*events: Json) -> list[ModelEvent]:
     return found[1:]
 
 
-async def error_from(reply: list[Json], *links: Link, is_background: bool = True) -> ModelError:
+async def error_from(
+    reply: list[Json], *links: Link, is_background: bool = True, limits: HttpLimits | None = None
+) -> ModelError:
     async with (
         responses_server(reply, links=links) as server,
-        model_at(server, is_background=is_background) as model,
+        model_at(server, is_background=is_background, limits=limits) as model,
     ):
         with pytest.raises(ModelError) as caught:
             await answered(model)
@@ -262,9 +267,11 @@ async def test_a_stream_that_breaks_anywhere_goes_on_after_its_last_event(
     assert numbers_asked(server)[:2] == [str(events_max - 1)] * 2
 
 
-async def test_silence_is_a_break_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provider_http, "_TIMEOUT", httpx2.Timeout(5.0, read=0.05))
-    async with responses_server(HELLO, links=[Link(3, "hang")]) as server, model_at(server) as model:
+async def test_silence_is_a_break_too() -> None:
+    async with (
+        responses_server(HELLO, links=[Link(3, "hang")]) as server,
+        model_at(server, limits=SHORT) as model,
+    ):
         assert words(await answered(model)) == HELLO_TEXT
     assert numbers_asked(server) == ["2"]
 
@@ -283,10 +290,12 @@ async def test_connections_that_bring_nothing_are_bounded() -> None:
     assert len(server.asked) == RECONNECTS_MAX + 1
 
 
-async def test_a_provider_that_hangs_on_every_connection_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provider_http, "_TIMEOUT", httpx2.Timeout(5.0, read=0.05))
-    assert type(await error_from(HELLO, *[Link(0, "hang")] * 10)) is ModelStalledError
-    assert type(await error_from(HELLO, Link(3, "hang"), *[Link(0, "hang")] * 10)) is ModelStalledError
+async def test_a_provider_that_hangs_on_every_connection_is_a_stall() -> None:
+    assert type(await error_from(HELLO, *[Link(0, "hang")] * 10, limits=SHORT)) is ModelStalledError
+    assert (
+        type(await error_from(HELLO, Link(3, "hang"), *[Link(0, "hang")] * 10, limits=SHORT))
+        is ModelStalledError
+    )
 
 
 @spec("TURN-62")

@@ -38,3 +38,18 @@ def test_nothing_is_shown_otherwise(
     before = list(log.handlers)
     show_where_asked()
     assert log.handlers == before
+
+
+def test_a_line_that_the_program_logs_itself_is_not_shown_twice(
+    log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_DEBUG", "1")
+    own = logging.StreamHandler()
+    own.setFormatter(logging.Formatter("own: %(message)s"))
+    logging.getLogger("midstream").addHandler(own)
+    try:
+        show_where_asked()
+        log.debug("kind=continuation")
+    finally:
+        logging.getLogger("midstream").removeHandler(own)
+    assert capsys.readouterr().err.splitlines() == ["own: kind=continuation"]

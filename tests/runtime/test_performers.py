@@ -147,11 +147,12 @@ async def _perform(agent: Agent, obligation: Work) -> Noted:
 
 async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
     model = ScriptedModel([text("yes")])
-    noted = await _perform(Agent(model, instructions="be brief"), ASKED)
+    budgets = StallBudgets(first_token_max_s=900.0)
+    noted = await _perform(Agent(model, instructions="be brief", stalls=budgets), ASKED)
     (asked,) = model.requests
     assert asked.person is not None
     told = replace(asked, person=None)
-    assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s")
+    assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s", stalls=budgets)
     words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
     assert "".join(words) == "yes"
     (replied,) = noted.reports

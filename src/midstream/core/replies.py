@@ -29,6 +29,7 @@ from midstream.core.messages import (
 )
 from midstream.core.permissions import Person
 from midstream.core.records import Delta, Judgement
+from midstream.core.timing import StallBudgets
 from midstream.core.upstream_calls import closed, ended, started
 from midstream.core.wishes import NO_WISHES, Wishes
 from midstream.errors import ModelForgotError
@@ -51,6 +52,7 @@ class ModelRequest(Struct, frozen=True):
         is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
         wishes: How the answer is to be made, as far as the model grants it.
         person: Whom an upstream's agent can ask for leave in the middle of its answer; None where nobody is there.
+        stalls: How long the agent allows silences to be; None where no agent sends this.
     """
 
     instructions: str
@@ -63,6 +65,7 @@ class ModelRequest(Struct, frozen=True):
     is_ephemeral: bool = False
     wishes: Wishes = NO_WISHES
     person: Person | None = None
+    stalls: StallBudgets | None = None
 
 
 class TextDelta(Struct, frozen=True):

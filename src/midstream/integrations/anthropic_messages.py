@@ -13,6 +13,7 @@ from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.reuse.prefix import anchored, canonical_tools
 from midstream.core.wishes import MESSAGES_GRANTS, MESSAGES_NAMES, granted_by, messages_fields
+from midstream.integrations.http_limits import HttpLimits
 from midstream.integrations.provider_http import ProvidedModel, Provider, read_reply
 from midstream.world import World
 
@@ -43,6 +44,7 @@ class AnthropicMessages(ProvidedModel):
         is_cached: Whether requests are marked for the provider's cache: the end of the tools, of the system prompt,
             of the messages, and where the request before ended. Marks in `extra` are left alone.
         cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
+        limits: How long the server may take to connect, to begin and between two pieces of a reply.
 
     Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
     uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
@@ -64,13 +66,14 @@ class AnthropicMessages(ProvidedModel):
         headers: Mapping[str, str] | None = None,
         is_cached: bool = True,
         cache_ttl: str = "",
+        limits: HttpLimits | None = None,
         world: World = World(),
     ) -> None:
         self.name = f"anthropic-messages:{model}"
         own = {"anthropic-version": API_VERSION} | ({} if api_key is None else {"x-api-key": api_key})
         given = {name.lower() for name in headers or ()}
         sent = {name: value for name, value in own.items() if name not in given} | dict(headers or {})
-        self._provider = Provider(base_url, self.name, headers=sent, world=world)
+        self._provider = Provider(base_url, self.name, headers=sent, limits=limits, world=world)
         self._model = model
         self._tokens_max = tokens_max
         self._upstream_tools = [dict(tool) for tool in upstream_tools]
@@ -88,14 +91,16 @@ class AnthropicMessages(ProvidedModel):
 
         Raises:
             ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that broke off.
-            ModelStalledError: Silence for 60 seconds.
+            ModelStalledError: Silence for longer than `limits` allow.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
             ModelFilteredError: The model refused and said nothing else.
             ContextOverflowError: It is longer than the model can read, or leaves no room for a reply.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
-        asked = self._provider.events("POST", "/messages", self._body(request), headers=headers)
+        asked = self._provider.events(
+            "POST", "/messages", self._body(request), headers=headers, stalls=request.stalls
+        )
         async with contextlib.aclosing(read_reply(asked, MessageReader())) as events:
             async for event in events:
                 yield event

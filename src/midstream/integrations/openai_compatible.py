@@ -15,6 +15,7 @@ from midstream.core.rendering import render
 from midstream.core.replies import ModelEvent, ModelRequest
 from midstream.core.reuse.prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
 from midstream.core.wishes import CHAT_GRANTS, CHAT_NAMES, chat_fields, granted_by
+from midstream.integrations.http_limits import HttpLimits
 from midstream.integrations.provider_http import ProvidedModel, Provider, read_reply
 from midstream.world import World
 
@@ -37,6 +38,7 @@ class OpenAICompatible(ProvidedModel):
         profile: Whose rules the messages are written by (`midstream.core.profiles.PROFILES`): `openai-chat`,
             `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
             chat template of a model, `portable` for what everybody takes.
+        limits: How long the server may take to connect, to begin and between two pieces of a reply.
 
     Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
     uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
@@ -57,10 +59,11 @@ class OpenAICompatible(ProvidedModel):
         has_cache_marks: bool = False,
         cache_ttl: str = "",
         profile: str = "openai-chat",
+        limits: HttpLimits | None = None,
         world: World = World(),
     ) -> None:
         self.name = f"openai-compatible:{model}"
-        self._provider = Provider(base_url, self.name, api_key, headers, world=world)
+        self._provider = Provider(base_url, self.name, api_key, headers, limits=limits, world=world)
         self._model = model
         self._profile = profile_named(profile).name
         self._extra = dict(extra or {})
@@ -77,14 +80,16 @@ class OpenAICompatible(ProvidedModel):
 
         Raises:
             ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that broke off.
-            ModelStalledError: Silence for 60 seconds.
+            ModelStalledError: Silence for longer than `limits` allow.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
             ModelFilteredError: Its content filter withheld the whole reply.
             ContextOverflowError: It is longer than the model can read.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
-        asked = self._provider.events("POST", "/chat/completions", self._body(request), headers=headers)
+        asked = self._provider.events(
+            "POST", "/chat/completions", self._body(request), headers=headers, stalls=request.stalls
+        )
         async with contextlib.aclosing(read_reply(asked, ReplyReader())) as events:
             async for event in events:
                 yield event

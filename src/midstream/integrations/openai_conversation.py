@@ -42,6 +42,7 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.extras import extra
+from midstream.integrations.http_limits import WRITE_S, HttpLimits
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import (
     Abilities,
@@ -60,8 +61,8 @@ with extra("openai"):
 
 Memory = Literal["responses", "conversation"]
 
-TIMEOUT = openai.Timeout(60.0, connect=10.0, write=30.0, pool=5.0)
-"""Seconds of silence in a reply and before its first byte; then those to connect, to send, to get a free connection."""
+SILENCE_S = 600.0
+"""Seconds of silence that the connection allows where no limit is set: the pool's `SilenceLimits` cut before."""
 RECONNECTS_MAX = 3
 """Connections in a row that may bring nothing new before a background reply is given up."""
 RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
@@ -106,6 +107,12 @@ class _Way(Struct, frozen=True):
             await self.client.post(path, options=_AS_OURSELVES, cast_to=object)
 
 
+def _timeout(limits: HttpLimits) -> openai.Timeout:
+    """Return limits as the package takes them: it has one for every silence, which is the longer of ours."""
+    read_s = max(limits.first_byte_s or SILENCE_S, limits.between_bytes_s or SILENCE_S)
+    return openai.Timeout(read_s, connect=limits.connect_s, write=WRITE_S, pool=limits.acquire_s)
+
+
 class _ResponsesUpstream:
     """An upstream behind the Responses API.
 
@@ -116,6 +123,7 @@ class _ResponsesUpstream:
         is_background: Whether replies outlive their connection.
         extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose value
             is None is left out.
+        limits: How long the server may take over HTTP; of the two silences the longer one holds.
 
     Raises:
         openai.OpenAIError: There is no key anywhere.
@@ -132,6 +140,7 @@ class _ResponsesUpstream:
         base_url: str | None = None,
         is_background: bool = False,
         extra: Mapping[str, object] | None = None,
+        limits: HttpLimits | None = None,
         world: World = World(),
     ) -> None:
         self.name = f"openai:{model}"
@@ -151,7 +160,7 @@ class _ResponsesUpstream:
             model=model,
             # The pool decides what is repeated: a repeat by the package would say it twice.
             client=(client or openai.AsyncOpenAI(api_key=api_key, base_url=base_url)).with_options(
-                max_retries=0, timeout=TIMEOUT
+                max_retries=0, timeout=_timeout(limits or HttpLimits())
             ),
             memory=self._memory,
             is_background=is_background,
@@ -436,7 +445,7 @@ def _typed(body: object, error: ModelError) -> ModelError:
 
 def _no_connection(name: str, error: openai.APIConnectionError) -> ModelError:
     if isinstance(error, openai.APITimeoutError) and not is_never_sent(error.__cause__):
-        return ModelStalledError(f"{name} said nothing for {TIMEOUT.read:g} s")
+        return ModelStalledError(f"{name} sent nothing for longer than its limits allow")
     # Only the kind: the text of such an error may hold the address and what is in it.
     return ModelUnavailableError(
         f"the connection to {name} failed: {type(error.__cause__ or error).__name__}"

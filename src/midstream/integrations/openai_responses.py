@@ -17,6 +17,7 @@ from midstream.core.sse import ServerSentEvent
 from midstream.core.timing import Backoff
 from midstream.core.wishes import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 from midstream.errors import ModelCutError, ModelStalledError, ModelUnavailableError
+from midstream.integrations.http_limits import HttpLimits
 from midstream.integrations.provider_http import ProvidedModel, Provider
 from midstream.world import World
 
@@ -45,6 +46,7 @@ class OpenAIResponses(ProvidedModel):
         headers: More headers for each request.
         has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
             their beginning in its cache. None: where the server is known to take it.
+        limits: How long the server may take to connect, to begin and between two pieces of a reply.
 
     Close the connections with `aclose`, or use the model as an async context.
 
@@ -62,10 +64,11 @@ class OpenAIResponses(ProvidedModel):
         extra: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
         has_cache_key: bool | None = None,
+        limits: HttpLimits | None = None,
         world: World = World(),
     ) -> None:
         self.name = f"openai-responses:{model}"
-        self._provider = Provider(base_url, self.name, api_key, headers, world=world)
+        self._provider = Provider(base_url, self.name, api_key, headers, limits=limits, world=world)
         self._model = model
         self._is_background = is_background
         self._extra = dict(extra or {})
@@ -82,7 +85,7 @@ class OpenAIResponses(ProvidedModel):
         Raises:
             ModelCutError: The connection broke, and so did those after it; the provider may go on.
             ModelForgotError: The provider has the reply no longer.
-            ModelStalledError: Silence for 60 seconds, and on every new connection again.
+            ModelStalledError: Silence for longer than `limits` allow, and on every new connection again.
             ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that the provider gave up.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
@@ -93,7 +96,7 @@ class OpenAIResponses(ProvidedModel):
         kept, failures = request.resume, 0
         while True:
             known = reader.sequence
-            asked = self._taken_up(kept, after=known) if kept else self._asked(request)
+            asked = self._taken_up(kept, request, after=known) if kept else self._asked(request)
             trouble: ModelUnavailableError | ModelStalledError
             try:
                 async with contextlib.aclosing(_read(reader, asked)) as events:
@@ -123,12 +126,16 @@ class OpenAIResponses(ProvidedModel):
     def _asked(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
         # Another attempt wants another reply: the key of the first one would bring the first one back.
         headers = {"Idempotency-Key": f"{request.key}/{request.attempt}"} if request.key else {}
-        return self._provider.events("POST", "/responses", self._body(request), headers=headers)
+        return self._provider.events(
+            "POST", "/responses", self._body(request), headers=headers, stalls=request.stalls
+        )
 
-    def _taken_up(self, kept: str, *, after: int) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
+    def _taken_up(
+        self, kept: str, request: ModelRequest, *, after: int
+    ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
         query = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
         path = f"/responses/{_quoted(kept)}?{urllib.parse.urlencode(query)}"
-        return self._provider.events("GET", path, gone=GONE)
+        return self._provider.events("GET", path, gone=GONE, stalls=request.stalls)
 
     async def _before_next(
         self,

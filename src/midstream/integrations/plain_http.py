@@ -66,13 +66,17 @@ class PlainClient:
         *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout: httpx2.Timeout | None = None,
     ) -> PlainAnswer:
         """Return an async context in which a request is answered; entering it sends the request.
+
+        Args:
+            timeout: The limits of this request, where they are not those of the client.
 
         Entering it, or reading the answer, raises:
             httpx2.HTTPError: There is no connection, it broke, or what came is no HTTP.
         """
-        return PlainAnswer(self, method, url, content or b"", headers or {})
+        return PlainAnswer(self, method, url, content or b"", headers or {}, timeout or self._timeout)
 
     async def aclose(self) -> None:
         """Close the connection. Calling it twice is harmless."""
@@ -81,16 +85,17 @@ class PlainClient:
             line.close()
             await line.closed.wait()
 
-    async def line_to(self, host: str, port: int) -> _Line:
-        """Return the connection, opened where it is not."""
+    async def line_to(self, host: str, port: int, timeout: httpx2.Timeout) -> _Line:
+        """Return the connection, opened where it is not, for a request with these limits."""
         loop = asyncio.get_running_loop()
         if self._line is not None:
             if not self._line.is_over and loop.time() - self._used_at < IDLE_S:
+                self._line.limit(timeout)
                 return self._line
             await self.aclose()
         try:
-            async with asyncio.timeout(self._timeout.connect):
-                _, line = await loop.create_connection(lambda: _Line(loop, self._timeout), host, port)
+            async with asyncio.timeout(timeout.connect):
+                _, line = await loop.create_connection(lambda: _Line(loop, timeout), host, port)
         except TimeoutError as error:
             raise httpx2.ConnectTimeout("the server did not answer in time") from error
         except OSError as error:
@@ -115,10 +120,17 @@ class PlainAnswer:
     """
 
     def __init__(
-        self, client: PlainClient, method: str, url: str, content: bytes, headers: Mapping[str, str]
+        self,
+        client: PlainClient,
+        method: str,
+        url: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        timeout: httpx2.Timeout,
     ) -> None:
         self._client = client
         self._request = (method, url, content, headers)
+        self._timeout = timeout
         self._line: _Line | None = None
         self.status_code = 0
         self.headers: Mapping[str, str] = {}
@@ -126,7 +138,7 @@ class PlainAnswer:
     async def __aenter__(self) -> Self:
         method, url, content, headers = self._request
         target = _target_of(url)
-        line = self._line = await self._client.line_to(target.host, target.port)
+        line = self._line = await self._client.line_to(target.host, target.port, self._timeout)
         try:
             line.ask(_head_of(method, target, headers, len(content)) + content)
             self.status_code, self.headers = await line.head()
@@ -224,6 +236,11 @@ class _Line(asyncio.Protocol):
         self._since = self._loop.time()
 
     # --- the reader's side ------------------------------------------------------------------------------------
+
+    def limit(self, timeout: httpx2.Timeout) -> None:
+        """Set the limits of the next request."""
+        self._timeout = timeout
+        self._stop_watching()  # the running timer may look only after the shorter ones have passed
 
     def ask(self, request: bytes) -> None:
         """Send a request; its answer is read by `head` and `piece`."""

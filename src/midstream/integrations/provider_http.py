@@ -8,8 +8,9 @@ import functools
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 import httpx2
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from midstream.core.provider_errors import error_of
 from midstream.core.replies import Heartbeat, ModelEvent
 from midstream.core.sse import ServerSentEvent, SseDecoder
-from midstream.core.timing import retry_after_s
+from midstream.core.timing import StallBudgets, retry_after_s
 from midstream.errors import (
     FrameTooLargeError,
     ModelError,
@@ -26,21 +27,19 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
+from midstream.integrations.http_limits import WRITE_S, HttpLimits
+from midstream.integrations.network_log import NetworkLog
 from midstream.integrations.plain_http import PlainAnswer, PlainClient, is_plain
 from midstream.world import World
 
-CONNECT_S = 10.0
-READ_S = 60.0
-"""Seconds of silence inside a reply; also the wait for its first byte, so a slow prompt must begin by then."""
-WRITE_S = 30.0
-POOL_S = 5.0
 CLOSE_S = 1.0
+CONTROL_S = 60.0
+"""Seconds of silence in the answer to a request that asks for no reply of a model, such as one that stops it."""
 ERROR_BYTES_MAX = 64 * 1024
 """Bytes of an error's body that are read; the reason stands in the first few."""
 
 KEPT_CONNECTIONS_MAX = 100
 """Idle connections that are kept for later replies."""
-_TIMEOUT = httpx2.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=POOL_S)
 
 _Client = httpx2.AsyncClient | PlainClient
 """One connection at a time."""
@@ -92,8 +91,9 @@ class _Connections:
     and would let the hundred-and-first reply wait.
     """
 
-    def __init__(self, url: httpx2.URL) -> None:
+    def __init__(self, url: httpx2.URL, timeout: httpx2.Timeout) -> None:
         self._is_plain = is_plain(url)
+        self._timeout = timeout
         self._idle: list[_Client] = []
         self._is_retired = False
 
@@ -102,8 +102,8 @@ class _Connections:
         if self._idle:
             return self._idle.pop()
         if self._is_plain:
-            return PlainClient(_TIMEOUT)
-        return httpx2.AsyncClient(timeout=_TIMEOUT, verify=_tls())
+            return PlainClient(self._timeout)
+        return httpx2.AsyncClient(timeout=self._timeout, verify=_tls())
 
     async def give_back(self, client: _Client) -> None:
         """Take a client back whose reply is over."""
@@ -118,6 +118,59 @@ class _Connections:
         idle, self._idle = self._idle, []
         if idle:
             await asyncio.gather(*map(_close, idle))
+
+
+def _timeout(limits: HttpLimits, read_s: float) -> httpx2.Timeout:
+    """Return limits as a client takes them."""
+    return httpx2.Timeout(connect=limits.connect_s, read=read_s, write=WRITE_S, pool=limits.acquire_s)
+
+
+class _SilenceError(httpx2.ReadTimeout):
+    """A silence that was longer than its limit, with that limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__("the server was silent for too long")
+        self.limit_s = limit_s
+
+
+def _limit_in(error: httpx2.ReadTimeout, silences: tuple[float, float]) -> float:
+    return error.limit_s if isinstance(error, _SilenceError) else max(silences)
+
+
+@contextlib.asynccontextmanager
+async def _answer(
+    asked: AbstractAsyncContextManager[httpx2.Response | PlainAnswer], limit_s: float
+) -> AsyncGenerator[httpx2.Response | PlainAnswer, None]:
+    """Send a request and wait for the head of its answer, for `limit_s` seconds at most."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(limit_s):
+                response = await stack.enter_async_context(asked)
+        except TimeoutError as error:
+            raise _SilenceError(limit_s) from error
+        yield response
+
+
+async def _pieces(
+    response: httpx2.Response | PlainAnswer, first_s: float, between_s: float
+) -> AsyncGenerator[bytes, None]:
+    """Give the body as it comes. The client itself cuts a silence at the longer of the two limits.
+
+    A timer is set only where the shorter limit holds: for each piece it would cost more than the piece.
+    """
+    limit_s, longest_s = first_s, max(first_s, between_s)
+    pieces = cast("AsyncGenerator[bytes, None]", response.aiter_bytes())
+    async with contextlib.aclosing(pieces):
+        while True:
+            try:
+                async with asyncio.timeout(limit_s if limit_s < longest_s else None):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise _SilenceError(limit_s) from error
+            limit_s = between_s
+            yield piece
 
 
 async def _close(client: _Client) -> None:
@@ -138,6 +191,7 @@ class Provider:
         name: What errors call it.
         api_key: Sent as a bearer token; None sends none.
         headers: More headers for each request.
+        limits: How long it may take.
 
     Raises:
         UsageError: The address is no http or https URL.
@@ -150,6 +204,7 @@ class Provider:
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         *,
+        limits: HttpLimits | None = None,
         world: World,
     ) -> None:
         try:
@@ -170,6 +225,9 @@ class Provider:
         }
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._limits = limits or HttpLimits()
+        secrets = [word for value in (headers or {}).values() for word in (value, *value.split())]
+        self._network = NetworkLog(name, [*secrets, api_key or "", url.password])
         self._world = world
         # A connection belongs to the loop it was made in.
         self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = (
@@ -184,6 +242,7 @@ class Provider:
         *,
         headers: Mapping[str, str] | None = None,
         gone: Collection[int] = (),
+        stalls: StallBudgets | None = None,
     ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
         """Ask, and give the events of the answer as they come; closing the iterator closes the connection.
 
@@ -191,27 +250,40 @@ class Provider:
 
         Args:
             gone: The statuses that say that what was asked for is not there (any more).
+            stalls: The budgets of the agent that sends the request.
 
         Raises:
             ModelUnavailableError: No connection, a status that may pass, or an answer that broke off.
-            ModelStalledError: Silence for `READ_S` seconds.
+            ModelStalledError: Silence for longer than the limits allow.
             ModelForgotError: One of the statuses `gone`.
             ModelError: Another refusal: see `midstream.core.provider_errors`.
         """
         connections = self._connections_here()
         client = connections.take()
+        silences = self._limits.silences(stalls)
+        self._network.sent(method, path, body or b"")
         try:
-            async with client.stream(
-                method, self._base_url + path, content=body, headers={**self._headers, **(headers or {})}
+            async with _answer(
+                client.stream(
+                    method,
+                    self._base_url + path,
+                    content=body,
+                    headers={**self._headers, **(headers or {})},
+                    timeout=_timeout(self._limits, max(silences)),
+                ),
+                self._limits.connect_s + silences[0],
             ) as response:
+                self._network.answered(response.status_code)
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
                 if response.status_code in gone:
                     raise ModelForgotError(f"{self.name} has the reply no longer")
                 if response.status_code != httpx2.codes.OK or media_type in _NO_STREAM:
                     raise await self._refusal(response, media_type)
                 decoder = SseDecoder()
-                async for piece in response.aiter_bytes():
-                    yield decoder.feed(piece)
+                async with contextlib.aclosing(_pieces(response, *silences)) as pieces:
+                    async for piece in pieces:
+                        self._network.received(piece)
+                        yield decoder.feed(piece)
         except FrameTooLargeError as error:
             self._retire(connections)
             raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
@@ -220,9 +292,13 @@ class Provider:
             raise
         except httpx2.ReadTimeout as error:
             self._retire(connections)
-            raise ModelStalledError(f"{self.name} said nothing for {READ_S:g} s") from error
+            self._network.failed(error)
+            raise ModelStalledError(
+                f"{self.name} sent nothing for {_limit_in(error, silences):g} s"
+            ) from error
         except httpx2.HTTPError as error:
             self._retire(connections)
+            self._network.failed(error)
             # Only the kind: the text of such an error may hold the address and what is in it.
             message = f"the connection to {self.name} failed: {type(error).__name__}"
             raise ModelUnavailableError(message) from error
@@ -259,7 +335,7 @@ class Provider:
         loop = asyncio.get_running_loop()
         found = self._connections.get(loop)
         if found is None:
-            found = self._connections[loop] = _Connections(self._url)
+            found = self._connections[loop] = _Connections(self._url, _timeout(self._limits, CONTROL_S))
         return found
 
     def _retire(self, connections: _Connections) -> None:
@@ -277,6 +353,7 @@ class Provider:
             body += piece
             if len(body) > ERROR_BYTES_MAX:
                 break
+        self._network.received(bytes(body))
         try:
             parsed = msgspec.json.decode(bytes(body))
         except (msgspec.DecodeError, UnicodeError, RecursionError):

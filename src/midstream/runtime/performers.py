@@ -221,6 +221,7 @@ class Performer:
             kept.token,
             session=self._reports.session_id,
             person=self._questions.person(owed, watch),
+            stalls=self._agent.stalls,
         )
         shown = words_said(turn) if kept.token else {}
         builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.errors import (
     AccessError,
@@ -36,6 +37,7 @@ RETRY_AFTER_S = 1.0
 """Seconds to wait where a request may be repeated later and nobody said when."""
 
 BAD_REQUEST, UNAUTHORIZED, CONFLICT, RATE_LIMITED, OVERLOADED = 400, 401, 409, 429, 503
+BAD_GATEWAY = 502
 SERVER_FAULTS = 500
 """Statuses from here on say that the fault is the server's."""
 ANTHROPIC_OVERLOADED = 529
@@ -118,6 +120,16 @@ def refusal_of(error: MidstreamError) -> Refusal:
     if retry_after_s is None and error.retry == "later" and status in (CONFLICT, OVERLOADED):
         retry_after_s = RETRY_AFTER_S
     return Refusal(status, code, message, is_final=is_final, retry_after_s=retry_after_s)
+
+
+def final(refusal: Refusal) -> Refusal:
+    """Return the refusal of an answer that had begun: a repetition could run the upstream's tools a second time.
+
+    A status that invites one (409, 429, 503) becomes 502, and no time to wait is named.
+    """
+    invites = refusal.status in (CONFLICT, RATE_LIMITED, OVERLOADED)
+    status = BAD_GATEWAY if invites else refusal.status
+    return replace(refusal, status=status, is_final=True, retry_after_s=None)
 
 
 _OPENAI_TYPES = {

@@ -10,6 +10,9 @@ once. Only the first joins the run there is. What tells them apart, in this orde
 3. Without either, the same body in the same conversation: it joins a run that somebody left before its end. One that
    was read to its end was answered: asking again means another answer. One that somebody still reads is joined only
    where the host names the conversation, which cannot have two turns at once.
+
+An answer that had begun and then failed is joined too: its upstream may have run tools, and many clients repeat a
+request whatever the status says. A retry (1, 2) joins it in any case, an equal request for a short time after it.
 """
 
 from __future__ import annotations
@@ -49,12 +52,16 @@ class Known(Struct, frozen=True):
         is_left: Whoever read it went away before its end, and nobody reads it now.
         has_readers: Somebody reads it.
         at: When it was begun.
+        is_failed: It had begun and then ended before its end: it failed, or was stopped.
+        is_failed_lately: It failed so lately that an equal request is more likely a retry than a person's wish.
     """
 
     request: Request
     is_left: bool
     has_readers: bool
     at: float
+    is_failed: bool = False
+    is_failed_lately: bool = False
 
 
 class KeyReused(Struct, frozen=True):
@@ -93,9 +100,11 @@ def repeated(request: Request, known: Iterable[Known]) -> Known | KeyReused | No
             return keyed if keyed.request.digest == request.digest else KeyReused()
         return None
     same = [run for run in runs if run.request.digest == request.digest and not run.request.key]
-    left = next((run for run in same if run.is_left), None)
+    left = next((run for run in same if run.is_left and not run.is_failed), None)
     if left is not None:
         return left
+    if same and same[0].is_failed_lately:
+        return same[0]
     read = next((run for run in same if run.has_readers), None)
     if request.is_retry:
         return read or next(iter(same), None)

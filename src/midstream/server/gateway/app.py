@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from midstream.core.dialects.fields import BadFieldError, fields_of
 from midstream.core.dialects.messages import estimated_tokens
-from midstream.core.dialects.refusals import Dialect, Refusal, refusal_of
+from midstream.core.dialects.refusals import Dialect, Refusal, final, refusal_of
 from midstream.core.formats.parts import Json
 from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.runtime.models import Model, StoredModel
@@ -86,6 +86,10 @@ def gateway(
     return Gateway(
         model, store, runs, store, token=token, names=names, allowed_origins=allowed_origins, world=world
     )
+
+
+class _CancelledInAnswerError(asyncio.CancelledError):
+    """A request was cancelled whose upstream had sent something: its client must not repeat it."""
 
 
 @runtime_checkable
@@ -207,9 +211,11 @@ class Gateway:
             await refuse(send, dialect, error.refusal)
         except GoneError:
             pass
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if self._is_draining and not is_begun:  # the server lets go of it: whoever waits is to come back
-                await refuse(send, dialect, refusal_of(_draining()))
+                refusal = refusal_of(_draining())
+                is_final = isinstance(error, _CancelledInAnswerError)
+                await refuse(send, dialect, final(refusal) if is_final else refusal)
             raise
         except BadFieldError as error:
             await refuse(send, dialect, Refusal(400, error.code, error.message, param=error.param))
@@ -265,13 +271,18 @@ class Gateway:
             headers["x-midstream-replayed"] = "true"
         if run.asked.ignored:
             headers["x-midstream-ignored"] = ",".join(run.asked.ignored)
-        async with Reading(run, self.runs, self.world, receive, send) as reading:
-            if run.asked.is_stream:
-                await reading.stream(headers)
-            elif run.asked.is_background:
-                await reading.state(headers)
-            else:
-                await reading.whole(headers)
+        try:
+            async with Reading(run, self.runs, self.world, receive, send) as reading:
+                if run.asked.is_stream:
+                    await reading.stream(headers)
+                elif run.asked.is_background:
+                    await reading.state(headers)
+                else:
+                    await reading.whole(headers)
+        except asyncio.CancelledError as error:
+            if run.has_emitted:
+                raise _CancelledInAnswerError from error
+            raise
 
     async def _health(self, what: str, send: Send) -> None:
         if what == "ready" and self._is_draining:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncGenerator
 from typing import Protocol, cast
 
 from msgspec.structs import replace
 
 from midstream.core.dialects.asked import Asked, Named, Writer
-from midstream.core.dialects.refusals import Refusal, refusal_of
+from midstream.core.dialects.refusals import Refusal, final, refusal_of
 from midstream.core.dialects.repeats import KeyReused, Known, Request, repeated
 from midstream.core.dialects.responses import ResponsesWriter
 from midstream.core.dialects.telling import Telling
@@ -39,6 +40,9 @@ GRACE_S = 5.0
 who pressed "stop" looks the same, and pays for these seconds."""
 KEPT_S = 60.0
 """Seconds that a finished run is kept for those who ask again: longer than any SDK waits between its tries."""
+FAILED_S = 30.0
+"""Seconds after the failure of an answer that had begun in which an equal request gets that failure: clients that do
+not obey `x-should-retry` repeat theirs within this time. Afterwards it counts as a person's wish."""
 RUN_BYTES_MAX = 64 * 1024 * 1024
 """Of one answer as it is streamed; 128,000 tokens as chunks of 250 bytes are half of it."""
 KEPT_BYTES_MAX = 256 * 1024 * 1024
@@ -85,6 +89,10 @@ class Run:
         self.is_ended = False
         self.is_begun = False
         """Something was said, so that it can no longer be refused."""
+        self.has_emitted = False
+        """The upstream has sent something, so it may have run tools. Nothing repeats the request by itself then."""
+        self.ended_at = math.inf
+        """When it ended (monotonic)."""
         self.is_cancelled = False
         self.stopped_by: MidstreamError | None = None
         """Why it is stopped, where nobody has asked for that."""
@@ -99,11 +107,19 @@ class Run:
         self._texts: list[str] = []
         self._calls: list[Call] = []
 
-    @property
-    def known(self) -> Known:
-        """What says whether another POST repeats this one's."""
+    def known(self, now: float) -> Known:
+        """Return what decides whether another POST repeats this one's."""
         is_left = not (self.readers or self.is_delivered or self.asked.is_background)
-        return Known(self.request, is_left=is_left, has_readers=self.readers > 0, at=self.at)
+        is_failed = self.refusal is not None
+        is_stopped = self.is_cancelled or self.stopped_by is not None
+        return Known(
+            self.request,
+            is_left=is_left,
+            has_readers=self.readers > 0,
+            at=self.at,
+            is_failed=is_failed,
+            is_failed_lately=is_failed and not is_stopped and now - self.ended_at < FAILED_S,
+        )
 
     @property
     def stopped(self) -> Refusal:
@@ -153,7 +169,7 @@ class Run:
 
     def fail(self, refusal: Refusal) -> None:
         """End it before its end; one of which nothing was said is refused."""
-        self.refusal = refusal
+        self.refusal = final(refusal) if self.has_emitted else refusal
         if not self.is_begun:
             return
         is_cancel = self.is_cancelled and isinstance(self.writer, ResponsesWriter)
@@ -218,12 +234,16 @@ class Runs:
         return len(self._open)
 
     def find(self, request: Request) -> Run | KeyReused | None:
-        """Return the run that a POST joins, or None where it begins one of its own: one that failed is not joined."""
+        """Return the run that a POST joins, or None where it begins one of its own.
+
+        A run that failed before its upstream sent anything is not joined.
+        """
         self._forget_old()
         runs = list(self._by_digest.get(request.digest, ()))
         if request.key and (keyed := self._by_key.get(request.key)) is not None and keyed not in runs:
             runs.append(keyed)
-        pairs = [(run.known, run) for run in runs if run.refusal is None]
+        now = self._world.monotonic()
+        pairs = [(run.known(now), run) for run in runs if run.refusal is None or run.has_emitted]
         found = repeated(request, [said for said, _ in pairs])
         if found is None or isinstance(found, KeyReused):
             return found
@@ -311,6 +331,7 @@ class Runs:
         events = cast("AsyncGenerator[ModelEvent, None]", events_of(self._model, request))
         async with contextlib.aclosing(events):
             async for event in events:
+                run.has_emitted = run.has_emitted or is_progress(event)
                 told = telling.told(event)
                 if told is None:
                     continue
@@ -338,12 +359,13 @@ class Runs:
             return
         if not run.is_finished and run.refusal is None:
             run.fail(run.stopped)
+        run.ended_at = self._world.monotonic()
         run.end()
         # A transcript weighs more than an answer, and nobody asks a finished run what it was asked.
         run.asked = replace(run.asked, messages=[])
         run.task = None
         del self._open[run.named.id]
-        self._ended[run.named.id] = self._world.monotonic()
+        self._ended[run.named.id] = run.ended_at
         self._kept_bytes += run.bytes
 
     async def _stop_later(self, run: Run) -> None:
