@@ -9,25 +9,23 @@ from collections.abc import Mapping
 from typing import Literal
 
 from midstream.core.convert import Converted, converted
-from midstream.core.formats.named import format_named
-from midstream.core.formats.parts import Value
-from midstream.core.profiles import profile_for
-from midstream.core.repair.engine import repaired
-from midstream.core.repair.modes import dropped, rolled_back
-from midstream.core.repair.refusals import REFUSALS
+from midstream.core.formats.named import FORMATS, format_named
+from midstream.core.formats.parts import Format, Value
+from midstream.core.formats.recognition import candidates_for
+from midstream.core.profiles import profile_for, profile_named
+from midstream.core.repair.modes import Given, Mode, finding_of, repaired_as, require_mode
 from midstream.core.repair.report import Advice, Edit, Finding, Repaired
-from midstream.errors import HistoryRefusedError, InvalidHistoryError
+from midstream.errors import InvalidHistoryError, UnreadableHistoryError
 
-__all__ = ["Advice", "Converted", "Edit", "Finding", "Repaired", "check", "convert", "repair"]
+__all__ = ["Advice", "Converted", "Edit", "Finding", "Mode", "Repaired", "check", "convert", "repair"]
 
-Mode = Literal["repair", "strict", "drop", "rollback"]
 Outcome = Literal["unknown", "interrupted", "denied", "not-started"]
 
 
 def repair(
     messages: list[Value],
     *,
-    format: str = "anthropic",  # noqa: A002 - the word every caller will look for
+    format: str | None = None,  # noqa: A002 - the word every caller will look for
     profile: str | None = None,
     model: str | None = None,
     thinking: bool | None = None,
@@ -45,7 +43,8 @@ def repair(
     Args:
         messages: One provider's messages, as plain dicts.
         format: `anthropic`, `openai-chat`, `openai-responses`, `gemini`, `mistral`, `bedrock`, `pydantic-ai` or
-            `langchain`.
+            `langchain`. Without a name, the messages say it by what they hold. A list whose messages fit several
+            formats comes back as it is where none of them finds anything wrong, and is refused otherwise.
         profile: Whose rules hold; the format's own provider unless named (`midstream.core.profiles.PROFILES`).
         model: The model that will be asked; thinking that says it was signed for another one is dropped.
         thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off.
@@ -53,60 +52,74 @@ def repair(
             messages of the list moved into it where the provider wants them there.
         live_tail: The last reply is still at work (an approval is pending, a tool is running): its open calls
             are no defect and stay open.
-        mode: `repair`; `strict` to raise instead; `drop` to leave out what is incomplete, user words too;
-            `rollback` to cut the list at the last complete exchange.
+        mode: `repair`; `strict` to raise instead; `drop` to leave out exchanges that are not complete, and
+            nothing a user said; `sanitize` for what an aborted run left, as a run of another framework takes it:
+            without open calls, empty replies, system prompts, run ids, and all but the last of requests in a
+            row; `rollback` to cut the list at the last complete exchange. `Edit.lost` holds the text that went.
         outcomes: How calls without a result ended, by call id, where the caller knows: `denied` by the user,
             `not-started`, `interrupted`, `unknown`. Unknown is assumed.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no JSON value (cyclic, too deep, other objects).
         HistoryRefusedError: In mode `strict`, something would be refused; `findings` says what and where.
-        UsageError: There is no format or profile of this name.
+        UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
+        UsageError: There is no format, profile or mode of this name.
     """
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
-    form = format_named(format)
-    rules = profile_for(form, profile)
-    if mode == "rollback":
-        return rolled_back(messages, form, rules, system=system)
-    if mode == "drop":
-        return dropped(messages, form, rules, system=system)
-    done = repaired(
-        messages,
-        form,
-        rules,
+    require_mode(mode)
+    given = Given(
         system=system,
         model=model,
         thinking=thinking,
         live_tail=live_tail,
         outcomes=dict(outcomes or {}),
     )
-    if mode == "strict" and done.edits:
-        findings = [_finding(edit) for edit in done.edits]
-        first = findings[0]
-        message = f"message {first.at}: {first.code}; {len(findings)} findings in all"
-        raise HistoryRefusedError(message, findings=findings)
-    return done
+    form = format_named(format) if format is not None else _recognized(messages, profile, given)
+    return repaired_as(mode, messages, form, profile_for(form, profile), given)
+
+
+def _recognized(messages: list[Value], profile: str | None, given: Given) -> Format:
+    """Find the format of a list that nobody named.
+
+    Raises:
+        UnreadableHistoryError: It may be of several formats, and they disagree about what is wrong.
+    """
+    spoken = profile_named(profile).speaks if profile is not None else None
+    names = candidates_for(messages, system=given.system, spoken=spoken)
+    forms = [format_named(name) for name in names if name in FORMATS]
+    if len(forms) == len(names) == 1:
+        return forms[0]
+    if len(forms) == len(names) and not any(
+        repaired_as("repair", messages, form, profile_for(form, profile), given).edits for form in forms
+    ):
+        return forms[0]
+    raise UnreadableHistoryError(
+        f"these messages may be of several formats: {', '.join(names)}; name theirs with format=",
+        reason="mixed-formats",
+    )
 
 
 def check(
     messages: list[Value],
     profile: str | None = None,
     *,
-    format: str = "anthropic",  # noqa: A002 - the word every caller will look for
+    format: str | None = None,  # noqa: A002 - the word every caller will look for
     system: Value = None,
     live_tail: bool = False,
 ) -> list[Finding]:
     """List everything a provider would refuse, with its place and the rule it breaks; empty if nothing.
 
-    Nothing is found exactly when `repair` would give back the list it was given.
+    Nothing is found exactly when `repair` would give back the list it was given. Without a `format`, the messages
+    say it by what they hold.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no JSON value.
+        UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
         UsageError: There is no format or profile of this name.
     """
     done = repair(messages, format=format, profile=profile, system=system, live_tail=live_tail)
-    return [_finding(edit) for edit in done.edits]
+    return [finding_of(edit) for edit in done.edits]
 
 
 def convert(messages: list[Value], *, source: str, target: str, system: Value = None) -> Converted:
@@ -122,7 +135,3 @@ def convert(messages: list[Value], *, source: str, target: str, system: Value = 
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
     return converted(messages, format_named(source), format_named(target), system=system)
-
-
-def _finding(edit: Edit) -> Finding:
-    return Finding(edit.code, edit.at, REFUSALS[edit.code].rule, edit.part, edit.call_id)

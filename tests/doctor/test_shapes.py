@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from midstream.doctor.shapes import at, format_of, known_format, shape_of, speaks_for, with_value
+from midstream.core.formats.recognition import speaks_for
+from midstream.doctor.shapes import at, format_of, known_format, shape_of, with_value
 from midstream.errors import UnreadableHistoryError, UsageError
 
 USER = {"role": "user", "content": "hi"}

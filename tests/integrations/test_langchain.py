@@ -28,7 +28,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
 from midstream.core.repair.words import UNKNOWN
-from midstream.errors import InvalidHistoryError, UsageError
+from midstream.errors import HistoryRefusedError, InvalidHistoryError, UsageError
 from midstream.history import Repaired
 from midstream.integrations.langchain import repair_messages
 
@@ -190,3 +190,15 @@ def test_what_is_no_json_is_a_typed_error() -> None:
         repair_messages(messages)
     with pytest.raises(UsageError, match="no profile is called 'x'"):
         repair_messages(broken(), profile="x")
+
+
+def test_the_other_modes_are_there_too() -> None:
+    call = {"name": "deploy", "args": {}, "id": "c1", "type": "tool_call"}
+    top, asked, then = SystemMessage("be brief"), HumanMessage("deploy"), HumanMessage("and now?")
+    history = [top, asked, AIMessage("let me", tool_calls=[call]), then]
+    assert repair_messages(history, mode="drop") == [top, asked, then]
+    assert repair_messages(history, mode="rollback") == [top, asked, then]
+    kept = repair_messages(history, mode="sanitize", profile="anthropic")
+    assert [message.text for message in kept] == ["be brief", "deploy", "let me", "and now?"]
+    with pytest.raises(HistoryRefusedError):
+        repair_messages(history, mode="strict")

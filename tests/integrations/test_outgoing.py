@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from midstream.errors import UsageError
-from midstream.history import Repaired
+from midstream.errors import HistoryRefusedError, UsageError
+from midstream.history import Mode, Repaired
 from midstream.integrations.outgoing import BODY_BYTES_MAX, repaired_body, repairing
 from tests.integrations.strict_provider import StrictProvider, strict_provider
 
@@ -370,3 +370,35 @@ def test_a_redirected_request_keeps_its_repair() -> None:
     with repairing(client) as http:
         http.post("http://provider/v1/messages", json={"messages": BROKEN_ANTHROPIC})
     assert sent[0] == sent[1] != {"messages": BROKEN_ANTHROPIC}
+
+
+def _sent(mode: Mode, history: list[Any]) -> list[Any]:
+    body = json.dumps({"model": "m", "messages": history}).encode()
+    instead = repaired_body("/v1/chat/completions", body, mode=mode)
+    assert instead is not None
+    messages: list[Any] = json.loads(instead.body)["messages"]
+    return messages
+
+
+def test_every_mode_keeps_the_prompt_and_the_instructions_of_the_request() -> None:
+    top: Any = {"role": "system", "content": "be brief"}
+    history = [top, *BROKEN_CHAT]
+    assert _sent("drop", history) == [top, BROKEN_CHAT[0], BROKEN_CHAT[2]]
+    assert _sent("rollback", history) == [top, BROKEN_CHAT[0], BROKEN_CHAT[2]]
+    assert _sent("sanitize", [*history, top, BROKEN_CHAT[2]]) == [top, BROKEN_CHAT[2]]
+
+
+def test_strict_refuses_to_send_what_would_be_refused(provider: StrictProvider) -> None:
+    with httpx2.Client() as http:
+        client = openai.OpenAI(
+            base_url=f"{provider.url}/v1",
+            api_key="k",
+            http_client=repairing(http, mode="strict"),
+            max_retries=0,
+        )
+        with pytest.raises(Exception) as refused:  # noqa: PT011 - the client may wrap it
+            client.chat.completions.create(model="m", messages=BROKEN_CHAT)
+    errors = [refused.value, refused.value.__cause__]
+    assert any(isinstance(error, HistoryRefusedError) for error in errors)
+    with pytest.raises(UsageError):
+        repairing(httpx2.Client(), mode="clean")  # type: ignore[arg-type]  # what somebody may write

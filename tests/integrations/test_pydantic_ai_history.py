@@ -29,7 +29,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from midstream.core.repair.words import UNKNOWN
-from midstream.errors import InvalidHistoryError, UsageError
+from midstream.errors import HistoryRefusedError, InvalidHistoryError, UsageError
 from midstream.history import Repaired
 from midstream.integrations.pydantic_ai_history import repair_history
 from tests.integrations.strict_provider import strict_provider
@@ -204,3 +204,49 @@ def test_a_message_without_json_form_is_a_typed_error() -> None:
 def test_an_unknown_profile_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="no profile is called 'x'"):
         repair_history("x")
+
+
+def test_a_stored_list_is_made_ready_for_the_next_run() -> None:
+    prompted = ModelRequest([SystemPromptPart("Old."), UserPromptPart("deploy")], run_id="r1")
+    half = ModelResponse([TextPart("let me"), ToolCallPart("deploy", {}, "c1")], run_id="r1")
+    told: list[Repaired] = []
+    (asked, said) = repair_history(mode="sanitize", on_repair=told.append)([prompted, half])
+    assert asked.parts == prompted.parts[1:]
+    assert said.parts == half.parts[:1]
+    assert (asked.run_id, said.run_id) == (None, None)
+    assert {"Old.", "r1", "deploy({})"} == {edit.lost for edit in told[0].edits}
+    with pytest.raises(HistoryRefusedError):
+        repair_history(mode="strict")([prompted, half, prompted])
+
+
+async def test_inside_a_run_its_own_prompts_and_results_stay() -> None:
+    seen: list[list[ModelMessage]] = []
+
+    def model(messages: list[ModelMessage], _: AgentInfo) -> ModelResponse:
+        seen.append([*messages])
+        if len(seen) == 1:
+            return ModelResponse([ToolCallPart("look", {}, "c2")])
+        return ModelResponse([TextPart("done")])
+
+    sanitize = ProcessHistory[None](repair_history(mode="sanitize"))
+    agent = Agent(FunctionModel(model), system_prompt="New.", capabilities=[sanitize])
+
+    @agent.tool_plain
+    def look() -> str:
+        return "found"
+
+    fresh = await agent.run("look")
+    assert [part for part in seen[1][0].parts if isinstance(part, SystemPromptPart)]
+    assert len(fresh.new_messages()) == 4
+    stored: list[ModelMessage] = [
+        ModelRequest([SystemPromptPart("Old."), UserPromptPart("deploy")], run_id="r1"),
+        ModelResponse([TextPart("let me")], run_id="r1"),
+    ]
+    seen.clear()
+    later = await agent.run("and now?", message_history=stored)
+    assert "Old." not in str(seen)
+    assert [type(part).__name__ for message in seen[1] for part in message.parts] == [
+        *("UserPromptPart", "TextPart"),
+        *("UserPromptPart", "ToolCallPart", "ToolReturnPart"),
+    ]
+    assert len(later.new_messages()) == 4

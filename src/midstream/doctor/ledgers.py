@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import Kind, Role
-from midstream.doctor.shapes import Json, format_of, is_message, speaks_for
+from midstream.core.formats.recognition import speaks_for
+from midstream.doctor.shapes import Json, format_of, is_message
 from midstream.errors import UnreadableHistoryError
 
 OWN_TEXT_MIN = 8

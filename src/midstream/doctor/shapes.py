@@ -13,36 +13,11 @@ from typing import Any
 from msgspec import Struct
 
 from midstream.core.formats.named import format_named
-from midstream.core.formats.openai_responses import OUTPUTS
+from midstream.core.formats.recognition import ALIKE, speaks_for
 from midstream.errors import UnreadableHistoryError
 
 Json = dict[str, Any]
 """A JSON object of somebody else's program."""
-
-_ITEMS = {"reasoning", "item_reference", "web_search_call", "file_search_call", *OUTPUTS, *OUTPUTS.values()}
-_CHUNKS = {"input_text", "output_text", "input_image", "input_file"}
-_LANGCHAIN_TYPES = {"human", "ai", "system", "tool", "function", "remove", "chat", "AIMessageChunk"}
-_BEDROCK_BLOCKS = {
-    "text",
-    "toolUse",
-    "toolResult",
-    "reasoningContent",
-    "cachePoint",
-    "image",
-    "document",
-    "video",
-}
-_ANTHROPIC_BLOCKS = {
-    "tool_use",
-    "tool_result",
-    "thinking",
-    "redacted_thinking",
-    "server_tool_use",
-    "image",
-    "document",
-}
-_CHAT_CHUNKS = {"image_url", "input_audio", "refusal", "file"}
-_CHAT_KEYS = ("tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
 
 FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
 """What a file may be besides the messages of one format."""
@@ -50,8 +25,6 @@ FILE_KINDS = ("claude-code", "codex", "opencode", "tunacode", "midstream")
 _TUNACODE = {"session_id", "project_id"}
 """What stands in a session of tunacode beside its messages."""
 
-# Formats whose messages look the same: any of them may be named for any other.
-_ALIKE = {"openai-chat": "chat", "mistral": "chat"}
 # What a message without marks of its own is read as.
 _PLAIN = "openai-chat"
 # Formats that a plain {"role", "content": text} message fits.
@@ -176,7 +149,7 @@ def _format(messages: Iterable[object], named: str | None, hints: Sequence[str])
             plain += 1
     if named:
         return _confirmed(format_named(named).name, votes, plain)
-    if {_ALIKE.get(form, form) for form in votes} == {"chat"}:
+    if {ALIKE.get(form, form) for form in votes} == {"chat"}:
         return max(votes, key=("openai-chat", "mistral").index)  # the one that knows more
     if len(votes) > 1:
         told = ", ".join(
@@ -190,7 +163,7 @@ def _format(messages: Iterable[object], named: str | None, hints: Sequence[str])
 
 
 def _confirmed(named: str, votes: Counter[str], plain: int) -> str:
-    alike = {form for form in votes if _ALIKE.get(form, form) == _ALIKE.get(named, named)}
+    alike = {form for form in votes if ALIKE.get(form, form) == ALIKE.get(named, named)}
     # A list of several formats may be read as any one of them.
     if alike or (not votes and (not plain or named in _TAKE_PLAIN)):
         return named
@@ -206,59 +179,6 @@ def _hinted(hints: Sequence[str]) -> str:
     if "system" in hints or "anthropic_version" in hints:
         return "anthropic"
     return _PLAIN
-
-
-def speaks_for(message: object) -> str:
-    """Return the format whose marks a message bears, or an empty string."""
-    if not isinstance(message, dict):
-        return ""
-    kind, role, content = _word(message.get("type")), _word(message.get("role")), message.get("content")
-    if "parts" in message and message.get("kind") in ("request", "response"):
-        return "pydantic-ai"
-    if isinstance(message.get("parts"), list) and "content" not in message:
-        return "gemini"
-    if message.get("lc") == 1 or (kind in _LANGCHAIN_TYPES and (content is not None or "data" in message)):
-        return "langchain"
-    if kind in _ITEMS or (kind == "message" and role and "id" not in message):
-        return "openai-responses"
-    if role == "tool_result" or (role == "assistant" and _has_tiny_calls(content)):
-        return "tinyagent"
-    if isinstance(content, list) and _of_blocks(content) == "mistral":
-        return "mistral"
-    if role in ("tool", "function") or any(key in message for key in _CHAT_KEYS):
-        return "openai-chat"
-    return _of_blocks(content) if isinstance(content, list) else ""
-
-
-def _has_tiny_calls(content: object) -> bool:
-    blocks = content if isinstance(content, list) else []
-    return any(
-        isinstance(block, dict) and block.get("type") == "tool_call" and "arguments" in block
-        for block in blocks
-    )
-
-
-def _of_blocks(content: list[object]) -> str:
-    for block in content:
-        if not isinstance(block, dict):
-            continue
-        kind = _word(block.get("type"))
-        if "type" not in block and _BEDROCK_BLOCKS & block.keys():
-            return "bedrock"
-        if kind == "thinking" and isinstance(block.get("thinking"), list):
-            return "mistral"
-        if kind in _ANTHROPIC_BLOCKS:
-            return "anthropic"
-        if kind in _CHUNKS:
-            return "openai-responses"
-        if kind in _CHAT_CHUNKS:
-            return "openai-chat"
-    return ""
-
-
-def _word(value: object) -> str:
-    """Return a text as it is and everything else as none: names are looked up in sets."""
-    return value if isinstance(value, str) else ""
 
 
 def is_message(value: object) -> bool:

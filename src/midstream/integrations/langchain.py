@@ -17,9 +17,11 @@ from typing import Any, Protocol, overload
 
 import msgspec
 
-from midstream.core.profiles import profile_named
+from midstream.core.formats.named import format_named
+from midstream.core.profiles import profile_for, profile_named
+from midstream.core.repair.modes import Given, Mode, repaired_as
 from midstream.extras import extra
-from midstream.history import Repaired, repair
+from midstream.history import Repaired
 
 with extra("langgraph"):
     from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage, messages_from_dict
@@ -44,13 +46,21 @@ class State(Protocol):
 
 @overload
 def repair_messages(
-    given: list[BaseMessage] | PromptValue, *, profile: str | None = None, on_repair: OnRepair | None = None
+    given: list[BaseMessage] | PromptValue,
+    *,
+    profile: str | None = None,
+    mode: Mode = "repair",
+    on_repair: OnRepair | None = None,
 ) -> list[BaseMessage]: ...
 
 
 @overload
 def repair_messages(
-    given: Mapping[str, Any] | State, *, profile: str | None = None, on_repair: OnRepair | None = None
+    given: Mapping[str, Any] | State,
+    *,
+    profile: str | None = None,
+    mode: Mode = "repair",
+    on_repair: OnRepair | None = None,
 ) -> dict[str, list[BaseMessage]]: ...
 
 
@@ -58,6 +68,7 @@ def repair_messages(
     given: list[BaseMessage] | PromptValue | Mapping[str, Any] | State,
     *,
     profile: str | None = None,
+    mode: Mode = "repair",
     on_repair: OnRepair | None = None,
 ) -> list[BaseMessage] | dict[str, list[BaseMessage]]:
     """Repair a list of messages, a prompt, or the state of a graph.
@@ -70,27 +81,33 @@ def repair_messages(
         given: The messages.
         profile: Whose rules hold; what every provider asks for unless named. Where the provider takes its system
             prompt apart, system messages at the top of the list stay there: LangChain moves them.
+        mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system messages at the top
+            stay in `sanitize`.
         on_repair: Is told of each repair: the new list in `messages`, what was done in `edits`.
 
     Raises:
+        HistoryRefusedError: In mode `strict`, something would be refused.
         InvalidHistoryError: A message holds what has no JSON form. Nothing was changed.
-        UsageError: There is no profile of this name.
+        UsageError: There is no profile or mode of this name.
     """
     if isinstance(given, PromptValue):
-        return _repaired(given.to_messages(), profile, on_repair)
+        return _repaired(given.to_messages(), profile, mode, on_repair)
     if isinstance(given, list):
-        return _repaired(given, profile, on_repair)
+        return _repaired(given, profile, mode, on_repair)
     stored: list[BaseMessage] = given["messages"] if isinstance(given, Mapping) else given.messages
-    kept = _repaired(stored, profile, on_repair)
+    kept = _repaired(stored, profile, mode, on_repair)
     return {"messages": [] if kept is stored else [RemoveMessage(id=_ALL), *kept]}
 
 
 def _repaired(
-    messages: list[BaseMessage], profile: str | None, on_repair: OnRepair | None
+    messages: list[BaseMessage], profile: str | None, mode: Mode, on_repair: OnRepair | None
 ) -> list[BaseMessage]:
-    top = _systems_at_top(messages) if profile and profile_named(profile).system == "apart" else 0
+    systems = _systems_at_top(messages)
+    top = systems if profile and profile_named(profile).system == "apart" else 0
     written = [_written(message, place) for place, message in enumerate(messages)][top:]
-    done = repair(written, format=_FORMAT, profile=profile)
+    form = format_named(_FORMAT)
+    given = Given(own=range(systems - top), has_prompt=True)
+    done = repaired_as(mode, written, form, profile_for(form, profile), given)
     if done.messages is written:
         return messages
     loaded = [*messages[:top], *_Loading(messages, written, top).loaded(done.messages)]

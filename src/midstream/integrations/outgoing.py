@@ -21,8 +21,11 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from midstream.core.profiles import profile_named
-from midstream.history import Repaired, repair
+from midstream.core.formats.named import format_named
+from midstream.core.profiles import profile_for, profile_named
+from midstream.core.repair.modes import Given, Mode, repaired_as, require_mode
+from midstream.errors import HistoryRefusedError
+from midstream.history import Repaired
 
 BODY_BYTES_MAX = 64 << 20
 """Larger bodies go as they are: twice what any of these providers takes."""
@@ -81,7 +84,9 @@ class RepairedBody(Struct, frozen=True):
     repaired: Repaired
 
 
-def repaired_body(path: str, body: bytes, *, profile: str | None = None) -> RepairedBody | None:
+def repaired_body(
+    path: str, body: bytes, *, profile: str | None = None, mode: Mode = "repair"
+) -> RepairedBody | None:
     """Repair the history in a request's body; None where the body can go as it is.
 
     For any HTTP client or proxy that `repairing` does not know. Thinking is turned off in the new body where the
@@ -91,11 +96,14 @@ def repaired_body(path: str, body: bytes, *, profile: str | None = None) -> Repa
         path: The path of the request's URL, without the query; it says what the body is.
         body: JSON.
         profile: Whose rules hold, if not those of the path.
+        mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system prompts at the top
+            stay in `sanitize`: both belong to this request.
 
     Raises:
+        HistoryRefusedError: In mode `strict`, something would be refused.
         InvalidHistoryError: The history can be in no request.
         ValueError: The body is no JSON.
-        UsageError: There is no profile of this name.
+        UsageError: There is no profile or mode of this name.
     """
     api = next((api for api in _APIS if api.path.search(path)), None)
     request = json.loads(body) if api is not None else None
@@ -107,15 +115,16 @@ def repaired_body(path: str, body: bytes, *, profile: str | None = None) -> Repa
     model = request.get("model")
     place = next((key for key in api.systems if key in request), api.systems[0] if api.systems else "")
     prompt = request.get(place)
-    done = repair(
-        history,
-        format=api.format,
-        profile=profile or api.profile,
+    form = format_named(api.format)
+    given = Given(
         model=model if isinstance(model, str) else None,
         thinking=_thinking_in(request),
         system=prompt,
         live_tail=api.format == "anthropic" and _is_paused(history),
+        own=range(_systems_at_top(history)),
+        has_prompt=True,
     )
+    done = repaired_as(mode, history, form, profile_for(form, profile or api.profile), given)
     if not done.is_changed and done.advice.thinking is None:
         return None
     sent = {**request, api.history: done.messages}
@@ -124,6 +133,14 @@ def repaired_body(path: str, body: bytes, *, profile: str | None = None) -> Repa
     if done.advice.thinking is False:
         sent = _without_thinking(sent)
     return RepairedBody(_encoded(sent), done)
+
+
+def _systems_at_top(history: list[Any]) -> int:
+    """Count the system prompts that this very request brings along."""
+    for place, message in enumerate(history):
+        if not isinstance(message, dict) or message.get("role") not in ("system", "developer"):
+            return place
+    return len(history)
 
 
 def _is_continued(request: Json, history: list[Any]) -> bool:
@@ -187,7 +204,13 @@ class Client(Protocol):
 ClientT = TypeVar("ClientT", bound=Client)
 
 
-def repairing(client: ClientT, *, profile: str | None = None, on_repair: OnRepair | None = None) -> ClientT:
+def repairing(
+    client: ClientT,
+    *,
+    profile: str | None = None,
+    mode: Mode = "repair",
+    on_repair: OnRepair | None = None,
+) -> ClientT:
     """Let a client repair what it sends, and return it. Its transports, proxies and other hooks stay as they are.
 
     A request is never lost to its repair: if that fails, it is logged (what kind of error and where, never
@@ -196,14 +219,16 @@ def repairing(client: ClientT, *, profile: str | None = None, on_repair: OnRepai
     Args:
         client: An `httpx.Client`, `httpx.AsyncClient`, or one of httpx2; also a provider's subclass of these.
         profile: Whose rules hold, if not those of the path: `deepseek`, `kimi`, `minimax`, `strict-template`, …
+        mode: As of `repaired_body`. In `strict`, sending a request that would be refused raises `HistoryRefusedError`.
         on_repair: Is told of each repair, before the request is sent: store its `messages`, show its `edits`.
 
     Raises:
-        UsageError: There is no profile of this name.
+        UsageError: There is no profile or mode of this name.
     """
     if profile is not None:
         profile_named(profile)
-    hook = _RequestHook(profile, on_repair)
+    require_mode(mode)
+    hook = _RequestHook(profile, mode, on_repair)
     is_async = hasattr(client, "aclose")
     hooks = client.event_hooks
     hooks["request"] = [*hooks.get("request", ()), hook.on_async_request if is_async else hook.on_request]
@@ -213,8 +238,9 @@ def repairing(client: ClientT, *, profile: str | None = None, on_repair: OnRepai
 class _RequestHook:
     """Looks at each request of one client. A request is `Any`: it may be httpx's or httpx2's."""
 
-    def __init__(self, profile: str | None, on_repair: OnRepair | None) -> None:
+    def __init__(self, profile: str | None, mode: Mode, on_repair: OnRepair | None) -> None:
         self._profile = profile
+        self._mode = mode
         self._on_repair = on_repair
 
     def on_request(self, request: Any) -> None:  # noqa: ANN401 - see the class
@@ -230,7 +256,7 @@ class _RequestHook:
             return
         happened = "a history was sent as it is"
         try:
-            instead = repaired_body(request.url.path, body, profile=self._profile)
+            instead = repaired_body(request.url.path, body, profile=self._profile, mode=self._mode)
             if instead is None:
                 return
             _rewrite(request, instead.body)
@@ -238,6 +264,8 @@ class _RequestHook:
             _log(instead.repaired)
             if self._on_repair is not None:
                 self._on_repair(instead.repaired)
+        except HistoryRefusedError:
+            raise  # asked for, with mode="strict"
         except Exception as error:  # noqa: BLE001 - whatever went wrong: the caller's request is worth more
             _log_failure(happened, error)
 

@@ -14,19 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, overload
 
 import msgspec
 
-from midstream.core.profiles import profile_named
+from midstream.core.formats.named import format_named
+from midstream.core.profiles import profile_for, profile_named
+from midstream.core.repair.modes import Given, Mode, repaired_as, require_mode
 from midstream.errors import InvalidHistoryError
 from midstream.extras import extra
-from midstream.history import Repaired, repair
+from midstream.history import Repaired
 
 with extra("pydantic-ai"):
     from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
+    from pydantic_ai.tools import RunContext
 
-HistoryProcessor = Callable[[list[ModelMessage]], list[ModelMessage]]
+Messages = list[ModelMessage]
+
+
+class HistoryProcessor(Protocol):
+    """Repairs a list of messages: called with the list, or by a run, with its context before it."""
+
+    @overload
+    def __call__(self, messages: Messages, /) -> Messages: ...
+
+    @overload
+    def __call__(self, ctx: RunContext[Any], messages: Messages, /) -> Messages: ...
+
 
 _FORMAT = "pydantic-ai"
 _PLACE = "midstream_at"
@@ -34,7 +48,10 @@ _PLACE = "midstream_at"
 
 
 def repair_history(
-    profile: str | None = None, *, on_repair: Callable[[Repaired], None] | None = None
+    profile: str | None = None,
+    *,
+    mode: Mode = "repair",
+    on_repair: Callable[[Repaired], None] | None = None,
 ) -> HistoryProcessor:
     """Make a history processor: it returns the very list it was given where nothing is wrong.
 
@@ -43,20 +60,28 @@ def repair_history(
 
     Args:
         profile: Whose rules hold; what every provider asks for unless named.
+        mode: As of `midstream.repair`. Inside a run the prompt stays in `rollback`, and in `sanitize` the system
+            prompts of that run.
         on_repair: Is told of each repair: the new list in `messages`, what was done in `edits`.
 
     Raises:
-        UsageError: There is no profile of this name.
+        UsageError: There is no profile or mode of this name.
 
-    The processor raises `InvalidHistoryError` where a message has no JSON form; nothing is changed then.
+    The processor raises `InvalidHistoryError` where a message has no JSON form, and in mode `strict`
+    `HistoryRefusedError`; nothing is changed then.
     """
     if profile is not None:
         profile_named(profile)
+    require_mode(mode)
+    form = format_named(_FORMAT)
+    rules = profile_for(form, profile)
 
-    def repaired_history(messages: list[ModelMessage]) -> list[ModelMessage]:
+    def repaired_messages(messages: Messages, run_id: str | None) -> Messages:
         told = messages[:-1] if _is_bare(messages) else messages
         dumped = _dumped(told)
-        done = repair(dumped, format=_FORMAT, profile=profile, live_tail=_is_suspended(told))
+        own = {place for place, message in enumerate(told) if run_id and message.run_id == run_id}
+        given = Given(live_tail=_is_suspended(told), own=own, has_prompt=bool(run_id) and told is messages)
+        done = repaired_as(mode, dumped, form, rules, given)
         if done.messages is dumped:
             return messages
         loaded = _Loading(told, dumped).loaded(done.messages)
@@ -68,6 +93,13 @@ def repair_history(
             on_repair(msgspec.structs.replace(done, messages=loaded))
         return loaded
 
+    # pydantic-ai hands over its context to a function whose first parameter is annotated so.
+    def repaired_history(first: RunContext[Any] | Messages, messages: Messages | None = None, /) -> Messages:
+        if isinstance(first, list):
+            return repaired_messages(first, None)
+        return repaired_messages(messages or [], first.run_id)
+
+    repaired_history.__annotations__["first"] = RunContext[Any]
     return repaired_history
 
 
@@ -119,5 +151,7 @@ class _Loading:
             self._parts.get(id(raw), part) for raw, part in zip(written["parts"], loaded.parts, strict=True)
         ]
         if isinstance(loaded, ModelRequest):
-            return replace(original if isinstance(original, ModelRequest) else loaded, parts=parts)
-        return replace(original if isinstance(original, ModelResponse) else loaded, parts=parts)
+            asked = original if isinstance(original, ModelRequest) else loaded
+            return replace(asked, parts=parts, run_id=loaded.run_id)
+        said = original if isinstance(original, ModelResponse) else loaded
+        return replace(said, parts=parts, run_id=loaded.run_id)

@@ -70,7 +70,7 @@ def test_words_under_a_key_that_nobody_reads_are_kept(message: dict[str, Any], w
 
 
 def test_what_was_kept_is_said_by_who_said_it() -> None:
-    done = repair([{"role": "user", "text": "m1x"}, {"role": "assistant", "text": "m2x"}])
+    done = repair([{"role": "user", "text": "m1x"}, {"role": "assistant", "text": "m2x"}], format="anthropic")
     assert done.messages == [user("m1x"), {"role": "assistant", "content": "m2x"}]
     assert [edit.code for edit in done.edits] == ["content-shape", "content-shape"]
     assert repair([user([text("q")])]).edits == ()

@@ -20,7 +20,7 @@ def test_the_first_ones_go_into_the_parameter() -> None:
 
 
 def test_a_later_one_stays_in_its_place_as_marked_words() -> None:
-    done = repair([user("q"), reply(text("a")), system("be brief"), user("w")])
+    done = repair([user("q"), reply(text("a")), system("be brief"), user("w")], format="anthropic")
     assert done.messages[2] == user("[system message] be brief")
     assert done.system is None
 
@@ -92,8 +92,8 @@ def test_a_template_is_told_the_same_prompt_once() -> None:
 
 def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
     history = [user("q"), reply(text("a")), system("be brief"), user("w")]
-    stored = repair(history).messages
-    assert repair([*stored, system("be brief")]).messages == stored
+    stored = repair(history, format="anthropic").messages
+    assert repair([*stored, system("be brief")], format="anthropic").messages == stored
 
 
 def test_what_says_nothing_is_not_before_the_first_one() -> None:
@@ -103,8 +103,10 @@ def test_what_says_nothing_is_not_before_the_first_one() -> None:
 
 def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
     history = [user("q"), reply(text("a")), user("w"), system("be brief"), reply(text("b"))]
-    assert repair(history, model="claude-opus-4-8").messages is history
-    assert repair(history, model="claude-opus-4-5").messages[3] == user("[system message] be brief")
+    assert repair(history, format="anthropic", model="claude-opus-4-8").messages is history
+    assert repair(history, format="anthropic", model="claude-opus-4-5").messages[3] == user(
+        "[system message] be brief"
+    )
     assert repair(history, profile="vertex", model="claude-opus-4-8").messages is not history
 
 
@@ -114,9 +116,9 @@ def test_not_behind_a_reply_and_not_at_the_end_where_a_prompt_follows() -> None:
         [user("q"), system("be brief")],
         [user("q"), system("be brief"), system("be kind"), reply(text("b"))],
     ):
-        done = repair(history, model="claude-opus-5")
+        done = repair(history, format="anthropic", model="claude-opus-5")
         assert "system" not in [message["role"] for message in done.messages]
-        assert repair(done.messages, model="claude-opus-5").messages is done.messages
+        assert repair(done.messages, format="anthropic", model="claude-opus-5").messages is done.messages
 
 
 def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:

@@ -212,5 +212,6 @@ REFUSALS: dict[str, Refusal] = {
         "Text is valid Unicode.", ("The request body is not valid JSON: no low surrogate in string",)
     ),
     "rolled-back": Refusal("Asked for: the history ends with its last complete exchange."),
+    "sanitized": Refusal("Asked for: what an aborted run left is made ready for the next run."),
     "dropped": Refusal("Asked for: what is incomplete is left out."),
 }
