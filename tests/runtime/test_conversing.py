@@ -16,6 +16,7 @@ from midstream.core.records import MessageQueued, TurnEnded
 from midstream.errors import DrainingError, ModelRejectedError, SessionBusyError, TurnFailedError, UsageError
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, calls, text
+from midstream.testing.models import Step
 from midstream.tools import Tool, tool
 from tests.house.source import ROOT
 
@@ -28,7 +29,7 @@ def look(where: str) -> str:
     return f"nothing in {where}"
 
 
-def answering(*script: Sequence[object], tools: Sequence[Tool] = ()) -> Agent:
+def answering(*script: Sequence[Step], tools: Sequence[Tool] = ()) -> Agent:
     """Return an agent that answers with one reply after the other, whichever turn asks."""
     replies = iter(script)
     return Agent(ScriptedModel(lambda _: next(replies)), tools=tools)
@@ -55,7 +56,7 @@ async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
 
 async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> None:
     gate = asyncio.Event()
-    script = [[Gate(gate), *text("first")], text("second")]
+    script: list[Sequence[Step]] = [[Gate(gate), *text("first")], text("second")]
     async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
         first, second = host.send("s1", "a"), host.send("s1", "b")
         await anext(first)
@@ -70,7 +71,7 @@ async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> Non
 
 
 async def test_what_fails_is_an_error_with_its_reason() -> None:
-    script = [[ModelRejectedError("no such key")], text("fine")]
+    script: list[Sequence[Step]] = [[ModelRejectedError("no such key")], text("fine")]
     async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
         with pytest.raises(TurnFailedError, match="no such key") as failed:
             await host.ask("s1", "hi")

@@ -52,7 +52,7 @@ from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store, Stored
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.opening import store_of
 from midstream.tools import RESULT_CHARS_MAX, current_call, running
 from midstream.world import World
 
@@ -154,7 +154,7 @@ class Midstream(AbstractCapability[AgentDepsT]):
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        opened = SQLiteStore(Path(store)) if isinstance(store, str | Path) else store
+        opened = store_of(store, world=world or World())
         self._driver = Driver(DRIVER, opened, world=world, observers=observers)
         self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
         self._run: _Run | None = None

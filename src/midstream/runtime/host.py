@@ -45,7 +45,7 @@ from midstream.runtime.models import StoredModel
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.opening import store_of
 from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
@@ -116,7 +116,7 @@ class Host:
     ) -> None:
         self.agent = checked_agent(agent)
         self.world = world or World()
-        self.store = store = SQLiteStore(store, world=self.world) if isinstance(store, str | Path) else store
+        self.store = store = store_of(store, world=self.world)
         self.recovery = Recovery()
         self.observers = Observers()
         """Told of every record that is appended here."""

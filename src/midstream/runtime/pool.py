@@ -65,7 +65,7 @@ from midstream.runtime.upstreams import (
     UpstreamEvent,
 )
 from midstream.store.contract import Shelf
-from midstream.store.memory import MemoryStore
+from midstream.store.opening import store_in_memory
 from midstream.world import World
 
 CLAIMS_MAX = 8
@@ -148,7 +148,7 @@ class Pooled:
         self._shelf = shelf
         self._engines = 0
         """Engines that run this pool now; the first one's store has the records."""
-        self._entries = PoolEntries(shelf or MemoryStore(world=world), upstream.name, world)
+        self._entries = PoolEntries(shelf or store_in_memory(world=world), upstream.name, world)
         self._live = LiveAgents(
             upstream,
             world,
@@ -232,7 +232,7 @@ class Pooled:
         self, request: ResentRequest, chain: Chain | None
     ) -> AsyncGenerator[ModelEvent, None]:
         if self._shelf is None:
-            self._shelf = store = MemoryStore(world=self._world)
+            self._shelf = store = store_in_memory(world=self._world)
             await store.open()
             self._entries = PoolEntries(store, self.name, self._world)
         setup, outline = self._read(request)

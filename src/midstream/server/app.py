@@ -45,7 +45,7 @@ from midstream.server.unlocking import HELD, unlock_for
 from midstream.server.viewer_routes import ViewerRoutes
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.opening import store_of
 from midstream.world import World
 
 _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
@@ -101,8 +101,7 @@ def asgi(
     checked_agent(agent)
     allowed_origins = origins_of(allowed_origins)
     world = world or World()
-    if isinstance(store, str | Path):
-        store = SQLiteStore(store, world=world)
+    store = store_of(store, world=world)
     settings = settings or StreamSettings(look_back_s=look_back_s)
     host = Host(
         agent,
