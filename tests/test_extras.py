@@ -88,5 +88,5 @@ def test_a_missing_package_is_an_error_of_ours_and_of_the_import_system() -> Non
 
 def test_a_package_that_is_there_but_too_old_keeps_its_own_error() -> None:
     with pytest.raises(ImportError) as caught, extra("claude"):
-        from midstream import nothing_of_this_name  # type: ignore[attr-defined] # noqa: F401
+        from midstream import nothing_of_this_name  # noqa: F401
     assert not isinstance(caught.value, MissingExtraError)
