@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import inspect
 import tomllib
+import typing
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
 
 import pytest
 
 import midstream
+from midstream.client.ways import Way
+from midstream.core.calls import OnDoubt
+from midstream.core.frames import SnapshotWhen
+from midstream.core.turn import WhenBusy
 from tests.house.source import ROOT
+
+FROM_PEOPLE = {"Client.answer(choice)"}
+"""Options whose words a person types while the program runs."""
 
 
 def test_every_public_name_is_loaded_from_its_home_when_it_is_asked_for() -> None:
@@ -27,3 +39,31 @@ def test_dir_lists_the_public_names() -> None:
 def test_the_version_is_the_one_that_is_packaged() -> None:
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert midstream.__version__ == packaged
+
+
+def _options(public: object) -> Iterator[tuple[str, Any]]:
+    """Yield the types of the parameters that a caller of a public name gives."""
+    functions = [public]
+    if inspect.isclass(public):
+        functions = [each for name, each in vars(public).items() if not name.startswith("_")]
+        functions.append(vars(public).get("__init__"))
+    for function in filter(inspect.isfunction, functions):
+        for name, hint in typing.get_type_hints(function).items():
+            yield f"{function.__qualname__}({name})", hint
+
+
+def test_an_option_that_takes_one_of_several_words_names_them_in_its_type() -> None:
+    found: dict[str, set[str]] = {}
+    for each in midstream.__all__:
+        for option, hint in _options(getattr(midstream, each)):
+            members = typing.get_args(hint)
+            words = {word for member in members for word in typing.get_args(member) if isinstance(word, str)}
+            kinds = [member for member in members if inspect.isclass(member) and issubclass(member, StrEnum)]
+            if kinds and option not in FROM_PEOPLE:
+                assert str not in members, option
+                assert set(kinds[0]) <= words, option
+                found[option] = words
+    assert found["tool(on_doubt)"] == {*OnDoubt}
+    assert found["connect(transport)"] == {"auto", *Way}
+    assert found["Client.send(when_busy)"] == {*WhenBusy}
+    assert found["Client.follow(snapshots)"] == {*SnapshotWhen}

@@ -13,7 +13,7 @@ from msgspec import Struct
 from midstream import tools
 from midstream.core.calls import OnDoubt
 from midstream.core.messages import Call, Outcome, Result, ToolSpec
-from midstream.errors import ToolDefinitionError
+from midstream.errors import ToolDefinitionError, UsageError
 from midstream.tools import (
     TRANSACTION_S,
     Answer,
@@ -22,6 +22,7 @@ from midstream.tools import (
     call_within,
     current_call,
     plan_call,
+    question,
     run_call,
     tool,
     transaction,
@@ -377,3 +378,19 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
         ToolDefinitionError, match="`on_doubt` is 'retry'; expected one of 'unknown', 'rerun'"
     ):
         tool(on_doubt="retry")
+
+
+async def test_a_decorated_function_is_called_as_before() -> None:
+    @tool
+    def add(a: int, b: int = 1) -> int:
+        """Add."""
+        return a + b
+
+    @tool(name="later", needs_approval=True)
+    async def add_later(a: int, b: int) -> int:
+        """Add, in a coroutine."""
+        return a + b
+
+    assert (add(1), add(1, b=2), await add_later(1, 2)) == (2, 3, 3)
+    with pytest.raises(UsageError, match="a person answers it"):
+        question()("Which one?")

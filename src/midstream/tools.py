@@ -21,7 +21,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 import msgspec
 from msgspec import Struct
 
-from midstream.core.calls import CallPlan, OnDoubt, Site, digest_of
+from midstream.core.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
 from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
 from midstream.core.records import ClientTool
 from midstream.errors import ToolDefinitionError, UsageError
@@ -228,7 +228,7 @@ def tool(
     *,
     name: str | None = None,
     has_effects: bool = True,
-    on_doubt: OnDoubt | str | None = None,
+    on_doubt: OnDoubt | OnDoubtName | None = None,
     timeout_s: float = TIMEOUT_S,
     needs_approval: bool | Callable[..., bool] = False,
     probe: Callable[..., Any] | None = None,
@@ -240,7 +240,7 @@ def tool(
     *,
     name: str | None = None,
     has_effects: bool = True,
-    on_doubt: OnDoubt | str | None = None,
+    on_doubt: OnDoubt | OnDoubtName | None = None,
     timeout_s: float = TIMEOUT_S,
     needs_approval: bool | Callable[..., bool] = False,
     probe: Callable[..., Any] | None = None,

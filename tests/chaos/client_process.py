@@ -18,6 +18,7 @@ import msgspec
 
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.client import InterruptedTurn
+from midstream.client.ways import Way
 from midstream.core.frames import EventId, Gone, Snapshot
 from midstream.core.records import CallStarted, TurnEnded, decode, encode
 from tests.chaos.turns import ENOUGH, SESSIONS_AT_ONCE, TURNS, Told, client_tools, is_stopped, message_of
@@ -156,7 +157,7 @@ async def main() -> None:
         secrets=folder / "secrets.db",
         tools=client_tools(Ledger(told.folder / "ledger")),
         world=HastyWorld(*told.death),
-        transport=told.way,
+        transport=Way(told.way),
         on_reconnecting=note,
     ) as client:
         interrupted: dict[str, list[InterruptedTurn]] = {}

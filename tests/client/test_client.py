@@ -17,7 +17,7 @@ from midstream.client import Client, ClientSettings, Event, PlaybackLost, connec
 from midstream.client.checkpoint import StreamBegun
 from midstream.client.ways import Way
 from midstream.core import records
-from midstream.core.calls import CallPlan, Site
+from midstream.core.calls import CallPlan, OnDoubtName, Site
 from midstream.core.checkpoint import ChunkKept
 from midstream.core.frames import Ack, Error, Gone, Welcome
 from midstream.core.messages import Call, Finish, Outcome, Reply, Text
@@ -73,7 +73,7 @@ class Eager(World):
 class Hand:
     """A tool that counts what it did in the world."""
 
-    def __init__(self, on_doubt: str = "unknown") -> None:
+    def __init__(self, on_doubt: OnDoubtName = "unknown") -> None:
         self.done: list[str] = []
 
         @tool(name="push", on_doubt=on_doubt)
@@ -483,7 +483,7 @@ async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_pa
     ],
 )
 async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
-    dial: Dial, tmp_path: Path, point: Fault, policy: str
+    dial: Dial, tmp_path: Path, point: Fault, policy: OnDoubtName
 ) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
     async with served(make_app(script)) as server:

@@ -14,6 +14,7 @@ from keyring.core import load_keyring
 
 from midstream.client import Event, connect
 from midstream.client.client import Client
+from midstream.client.ways import TransportName
 from midstream.core.records import Delta, TurnEnded
 from midstream.errors import WrongSecretError
 from tests.client.keyrings import FileKeyring, chosen
@@ -47,7 +48,7 @@ async def _changed_elsewhere(folder: Path, url: str, **more: str) -> None:
     assert await asyncio.wait_for(changing.wait(), WAIT_S) == 0
 
 
-def _client(folder: Path, url: str, way: str) -> Client:
+def _client(folder: Path, url: str, way: TransportName) -> Client:
     return connect(url, transport=way, state=folder / "state.db", secrets=folder / "secrets.db")
 
 
@@ -67,7 +68,7 @@ async def _rest(events: AsyncIterator[Event]) -> str:
 @spec("STREAM-96")
 @pytest.mark.parametrize(("way", "is_in_keyring"), [("websocket", False), ("sse", True), ("poll", False)])
 async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connection_of_a_stream(
-    tmp_path: Path, way: str, *, is_in_keyring: bool
+    tmp_path: Path, way: TransportName, *, is_in_keyring: bool
 ) -> None:
     ring, gate = FileKeyring(), asyncio.Event()
     ring.path = str(tmp_path / "keyring.json")

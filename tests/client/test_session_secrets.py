@@ -12,6 +12,7 @@ from midstream.client import connect
 from midstream.client.client import Client
 from midstream.client.secret_store import SecretKey, SecretStore, Survey, survey
 from midstream.client.session_secrets import NEXT, SessionSecrets, Shown
+from midstream.client.ways import TransportName
 from midstream.core.parts import root_of
 from midstream.core.records import Delta, TurnEnded
 from midstream.errors import AccessError, MidstreamError, WrongSecretError
@@ -197,7 +198,7 @@ async def _told(client: Client, session: str, words: str) -> str:
     return "".join(each.text for each in records if isinstance(each, Delta))
 
 
-def _client(folder: Path, url: str, way: str = "auto") -> Client:
+def _client(folder: Path, url: str, way: TransportName = "auto") -> Client:
     """The same client in each process."""
     return connect(url, transport=way, state=folder / "state.db", secrets=folder / "secrets.db")
 
@@ -210,7 +211,7 @@ async def _server(folder: Path, memory: Memory) -> AsyncIterator[Served]:
 
 @spec("STREAM-84")
 @pytest.mark.parametrize("way", WAYS)
-async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way: str) -> None:
+async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way: TransportName) -> None:
     async with _server(tmp_path, Memory()) as server:
         async with _client(tmp_path, server.url, way) as client:
             assert await _told(client, "s", "one") == "an answer"
@@ -234,7 +235,7 @@ async def test_its_sessions_open_to_a_client_and_to_no_other(tmp_path: Path, way
 
 @spec("STREAM-89")
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: str) -> None:
+async def test_a_viewer_is_shown_and_says_nothing(tmp_path: Path, way: TransportName) -> None:
     async with _server(tmp_path, Memory()) as server, connect(server.url) as client:
         await _told(client, "s", "one")
         word = await client.let_look("s", for_s=60.0)
@@ -282,7 +283,7 @@ async def test_a_change_that_is_cut_short_shuts_nobody_out(
 async def test_a_stream_that_began_under_another_secret_is_resumed(
     tmp_path: Path,
     is_escrowed: bool,  # noqa: FBT001 - both kinds of servers
-    way: str,
+    way: TransportName,
 ) -> None:
     script = [text("an answer of many words")]
     app = escrowed_app(tmp_path, script) if is_escrowed else make_app(script)

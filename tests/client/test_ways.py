@@ -18,6 +18,7 @@ from midstream.client.ways import (
     SERVERS_MAX,
     Remembered,
     RememberedWays,
+    TransportName,
     Trial,
     Way,
     Ways,
@@ -127,7 +128,7 @@ def _only(kept: Path) -> tuple[str, int]:
     return file.name, file.stat().st_mode & 0o777
 
 
-async def _all(url: str, state: Path, transport: str = "auto") -> list[Event]:
+async def _all(url: str, state: Path, transport: TransportName = "auto") -> list[Event]:
     async with connect(url, state=state, transport=transport) as client, asyncio.timeout(WAIT_S):
         client._ways.first_frame_s = SHORT_S
         return [event async for event in client.send("s1", "hi")]
@@ -460,4 +461,4 @@ def test_without_a_state_file_it_is_kept_as_long_as_the_client(world: FakeWorld)
 
 def test_a_transport_nobody_knows_is_refused() -> None:
     with pytest.raises(UsageError, match="auto or one of websocket, sse, poll"):
-        connect(SERVER, transport="pigeon")
+        connect(SERVER, transport="pigeon")  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.usage import UsageLimits
 
-from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.core.calls import UNKNOWN_CONTENT, OnDoubtName
 from midstream.core.intervals import Intervals
 from midstream.core.messages import Outcome
 from midstream.core.records import (
@@ -69,7 +69,10 @@ class Lab:
     """A memory that outlives processes, a scripted model, and tools that count."""
 
     def __init__(
-        self, *replies: Parts, on_doubt: dict[str, str] | None = None, observers: Sequence[Observer] = ()
+        self,
+        *replies: Parts,
+        on_doubt: dict[str, OnDoubtName] | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.observers = observers
         self.memory = Memory()
@@ -243,7 +246,7 @@ async def test_a_cut_call_is_in_doubt_within_one_process_too() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rerun", "rerun_with_key"])
-async def test_a_policy_lets_a_cut_call_run_again(policy: str) -> None:
+async def test_a_policy_lets_a_cut_call_run_again(policy: OnDoubtName) -> None:
     lab = Lab([call("c1")], [TextPart("done")], on_doubt={"act": policy})
     lab.hangs_in = "c1"
     await lab.cut()

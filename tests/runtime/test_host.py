@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 import pytest
 
 from midstream.core.blobs import Blob
-from midstream.core.calls import DAMAGED_CONTENT, Choice
+from midstream.core.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.core.messages import Exchange, Outcome, Result, UserMessage
 from midstream.core.records import (
     AttemptStarted,
@@ -79,7 +79,7 @@ async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
 
 
 @pytest.mark.parametrize(("on_doubt", "runs"), [("unknown", 1), ("rerun", 2), ("rerun_with_key", 2)])
-async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: str, runs: int) -> None:
+async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, runs: int) -> None:
     store = MemoryStore()
     ran: list[int] = []
 

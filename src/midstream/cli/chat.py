@@ -25,7 +25,7 @@ from midstream.cli.session_secret import brought_secret
 from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, PlaybackLost, connect
-from midstream.client.ways import AUTO, Way
+from midstream.client.ways import AUTO, TransportName, Way
 from midstream.core.frames import Gone
 from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError, WrongSecretError
@@ -72,7 +72,7 @@ def chat(
     resume: bool,  # noqa: FBT001 - click passes options so
     message: str | None,
     is_json: bool,  # noqa: FBT001 - see above
-    transport: str,
+    transport: TransportName,
     cancel_on_interrupt: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Talk to the agent at URL (default: http://127.0.0.1:8000).
@@ -178,7 +178,7 @@ class Talk:
         self.session = session
         self.stops_at = 2
         """The Ctrl-C that stops the turn; those before it detach."""
-        self.transport = AUTO
+        self.transport: TransportName = AUTO
         """How frames are carried."""
         self._state = chats.state(session)
         self._places = surroundings.places

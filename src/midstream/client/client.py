@@ -33,7 +33,7 @@ from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.client.settings import ClientSettings
 from midstream.client.transports import require_headers
-from midstream.client.ways import AUTO, RememberedWays, Ways
+from midstream.client.ways import AUTO, RememberedWays, TransportName, Way, Ways
 from midstream.core.answer_text import AnswerText
 from midstream.core.calls import Choice
 from midstream.core.checkpoint import Forgotten
@@ -48,13 +48,14 @@ from midstream.core.frames import (
     ResumePayload,
     SayPayload,
     SnapshotWhen,
+    SnapshotWhenName,
     WithdrawPayload,
     decode_payload,
 )
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import WhenBusy
+from midstream.core.turn import WhenBusy, WhenBusyName
 from midstream.errors import (
     MidstreamError,
     SessionNotFoundError,
@@ -107,7 +108,7 @@ def connect(
     tools: Iterable[Tool | Callable[..., Any]] = (),
     world: World | None = None,
     headers: Mapping[str, str] | None = None,
-    transport: str = AUTO,
+    transport: Way | TransportName = AUTO,
     settings: ClientSettings | None = None,
     on_reconnecting: Callable[[str, bool], None] | None = None,
     on_stalled: Callable[[str, str], None] | None = None,
@@ -252,7 +253,7 @@ class Client:
         session: str,
         message: str | UserMessage,
         *,
-        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Say something in a session, new or known, and iterate over the turn it opens, to its end.
@@ -377,7 +378,7 @@ class Client:
         session: str,
         after: str | None = None,
         *,
-        snapshots: SnapshotWhen | str = SnapshotWhen.GONE,
+        snapshots: SnapshotWhen | SnapshotWhenName = SnapshotWhen.GONE,
         word: str = "",
     ) -> AsyncGenerator[Event, None]:
         """Iterate over what happens in a session, without end and without saying anything.

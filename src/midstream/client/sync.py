@@ -28,11 +28,11 @@ from midstream.client import client as asynchronous
 from midstream.client.settings import ClientSettings
 from midstream.core.calls import Choice
 from midstream.core.events import Event
-from midstream.core.frames import SnapshotWhen
+from midstream.core.frames import SnapshotWhen, SnapshotWhenName
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import WhenBusy
+from midstream.core.turn import WhenBusy, WhenBusyName
 from midstream.errors import MidstreamError, UsageError
 from midstream.world import World
 
@@ -222,7 +222,7 @@ class Client:
         session: str,
         message: str | UserMessage,
         *,
-        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> Generator[Event, None, None]:
         """See `midstream.Client.send`. Iterating starts it."""
@@ -250,7 +250,7 @@ class Client:
         session: str,
         after: str | None = None,
         *,
-        snapshots: SnapshotWhen | str = SnapshotWhen.GONE,
+        snapshots: SnapshotWhen | SnapshotWhenName = SnapshotWhen.GONE,
         word: str = "",
     ) -> Generator[Event, None, None]:
         """See `midstream.Client.follow`. Iterating starts it."""

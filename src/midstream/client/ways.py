@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -36,7 +36,7 @@ from midstream.world import World
 if TYPE_CHECKING:
     import httpx2
 
-AUTO = "auto"
+AUTO: Final = "auto"
 FIRST_FRAME_S = 5.0
 """Seconds for the first frame of a connection; a server says `welcome` at once."""
 LOST_MAX = 2
@@ -57,6 +57,10 @@ class Way(StrEnum):
     WEBSOCKET = "websocket"
     SSE = "sse"
     POLL = "poll"
+
+
+TransportName = Literal["auto", "websocket", "sse", "poll"]
+"""What a program writes for `transport`: a `Way`, or `AUTO`."""
 
 
 class Remembered(Struct, frozen=True):
@@ -143,7 +147,7 @@ class Ways:
         self,
         server: str,
         *,
-        transport: str = AUTO,
+        transport: Way | TransportName = AUTO,
         headers: Callable[[], Mapping[str, str]],
         remembered: RememberedWays,
         world: World = World(),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -59,6 +60,10 @@ class OnDoubt(StrEnum):
     IN_TRANSACTION = "in_transaction"
     """Its effect and its outcome are one transaction of the session's own database: without an outcome it did not
     happen, so it runs again."""
+
+
+OnDoubtName = Literal["unknown", "rerun", "rerun_with_key", "probe", "hold", "in_transaction"]
+"""The values of `OnDoubt` as a program writes them."""
 
 
 class Site(StrEnum):

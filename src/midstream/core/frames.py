@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -85,6 +85,10 @@ class SnapshotWhen(StrEnum):
     """Where the events that it is owed were pruned."""
     BEGIN = "begin"
     """Then, and for a reader without an event id also in the beginning, in the place of all events so far."""
+
+
+SnapshotWhenName = Literal["never", "gone", "begin"]
+"""The values of `SnapshotWhen` as a program writes them."""
 
 
 class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_defaults=True):

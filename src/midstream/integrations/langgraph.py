@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from midstream.core.calls import CallPlan, OnDoubt, digest_of
+from midstream.core.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.core.messages import Call, Outcome, Result, storable
 from midstream.core.records import CallEnded
 from midstream.errors import UsageError
@@ -54,7 +54,7 @@ Wrapper = Callable[[Any, Execute], Awaitable[Any]]
 def at_most_once(
     store: Store | str | Path,
     *,
-    on_doubt: Mapping[str, OnDoubt | str] | None = None,
+    on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
     world: World | None = None,
     observers: Iterable[Observer] = (),
 ) -> Wrapper:

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from midstream.core.calls import CallPlan, OnDoubt, digest_of
+from midstream.core.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.core.messages import (
     Call,
     Finish,
@@ -76,7 +76,7 @@ class Midstream:
         self,
         store: Store | str | Path,
         *,
-        on_doubt: Mapping[str, OnDoubt | str] | None = None,
+        on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:

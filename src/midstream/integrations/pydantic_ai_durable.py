@@ -29,7 +29,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from midstream.core.calls import CallPlan, OnDoubt, digest_of
+from midstream.core.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.core.messages import (
     Call,
     File,
@@ -150,7 +150,7 @@ class Midstream(AbstractCapability[AgentDepsT]):
         self,
         store: Store | str | Path,
         *,
-        on_doubt: Mapping[str, OnDoubt | str] | None = None,
+        on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:

@@ -50,6 +50,7 @@ from midstream.core.turn.commands import (
     TurnExpired,
     UseAnswer,
     WhenBusy,
+    WhenBusyName,
     Withdraw,
 )
 from midstream.core.turn.deciding import (
@@ -160,6 +161,7 @@ __all__ = [
     "TurnState",
     "UseAnswer",
     "WhenBusy",
+    "WhenBusyName",
     "Withdraw",
     "decide",
     "evolve",

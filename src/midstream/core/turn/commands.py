@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import Struct
 
@@ -28,6 +29,10 @@ class WhenBusy(StrEnum):
     """It waits in the journal and opens a turn of its own when those before it have ended."""
     REFUSE = "refuse"
     """It is refused with `session_busy`; nothing of it is kept."""
+
+
+WhenBusyName = Literal["queue", "refuse"]
+"""The values of `WhenBusy` as a program writes them."""
 
 
 class SendMessage(Struct, frozen=True, gc=False):
