@@ -7,7 +7,6 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -43,7 +42,6 @@ from midstream.runtime.locking import Locks
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
-from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 SESSIONS_AWAKE_MAX = 1000
@@ -94,7 +92,7 @@ class Host:
 
     Args:
         agent: What answers.
-        store: Where journals live; the host opens and closes it. A path is a file of an SQLite store.
+        store: Where journals live; the host opens and closes it.
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
             carried on.
@@ -105,7 +103,7 @@ class Host:
     def __init__(
         self,
         agent: Agent,
-        store: Store | str | Path,
+        store: Store,
         *,
         world: World | None = None,
         look_back_s: float = LOOK_BACK_S,
@@ -114,7 +112,7 @@ class Host:
     ) -> None:
         self.agent = agent
         self.world = world or World()
-        self.store = store = SQLiteStore(store, world=self.world) if isinstance(store, str | Path) else store
+        self.store = store
         self.recovery = Recovery()
         self.observers = Observers()
         """Told of every record that is appended here."""
