@@ -1,12 +1,18 @@
 """The client of the README."""
 
+from collections.abc import Callable
+
 from midstream import connect
 
 
 async def ask(url: str, words: str) -> str:
-    """Ask a session and return the whole answer."""
-    said = ""
+    """Ask a session and return the whole answer, each word once."""
+    async with connect(url, state="client.db") as client:
+        return await client.ask("my-session", words)
+
+
+async def stream(url: str, words: str, show: Callable[[str], None]) -> None:
+    """Show the answer while it comes: each time all of it, in the place of what was shown before."""
     async with connect(url, state="client.db") as client:
         async for event in client.send("my-session", words):
-            said += event.text
-    return said
+            show(event.transcript)

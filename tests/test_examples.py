@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from examples import client, hello
+from examples import client, hello, in_process
 from midstream import asgi
 from midstream.server.serve import serve
+
+ANSWER = "Let me look. Take a coat: it is 8 degrees in Oslo."
 
 
 async def test_the_agent_and_the_client_of_the_readme_talk(
@@ -20,8 +22,21 @@ async def test_the_agent_and_the_client_of_the_readme_talk(
     stop = asyncio.Event()
     app = asgi(hello.agent, store=tmp_path / "sessions.db")
     serving = asyncio.ensure_future(serve(app, port=0, on_listening=listening.set_result, stop=stop))
+    shown: list[str] = []
     async with asyncio.timeout(20):
-        said = await client.ask(await listening, "Do I need a coat in Oslo?")
+        url = await listening
+        assert await client.ask(url, "Do I need a coat in Oslo?") == ANSWER
+        await client.stream(url, "And now?", shown.append)
         stop.set()
         await serving
-    assert said == "Let me look. Take a coat: it is 8 degrees in Oslo."
+    assert shown[-1] == ANSWER
+    assert all(ANSWER.startswith(each) for each in shown)
+
+
+async def test_the_agent_of_the_readme_answers_in_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the store is where it runs
+    async with asyncio.timeout(20):
+        assert await in_process.main("Do I need a coat in Oslo?") == ANSWER
+        assert await in_process.main("And now?") == ANSWER

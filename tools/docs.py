@@ -313,6 +313,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "example-client": lambda: example("client"),
     "example-hello": lambda: example("hello"),
+    "example-in-process": lambda: example("in_process"),
     "idle-readers": idle_readers,
     "make-targets": make_targets,
     "numbers": numbers,

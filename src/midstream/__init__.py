@@ -13,9 +13,10 @@ from midstream.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from midstream.client import Client, ClientSettings, connect
+    from midstream.core.events import Event
     from midstream.core.retention import Retention
     from midstream.core.settings import StreamSettings
-    from midstream.errors import MidstreamError
+    from midstream.errors import MidstreamError, TurnFailedError
     from midstream.history import Repaired, check, convert, repair
     from midstream.runtime.agent import Agent, sub_agent
     from midstream.runtime.host import Host
@@ -37,6 +38,7 @@ _HOMES = {
     "Client": "midstream.client",
     "ClientSettings": "midstream.client",
     "DidNotHappen": "midstream.tools",
+    "Event": "midstream.core.events",
     "Happened": "midstream.tools",
     "Host": "midstream.runtime.host",
     "MidstreamError": "midstream.errors",
@@ -46,6 +48,7 @@ _HOMES = {
     "Retention": "midstream.core.retention",
     "StreamSettings": "midstream.core.settings",
     "Tool": "midstream.tools",
+    "TurnFailedError": "midstream.errors",
     "asgi": "midstream.server.app",
     "check": "midstream.history",
     "connect": "midstream.client",
@@ -63,6 +66,7 @@ __all__ = [
     "Client",
     "ClientSettings",
     "DidNotHappen",
+    "Event",
     "Happened",
     "Host",
     "MidstreamError",
@@ -72,6 +76,7 @@ __all__ = [
     "Retention",
     "StreamSettings",
     "Tool",
+    "TurnFailedError",
     "asgi",
     "check",
     "connect",

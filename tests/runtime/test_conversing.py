@@ -15,8 +15,9 @@ from midstream import Agent, Host
 from midstream.core.records import MessageQueued, TurnEnded
 from midstream.errors import DrainingError, ModelRejectedError, SessionBusyError, TurnFailedError, UsageError
 from midstream.store.memory import MemoryStore
+from midstream.store.sqlite import SQLiteStore
 from midstream.testing import Gate, ScriptedModel, calls, text
-from midstream.testing.models import Step
+from midstream.testing.models import Reply
 from midstream.tools import Tool, tool
 from tests.house.source import ROOT
 
@@ -29,7 +30,7 @@ def look(where: str) -> str:
     return f"nothing in {where}"
 
 
-def answering(*script: Sequence[Step], tools: Sequence[Tool] = ()) -> Agent:
+def answering(*script: Reply, tools: Sequence[Tool] = ()) -> Agent:
     """Return an agent that answers with one reply after the other, whichever turn asks."""
     replies = iter(script)
     return Agent(ScriptedModel(lambda _: next(replies)), tools=tools)
@@ -56,7 +57,7 @@ async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
 
 async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> None:
     gate = asyncio.Event()
-    script: list[Sequence[Step]] = [[Gate(gate), *text("first")], text("second")]
+    script: list[Reply] = [[Gate(gate), *text("first")], text("second")]
     async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
         first, second = host.send("s1", "a"), host.send("s1", "b")
         await anext(first)
@@ -71,7 +72,7 @@ async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> Non
 
 
 async def test_what_fails_is_an_error_with_its_reason() -> None:
-    script: list[Sequence[Step]] = [[ModelRejectedError("no such key")], text("fine")]
+    script: list[Reply] = [[ModelRejectedError("no such key")], text("fine")]
     async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
         with pytest.raises(TurnFailedError, match="no such key") as failed:
             await host.ask("s1", "hi")
@@ -83,7 +84,7 @@ async def test_what_fails_is_an_error_with_its_reason() -> None:
 
 async def test_a_host_that_stops_says_so_and_the_next_one_ends_the_turn(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    host = Host(answering([*text("half a")[:-1], Gate(gate)]), tmp_path / "sessions.db")
+    host = Host(answering([*text("half a")[:-1], Gate(gate)]), SQLiteStore(tmp_path / "sessions.db"))
     async with asyncio.timeout(WAIT_S):
         async with host:
             events = host.send("s1", "hi")
@@ -96,13 +97,16 @@ async def test_a_host_that_stops_says_so_and_the_next_one_ends_the_turn(tmp_path
                 await waiting
         with pytest.raises(DrainingError):
             await host.ask("s1", "hi")
-        async with Host(answering(text("half a word"), text("two")), tmp_path / "sessions.db") as again:
+        async with Host(
+            answering(text("half a word"), text("two")), SQLiteStore(tmp_path / "sessions.db")
+        ) as again:
             assert await again.ask("s1", "and?") == "two"
 
 
 PROGRAM = """
 import asyncio, sys
 from midstream import Agent, Host
+from midstream.store.sqlite import SQLiteStore
 from midstream.testing import Pause, ScriptedModel, text
 
 def reply(request):
@@ -112,7 +116,7 @@ def reply(request):
     return text(f"You said: {said}.")
 
 async def main(store, *messages):
-    async with Host(Agent(ScriptedModel(reply)), store) as host:
+    async with Host(Agent(ScriptedModel(reply)), SQLiteStore(store)) as host:
         for message in messages:
             async for event in host.send("s1", message):
                 print(event.id, event.text, flush=True)

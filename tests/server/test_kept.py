@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from midstream import connect
-from midstream.core.events import Event
+from midstream.client import Event
 from midstream.core.frames import EventId, Gone, Snapshot, SnapshotWhen
 from midstream.core.messages import Exchange, Reply, Text, UserMessage
 from midstream.core.records import encode

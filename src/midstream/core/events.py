@@ -159,15 +159,15 @@ def completed(session: str, last: Event | None) -> str:
         ConnectionLostError: There is no such event, or it ends no turn: the client was closed before.
         StoreDamagedError: What this client had sent cannot be read any more.
     """
-    match last.record if last else None:
+    if last is None:
+        raise ConnectionLostError(f"the turn of session {session!r} goes on without this client")
+    match last.record:
         case TurnEnded(status=TurnStatus.COMPLETED):
-            assert last is not None
             return last.transcript
         case TurnEnded(turn=turn, status=status, code=code, message=message):
-            assert last is not None
-            why = f": {message} [{code}]" if code else ""
             raise TurnFailedError(
-                f"turn {turn} of session {session!r} was not completed ({status.value}){why}",
+                f"turn {turn} of session {session!r} was not completed ({status.value})"
+                + (f": {message} [{code}]" if code else ""),
                 status=status.value,
                 cause=code,
                 transcript=last.transcript,
@@ -179,7 +179,6 @@ def completed(session: str, last: Event | None) -> str:
         case PlaybackLost(reason=reason):
             raise StoreDamagedError(f"what was sent to session {session!r} cannot be read any more: {reason}")
         case Snapshot(session=shown):
-            assert last is not None
             ended = msgspec.json.decode(shown, type=_SessionNow).last
             if ended == TurnStatus.COMPLETED:
                 return last.transcript

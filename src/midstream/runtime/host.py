@@ -96,7 +96,7 @@ class Host:
 
     Args:
         agent: What answers.
-        store: Where journals live; the host opens and closes it. A path is a file of an SQLite store.
+        store: Where journals live: a store, or the path of a SQLite file. The host opens and closes it.
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
             carried on.

@@ -1,0 +1,11 @@
+"""An agent in your own program, such as a web endpoint: no server, and sessions that survive its death all the same."""
+
+from examples.hello import agent
+from midstream import Host
+from midstream.store.sqlite import SQLiteStore
+
+
+async def main(words: str) -> str:
+    """Ask the agent in a session of this process and return the whole answer."""
+    async with Host(agent, SQLiteStore("sessions.db")) as host:
+        return await host.ask("my-session", words)
