@@ -35,14 +35,14 @@ from midstream.core.replies import (
 )
 from midstream.core.session import QUEUE_MAX
 from midstream.core.turn import SendMessage, WhenBusy
-from midstream.errors import ModelRejectedError, ModelUnavailableError
+from midstream.errors import ModelUnavailableError
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.tools import tool
 from midstream.world import World
-from tests.server.serving import Json, Served, chunk, make_app, post, served, words_of
+from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -765,60 +765,3 @@ async def test_each_session_has_its_address_and_the_list_leads_there(browser: Br
         await expect(chat.turn.locator(".said")).to_have_text("one", timeout=WAIT_MS)
         assert chat.session == first
         await expect(chat.page.locator(".turn")).to_have_count(1)
-
-
-async def test_every_session_is_reached_by_paging_and_by_search(browser: Browser) -> None:
-    async with served(make_app(lambda _: text("hello"))) as server:
-        for number in range(120):
-            await post(server.http, chunk(words=f"subject {number}"), session=f"n{number}")
-        chat = await opened(browser, server.url)
-        lines = chat.page.locator("#sessions li")
-        await expect(lines).to_have_count(50, timeout=WAIT_MS)
-        await chat.page.click("#more")
-        await expect(lines).to_have_count(100, timeout=WAIT_MS)
-        await chat.page.click("#more")
-        await expect(lines).to_have_count(120, timeout=WAIT_MS)
-        await expect(chat.page.locator("#more")).to_be_hidden()
-        await chat.page.fill("#search", "SUBJECT 7")
-        await expect(lines).to_have_count(11, timeout=WAIT_MS)
-        await chat.page.fill("#search", "nothing of the kind")
-        await expect(chat.page.locator("#sessions-none")).to_be_visible(timeout=WAIT_MS)
-        await chat.page.fill("#search", "n42")
-        await lines.locator("a").click()
-        await expect(chat.turn.locator(".said")).to_have_text("subject 42", timeout=WAIT_MS)
-        assert chat.problems == []
-
-
-async def test_the_page_and_the_api_have_the_same_word_for_how_a_session_stands(browser: Browser) -> None:
-    gate = asyncio.Event()
-
-    def reply(request: ModelRequest) -> Sequence[Step]:
-        said = request.history.entries[-1]
-        if said == UserMessage.of("fail"):
-            return [TextDelta("I try. "), ModelRejectedError("no such model")]
-        return [TextDelta("I wait. "), Gate(gate), Finished()]
-
-    async with served(make_app(reply)) as server:
-
-        async def word() -> str:
-            page = (await server.http.get("/v1/sessions?limit=1")).json()
-            status: str = page["sessions"][0]["status"]
-            return status
-
-        chat = await opened(browser, server.url)
-        listed = chat.page.locator("#sessions a[aria-current] .when")
-        await chat.say("fail")
-        await chat.sees_end("failed")
-        await expect(listed).to_have_text("failed", timeout=WAIT_MS)
-        await expect(chat.turn.locator(".how")).to_have_text(re.compile("^Failed "))
-        assert await word() == "failed"
-        await chat.say("wait")
-        await chat.sees_end("running")
-        await expect(listed).to_have_text("running", timeout=WAIT_MS)
-        await expect(chat.turn.locator(".how")).to_have_text(re.compile("^Running "))
-        assert await word() == "running"
-        await chat.page.click("#stop")
-        await chat.sees_end("cancelled")
-        await expect(listed).to_have_text("cancelled", timeout=WAIT_MS)
-        await expect(chat.turn.locator(".how")).to_have_text(re.compile("^Cancelled "))
-        assert await word() == "cancelled"

@@ -206,7 +206,7 @@ class ReplyView {
 }
 
 function againOf(reply) {
-  if (reply.failure) return `The model did not answer (${reply.failure.code}); it will be asked again.`;
+  if (reply.failure) return `The model did not answer (${reply.failure.code}).`;
   if (reply.voided === 0) return `An earlier try gave nothing; this is try ${reply.attempt}.`;
   return `The model was cut off before this reply was whole. What it had said is void; this is try ${reply.attempt}.`;
 }
