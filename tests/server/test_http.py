@@ -309,7 +309,8 @@ async def test_sessions_of_one_instant_are_listed_once() -> None:
     async with called(make_app(lambda _: text("hi"), world=Stopped())) as client:
         for name in ("a", "b", "c"):
             await post(client, chunk(words="hi"), session=name)
-        query, found = "?limit=1", []
+        query: str | None = "?limit=1"
+        found: list[str] = []
         while query is not None:
             page = (await client.get("/v1/sessions" + query)).json()
             found += [line["id"] for line in page["sessions"]]
