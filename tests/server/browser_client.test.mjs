@@ -909,3 +909,37 @@ test("who answers where the server was will go again, and who never met it is to
     assert.deepEqual([stream.phase, stream.error.code], ["ended", "access"]);
   }
 });
+
+// --- bugs of the server ----------------------------------------------------------------------------------------
+
+const bug = JSON.stringify({ type: "error", code: "internal", message: "a bug", retry: "later" });
+
+test("a bug that each try meets ends the stream, which is kept", () => {
+  const { stream } = saying();
+  for (let tries = 1; tries < 3; tries += 1) {
+    assert.equal(stream.receive(bug, NOW), true);
+    stream.lost(0, NOW);
+    assert.equal(stream.phase, "waiting");
+    open(stream);
+    stream.receive(welcome(), NOW);
+  }
+  stream.receive(bug, NOW);
+  assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
+  assert.equal(stream.isKept, true);
+});
+
+test("bugs over plain HTTP count the same, and anything new begins the count again", () => {
+  const { stream } = saying();
+  const again = () => {
+    stream.lost(0, NOW, { error: new MidstreamError("internal", "a bug", "later") });
+    open(stream);
+  };
+  again();
+  again();
+  stream.receive(welcome({ acked: 1, turn: 1, status: "model" }), NOW);
+  again();
+  again();
+  assert.equal(stream.phase, "opening");
+  again();
+  assert.deepEqual([stream.phase, stream.error.code], ["ended", "internal"]);
+});

@@ -23,6 +23,7 @@ from midstream.testing.models import Gate, Stall, calls, text
 from midstream.testing.stores import FailingStore
 from midstream.testing.turns import records_until_end
 from midstream.tools import tool
+from midstream.world import World
 from tests.server.serving import (
     KEYS,
     WAIT_S,
@@ -260,8 +261,66 @@ async def test_sessions_are_listed_last_changed_first_in_pages() -> None:
     assert set(first["sessions"][0]) == {"id", "title", "status", "turns", "created_at", "updated_at"}
 
 
+async def at_rest(client: httpx2.AsyncClient) -> None:
+    """Wait until every turn has ended, since its end changes the order of the list."""
+    async with asyncio.timeout(WAIT_S):
+        while any(
+            line["status"] == "running" for line in (await client.get("/v1/sessions")).json()["sessions"]
+        ):
+            await World().sleep(0.01)
+
+
+async def test_a_page_begins_behind_its_cursor_whatever_changed_meanwhile() -> None:
+    """A session that changes goes to the front of the list, and no other one is left out or listed twice."""
+    async with called(make_app(lambda _: text("hi"))) as client:
+        for name in ("a", "b", "c", "d"):
+            await post(client, chunk(words=f"I am {name}"), session=name)
+            await at_rest(client)
+        first = (await client.get("/v1/sessions?limit=2")).json()
+        await post(client, chunk(words="again"), session="a", **{"x-idempotency-key": "k2"})
+        second = (await client.get("/v1/sessions" + first["next"])).json()
+    assert [line["id"] for line in first["sessions"]] == ["d", "c"]
+    assert ([line["id"] for line in second["sessions"]], second["next"]) == (["b"], None)
+
+
+async def test_sessions_are_found_by_their_title_or_their_id_on_every_page() -> None:
+    async with called(make_app(lambda _: text("hi"))) as client:
+        for name in ("river-1", "s2", "s3", "s4"):
+            words = "Tell me of a RIVER & sea" if name in ("s2", "s4") else "hello"
+            await post(client, chunk(words=words), session=name)
+            await at_rest(client)
+        first = (await client.get("/v1/sessions?limit=2&q=River")).json()
+        second = (await client.get("/v1/sessions" + first["next"])).json()
+        none = (await client.get("/v1/sessions?q=lake")).json()
+    assert [line["id"] for line in first["sessions"]] == ["s4", "s2"]
+    assert ([line["id"] for line in second["sessions"]], second["next"]) == (["river-1"], None)
+    assert none == {"sessions": [], "next": None}
+
+
+class Stopped(World):
+    """A world whose calendar stands still."""
+
+    def now(self) -> float:
+        return 1000.0
+
+
+async def test_sessions_of_one_instant_are_listed_once() -> None:
+    """Not one of them is lost between two pages."""
+    async with called(make_app(lambda _: text("hi"), world=Stopped())) as client:
+        for name in ("a", "b", "c"):
+            await post(client, chunk(words="hi"), session=name)
+        query: str | None = "?limit=1"
+        found: list[str] = []
+        while query is not None:
+            page = (await client.get("/v1/sessions" + query)).json()
+            found += [line["id"] for line in page["sessions"]]
+            query = page["next"]
+    assert found == ["c", "b", "a"]
+
+
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=201", "limit=-1", "limit=x", "offset=99999999999999999999"]
+    "query",
+    ["limit=0", "limit=201", "limit=-1", "limit=x", "children=2", "after=x", "after=1.5", "after=nan~a"],
 )
 async def test_numbers_of_a_query_have_bounds(query: str) -> None:
     async with called(make_app()) as client:

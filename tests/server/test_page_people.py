@@ -59,7 +59,7 @@ async def test_nothing_runs_before_it_is_allowed_and_then_it_does(browser: Brows
         await expect(card.locator("pre")).to_contain_text('"sum": 3')
         await expect(chat.turn.locator(".how")).to_contain_text("Waiting for you")
         await expect(chat.page.locator("#sessions .asking .when")).to_have_text(
-            "waits for you", timeout=WAIT_MS
+            "waiting for you", timeout=WAIT_MS
         )
         assert paid == []
         await card.locator('[data-choice="allow"]').click()

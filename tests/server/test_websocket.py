@@ -21,11 +21,13 @@ from midstream.errors import (
 )
 from midstream.server.serve import WS_FRAME_BYTES_MAX
 from midstream.server.websocket import close_code_of
+from midstream.store.contract import Stored
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Gate, Stall, text
 from midstream.testing.stores import FailingStore
 from tests.server.serving import (
     SECRET,
+    WAIT_S,
     Json,
     Served,
     Socket,
@@ -409,3 +411,24 @@ async def test_a_handshake_that_shows_an_event_opens_for_a_reader(shown: str) ->
     assert (failure["type"], failure["code"]) == ("error", "protocol")
     assert malformed.value.response.status_code == 400
     assert unknown.value.response.status_code == 404
+
+
+class UnreadableStore(MemoryStore):
+    """A store with a bug: no journal can be read."""
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        raise RuntimeError(f"a bug at {session}, {after}, {limit}")
+
+
+async def test_a_bug_reaches_the_client_as_an_error_and_not_as_a_bad_network() -> None:
+    async with (
+        served(make_app(store=UnreadableStore())) as server,
+        server.socket() as socket,
+        asyncio.timeout(WAIT_S),
+    ):
+        await socket.send(json.dumps(opening()))
+        error = json.loads(await socket.recv())
+        assert (error["type"], error["code"], error["retry"]) == ("error", "internal", "later")
+        assert "a bug at" not in error["message"]
+        await socket.wait_closed()
+        assert socket.close_code == 1011

@@ -6,9 +6,10 @@ WebSocket, as a plain ASGI callable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
-from itertools import count
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import Struct
@@ -61,6 +62,9 @@ from midstream.version import __version__
 
 SESSIONS_PER_PAGE = 50
 SESSIONS_PER_PAGE_MAX = 200
+CURSOR_MARK = "~"
+"""Stands between the time and the id of a session in the cursor of a listing."""
+CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
 QUESTIONS_MAX = 500
 """Open questions in one answer; nobody decides about more at a time."""
 RECORDS_PER_READ = 1000
@@ -157,18 +161,29 @@ class HttpEndpoints:
     async def sessions(self, request: Request) -> Response:
         """List sessions, last changed first."""
         limit = number_of(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
-        offset = number_of(request, "offset") or 0
+        wanted = request.query_params.get("q", "").strip().casefold()
+        has_children = number_of(request, "children", most=1) != 0
+        cursor = _cursor_of(request)
         lines: list[SessionLine] = []
-        number = count()
         visitor = visitor_of(request.scope)
-        async for info in self._host.store.list(of=await visitor.seeing()):
-            if not await self._may_list(visitor, info.session) or next(number) < offset:
+        async for line in _behind(self._lines_for(visitor), cursor):
+            is_meant = wanted in line.id.casefold() or wanted in line.title.casefold()
+            if not is_meant or not (has_children or PART_MARK not in line.id):
                 continue
             if len(lines) == limit:
-                return _json(SessionPage(lines, f"?limit={limit}&offset={offset + limit}"))
-            status = LOCKED if self._host.is_locked(info) else info.mark.status
-            lines.append(_line_of(info, visitor.shown(info.session), status))
+                kept = {
+                    name: value for name, value in request.query_params.items() if name in ("q", "children")
+                }
+                after = f"{lines[-1].updated_at!r}{CURSOR_MARK}{lines[-1].id}"
+                return _json(SessionPage(lines, "?" + urlencode({"limit": limit, **kept, "after": after})))
+            lines.append(line)
         return _json(SessionPage(lines, None))
+
+    async def _lines_for(self, visitor: Visitor) -> AsyncIterator[SessionLine]:
+        async for info in self._host.store.list(of=await visitor.seeing()):
+            if await self._may_list(visitor, info.session):
+                status = LOCKED if self._host.is_locked(info) else info.mark.status
+                yield _line_of(info, visitor.shown(info.session), status)
 
     async def _may_list(self, visitor: Visitor, session: str) -> bool:
         """Whether a caller is told that there is a session: a stranger not of one that asks for a secret."""
@@ -412,6 +427,44 @@ def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int =
     if not is_number or not least <= int(text) <= most:
         raise UsageError(f"`{name}` is a number from {least} to {most}")
     return int(text)
+
+
+def _cursor_of(request: HTTPConnection) -> tuple[float, str] | None:
+    """Return the time and the id of the session after which a page begins.
+
+    Raises:
+        UsageError: The query names none in the form in which `next` has it.
+    """
+    text = request.query_params.get("after")
+    if text is None:
+        return None
+    if re.fullmatch(CURSOR, text) is None:
+        raise UsageError("`after` is what `next` of the page before has")
+    changed_at, _, session = text.partition(CURSOR_MARK)
+    return float(changed_at), session
+
+
+async def _behind(
+    lines: AsyncIterator[SessionLine], cursor: tuple[float, str] | None
+) -> AsyncIterator[SessionLine]:
+    """Leave out the sessions up to the cursor, the last changed first; others may have changed in the same instant."""
+    if cursor is None:
+        async for line in lines:
+            yield line
+        return
+    ties: list[SessionLine] = []
+    async for line in lines:
+        if (line.updated_at, line.id) == cursor:
+            ties.clear()
+        elif line.updated_at == cursor[0]:
+            ties.append(line)
+        elif line.updated_at < cursor[0]:
+            for tie in ties:
+                yield tie
+            ties.clear()
+            yield line
+    for tie in ties:
+        yield tie
 
 
 def _accepted(runner: Runner) -> Response:

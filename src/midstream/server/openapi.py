@@ -37,7 +37,7 @@ from midstream.core.opening import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.core.records import Record
 from midstream.core.session import CHUNKS_MAX
 from midstream.server.access_routes import Issued, Known, LoginWish, Owned, TicketWish
-from midstream.server.http import SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
+from midstream.server.http import CURSOR, SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
 from midstream.server.judge import HOST_COOKIE
 from midstream.server.probe import CHUNKS_MAX as CHUNKS_MAX_PROBED
 from midstream.server.probe import EVERY_MS_MAX
@@ -261,7 +261,12 @@ OPERATIONS = (
         "sessions",
         "List sessions, last changed first.",
         SessionPage,
-        query={"limit": _whole(1, SESSIONS_PER_PAGE_MAX), "offset": _ANY},
+        query={
+            "limit": _whole(1, SESSIONS_PER_PAGE_MAX),
+            "q": {"type": "string"},
+            "children": _whole(0, 1),
+            "after": {"type": "string", "pattern": f"^{CURSOR}$"},
+        },
     ),
     Operation("GET", _ONE, "show", "Return a session's transcript.", Snapshot, errors=(404,)),
     Operation("DELETE", _ONE, "delete", "Remove an idle session for good.", status=204, errors=_COMMAND),

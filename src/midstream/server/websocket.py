@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from midstream.core.frames import encode
+from midstream.core.frames import Error, encode
 from midstream.errors import (
     DrainingError,
     FrameTooLargeError,
@@ -19,6 +19,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
 from midstream.server.identity import open_of
+from midstream.server.problems import internal_problem
 from midstream.server.visits import visitor_of
 
 JOINED_BYTES_MAX = 16 * 1024
@@ -29,6 +30,7 @@ BROKEN_PROTOCOL = 1002
 REFUSED = 1008
 TOO_LARGE = 1009
 RESTARTING = 1012
+BUG = 1011
 TRY_LATER = 1013
 
 _CODES: tuple[tuple[type[MidstreamError], int], ...] = (
@@ -98,9 +100,23 @@ class WebSocketEndpoint:
             if is_open:
                 await connection.admit(encode(opened))
             await send({"type": "websocket.accept"})
-            failure = await connection.run()
+            try:
+                failure = await connection.run()
+            except Exception:
+                if not connection.is_gone:
+                    await _tell_of_bug(send)
+                raise
         if connection.is_gone:
             return
         with contextlib.suppress(OSError):  # the client may go at this very moment
             reason = failure.code if failure else ""
             await send({"type": "websocket.close", "code": close_code_of(failure), "reason": reason})
+
+
+async def _tell_of_bug(send: Send) -> None:
+    """Send the error that an HTTP client receives: a socket that only closes looks like a bad network."""
+    problem = internal_problem()
+    frame = Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s)
+    with contextlib.suppress(OSError):  # the client may go at this very moment
+        await send({"type": "websocket.send", "text": encode(frame).decode()})
+        await send({"type": "websocket.close", "code": BUG, "reason": problem.code})

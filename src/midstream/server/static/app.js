@@ -8,12 +8,16 @@
 
 import { MidstreamError, connect, randomText } from "./client/midstream.js";
 import { Transcript } from "./transcript.js";
-import { TurnView, element, textOf, visible } from "./view.js";
+import { TurnView, element, statusWord, textOf, visible } from "./view.js";
 
 const BASE = new URL("..", import.meta.url).href.replace(/\/+$/, "");
 /** Sessions with more records than this are opened from a snapshot instead of from their whole journal. */
 const RECORDS_READ_MAX = 5000;
 const LIST_EVERY_MS = 15_000;
+/** Sessions that each press of “Older sessions” adds. */
+const LISTED_PER_PAGE = 50;
+/** Between a key in the search and its answer. */
+const SEARCH_AFTER_MS = 150;
 const CUT_MS = 2500;
 /** A connection made within this time is no news. */
 const PATIENCE_MS = 250;
@@ -30,6 +34,10 @@ const LISTED = new Set([
 ]);
 /** How a session is listed in which something is due. */
 const OPEN = new Set(["running", "waiting", "locked"]);
+/** How a session is listed of which its time says more than its status. */
+const TELLS_NO_MORE = new Set(["completed", ""]);
+/** With fewer sessions there is nothing to search. */
+const SEARCHED_MIN = 8;
 const WRONG_SECRET = "wrong_secret";
 /** Records with which a message is shown: as a turn, or in the queue. */
 const SAID = new Set(["message_accepted", "message_queued"]);
@@ -68,6 +76,9 @@ class Page {
   #isDrawing = false;
   #connection = { phase: "ended", retryAt: null };
   #lightTimer = null;
+  #listPages = 1;
+  #listings = 0; // raised by every listing: an older one that comes later is dropped
+  #searchTimer = null;
   #shownQueue = "";
   #resumable = null;
   #actions = {
@@ -324,6 +335,15 @@ class Page {
     );
     find("scrim").addEventListener("click", () => this.#showSidebar(false));
     find("sessions").addEventListener("click", () => this.#showSidebar(false));
+    find("more").addEventListener("click", () => {
+      this.#listPages += 1;
+      this.#list();
+    });
+    find("search").addEventListener("input", () => {
+      this.#listPages = 1;
+      clearTimeout(this.#searchTimer);
+      this.#searchTimer = setTimeout(() => this.#list(), SEARCH_AFTER_MS);
+    });
     find("cut").addEventListener("click", () => this.#client.cut(CUT_MS));
     find("stop").addEventListener("click", () => this.#stop());
     find("to-end").addEventListener("click", () => this.#scrollToEnd());
@@ -576,29 +596,36 @@ class Page {
   }
 
   async #list() {
+    const listing = (this.#listings += 1);
+    const words = find("search").value.trim();
     let page;
     let waiting;
     try {
-      [page, waiting] = await Promise.all([ask("/v1/sessions"), ask("/v1/questions")]);
+      [page, waiting] = await Promise.all([listed(words, this.#listPages), ask("/v1/questions")]);
     } catch {
       return; // the list of before stands; the light tells
     }
+    if (listing !== this.#listings) return;
     const asking = new Set(waiting.questions.map((question) => question.session.split(CHILD_MARK, 1)[0]));
-    const own = page.sessions.filter((session) => !session.id.includes(CHILD_MARK));
-    const lines = own.map((session) => {
+    const lines = page.sessions.map((session) => {
       const name = visible(session.title) || this.#titles.get(session.id) || "Untitled";
       const link = element("a", "", element("bdi", "name", name));
       link.href = `#${encodeURIComponent(session.id)}`;
       const isShown = session.id === this.#session;
       const isAsking = asking.has(session.id) || (isShown && this.#transcript.asking.length > 0);
-      const when = isAsking ? "waits for you" : session.status;
       const isOpen = OPEN.has(session.status);
-      link.append(element("span", "when", isOpen ? when : ago(session.updated_at)));
+      const status = isAsking && isOpen ? "waiting" : session.status;
+      const when = element("span", "when", isOpen || !TELLS_NO_MORE.has(status) ? statusWord(status) : ago(session.updated_at));
+      when.title = `${statusWord(status)}, changed ${new Date(session.updated_at * 1000).toLocaleString()}`;
+      link.append(when);
       if (isShown) link.setAttribute("aria-current", "page");
       return element("li", isAsking ? `${session.status} asking` : session.status, link);
     });
     find("sessions").replaceChildren(...lines);
-    find("sessions-empty").hidden = lines.length > 0;
+    find("more").hidden = page.next === null;
+    find("search").hidden = !words && page.next === null && lines.length < SEARCHED_MIN;
+    find("sessions-none").hidden = !words || lines.length > 0;
+    find("sessions-empty").hidden = lines.length > 0 || words !== "";
   }
 
   #showSidebar(isShown) {
@@ -654,6 +681,18 @@ function unlessHeld(otherwise) {
 /** Ask the server; null where there is no such thing. */
 async function ask(path) {
   return answered(await fetch(BASE + path, { cache: "no-store" }));
+}
+
+/** Return the sessions of the first pages of the list, last changed first, in which `words` are found. */
+async function listed(words, pages) {
+  const sessions = new Map(); // by id: one that changes meanwhile is listed once
+  let next = `?${new URLSearchParams({ limit: LISTED_PER_PAGE, children: 0, q: words })}`;
+  for (let page = 0; page < pages && next !== null; page += 1) {
+    const found = await ask(`/v1/sessions${next}`);
+    for (const session of found.sessions) if (!sessions.has(session.id)) sessions.set(session.id, session);
+    next = found.next;
+  }
+  return { sessions: [...sessions.values()], next };
 }
 
 /** Return what an answer says; null where there is no such thing, `WRONG_SECRET` where the session is locked. */

@@ -13,7 +13,7 @@ const PREVIEW_CHARS = 120;
 
 const STATE_WORDS = {
   planned: "planned",
-  asking: "waits for you",
+  asking: "waiting for you",
   running: "running",
   doubt: "in doubt",
   ok: "ok",
@@ -24,7 +24,12 @@ const STATE_WORDS = {
   allowed: "allowed, elsewhere",
 };
 
-const ENDS = { completed: "Done", cancelled: "Stopped", failed: "Failed", interrupted: "Interrupted" };
+/** The statuses of a session and of a turn, as the API and `midstream sessions` have them; those for which people need more. */
+const STATUS_WORDS = { waiting: "waiting for you" };
+
+export function statusWord(status) {
+  return STATUS_WORDS[status] ?? status;
+}
 
 /** Make an element with a class, text and children. */
 export function element(name, className = "", ...children) {
@@ -111,7 +116,8 @@ export class TurnView {
 }
 
 function footOf(turn, cuts, now) {
-  const words = [turn.status ? (ENDS[turn.status] ?? turn.status) : doing(turn)];
+  const status = statusWord(turn.status || doing(turn));
+  const words = [status.charAt(0).toUpperCase() + status.slice(1)];
   if (turn.startedAt !== null)
     words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
   if (turn.problem) words[0] += `: ${turn.problem}`;
@@ -130,10 +136,10 @@ function footOf(turn, cuts, now) {
 }
 
 function doing(turn) {
-  if (turn.isCancelling) return "Stopping";
+  if (turn.isCancelling) return "cancelling";
   const calls = [...turn.replies.values()].flatMap((reply) => [...reply.calls.values()]);
   const asks = (call) => call.question || (call.work && call.work.transcript.asking.length > 0);
-  return calls.some(asks) ? "Waiting for you" : "Working";
+  return calls.some(asks) ? "waiting" : "running";
 }
 
 function counted(count, one, many = `${one}s`) {
@@ -200,7 +206,7 @@ class ReplyView {
 }
 
 function againOf(reply) {
-  if (reply.failure) return `The model did not answer (${reply.failure.code}); it will be asked again.`;
+  if (reply.failure) return `The model did not answer (${reply.failure.code}).`;
   if (reply.voided === 0) return `An earlier try gave nothing; this is try ${reply.attempt}.`;
   return `The model was cut off before this reply was whole. What it had said is void; this is try ${reply.attempt}.`;
 }

@@ -1,0 +1,63 @@
+"""What the page shows of a bug in the server, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from midstream.core.replies import ModelRequest
+from midstream.store.contract import Stored
+from midstream.store.memory import MemoryStore
+from midstream.testing.models import Step
+from tests.server.serving import make_app, served
+from tests.server.test_page import CHROMIUM, WAIT_MS, opened
+from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
+    ),
+]
+
+
+class BrokenStore(MemoryStore):
+    """A store with a bug: no journal can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        self.reads += 1
+        raise RuntimeError("a bug of the store")
+
+
+async def test_a_bug_of_the_server_is_shown_once_and_the_page_does_not_reconnect_for_ever(
+    browser: Browser,
+) -> None:
+    store = BrokenStore()
+    async with served(make_app(store=store)) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("are you there?")
+        await expect(chat.page.locator("#notice")).to_contain_text("(internal)", timeout=WAIT_MS)
+        assert store.reads == 3
+        await chat.sees_light("idle")
+        await expect(chat.page.locator("#text")).to_have_value("are you there?")
+        await expect(chat.page.locator(".turn")).to_have_count(0)
+
+
+async def test_an_exception_in_a_turn_is_shown_as_its_end_and_no_retry_is_promised(browser: Browser) -> None:
+    def reply(_: ModelRequest) -> Sequence[Step]:
+        raise RuntimeError("a bug of the model")
+
+    async with served(make_app(reply)) as server:
+        chat = await opened(browser, server.url)
+        await chat.say("are you there?")
+        await chat.sees_end("failed")
+        await expect(chat.turn.locator(".how")).to_contain_text("a bug of the model")
+        await expect(chat.turn.locator(".again")).to_have_text("The model did not answer (model).")
+        await chat.sees_light("live")
