@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
-    EventId,
     REASON_CHARS_MAX,
     AnswerPayload,
+    EventId,
     Open,
     decode_client,
     encode,
