@@ -15,9 +15,10 @@ from midstream.client.checkpoint import (
     CallNoted,
     FileWrite,
     KeptCall,
+    Place,
     StreamBegun,
 )
-from midstream.client.local_tools import LocalTools, Place
+from midstream.client.local_tools import LocalTools
 from midstream.core import frames, records
 from midstream.core.calls import CallState
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -17,12 +19,13 @@ from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, calls, records_until_end, text
+from midstream.testing.models import Step
 from midstream.tools import tool
 from tests.runtime.test_host import _die, _started
 from tests.spec import spec
 
 
-def _agent(name: str, *script: object, version: str = "", ran: list[str] | None = None) -> Agent:
+def _agent(name: str, *script: Sequence[Step], version: str = "", ran: list[str] | None = None) -> Agent:
     @tool(needs_approval=True)
     def push(button: str) -> str:
         """Push a button."""
@@ -59,7 +62,8 @@ async def test_another_agent_does_not_go_on_with_a_turn_and_says_what_to_do(name
         assert (runner.newest, runner.state.is_live, runner.state.agent) == (before, True, "cook")
     again = await _served(store, _agent("cook", text("the whole answer"), version="1"))
     ended = await records_until_end(again, after=0)
-    assert again.state.last_turn is not None and again.state.last_turn.status is TurnStatus.COMPLETED
+    assert again.state.last_turn is not None
+    assert again.state.last_turn.status is TurnStatus.COMPLETED
     assert [each.agent for each in ended if isinstance(each, EpochStarted)] == ["cook", "cook"]
 
 
@@ -103,7 +107,8 @@ async def test_a_cancel_ends_the_turn_and_starts_nothing_of_it() -> None:
     model = ScriptedModel([text("next")])
     runner = await _served(store, Agent(model, name="waiter"))
     await runner.submit(Cancel())
-    assert runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.CANCELLED
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.CANCELLED
     assert model.requests == []
     await runner.submit(SendMessage(UserMessage.of("hello")))
     assert (runner.state.turns, runner.state.agent) == (2, "waiter")
@@ -116,7 +121,8 @@ async def test_a_resume_on_purpose_goes_on_with_the_agent_that_is_served() -> No
     runner = await _served(store, _agent("waiter", text("the whole answer")))
     await runner.submit(Resume())
     await records_until_end(runner, after=0)
-    assert runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.COMPLETED
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.COMPLETED
     assert (runner.state.turns, runner.state.agent) == (1, "waiter")
 
 

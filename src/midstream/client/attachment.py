@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from midstream.client.checkpoint import CheckpointFile, FileWrite, StreamBegun
-from midstream.client.local_tools import LocalTools, Place, Start
+from midstream.client.checkpoint import CheckpointFile, FileWrite, Place, StreamBegun
+from midstream.client.local_tools import LocalTools, Start
 from midstream.client.session_secrets import Shown
 from midstream.client.transports import Transport
 from midstream.core.client_stream import Applied, ClientEvent, ClientStream, Replaced
