@@ -22,7 +22,7 @@ def test_the_xdg_folders_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     places = Places.found()
-    assert places.store == tmp_path / "data" / "midstream" / "sessions.db"
+    assert (places.store.name, places.store.parents[1]) == ("sessions.db", places.data / "projects")
     assert places.state == tmp_path / "state" / "midstream"
     assert places.secrets == tmp_path / "state" / "midstream" / "secrets.db"
     assert list(tmp_path.iterdir()) == []
@@ -40,6 +40,20 @@ def test_home_overrides_all_and_the_flag_overrides_the_variable(
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
     assert Places.found() == Places(tmp_path / "home", tmp_path / "home")
     assert Places.found(tmp_path / "flag") == Places(tmp_path / "flag", tmp_path / "flag")
+
+
+def test_each_project_has_a_store_of_its_own_and_a_chosen_home_has_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stores = []
+    for folder in ("a/my agent", "b/my agent"):
+        (tmp_path / folder).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / folder)
+        stores.append(Places.found().store)
+        assert Places.found().store == stores[-1]
+        assert stores[-1].parent.name.startswith("my-agent-")
+        assert Places.found(tmp_path / "home").store == tmp_path / "home" / "sessions.db"
+    assert len({*stores}) == 2
 
 
 def test_macos_and_windows_have_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

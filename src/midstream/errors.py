@@ -19,6 +19,7 @@ MidstreamError
 │   ├── JournalMovedError
 │   ├── ShelfMovedError
 │   ├── LeaseHeldError
+│   ├── AgentMismatchError     the open turn belongs to another agent
 │   ├── LeaseLostError
 │   ├── SessionBusyError
 │   ├── NothingToResumeError
@@ -233,6 +234,16 @@ class LeaseHeldError(ConflictError):
     def __init__(self, message: str, *, session: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.session = session
+
+
+class AgentMismatchError(ConflictError):
+    """The open turn belongs to another agent, or another version of this one. Nothing was written.
+
+    Serve that agent on this store, cancel the turn, or resume it on purpose: then this agent goes on with it.
+    """
+
+    code = "agent_mismatch"
+    retry = "ask"
 
 
 class LeaseLostError(ConflictError):

@@ -5,10 +5,14 @@ And what is done to folders anywhere: made private, and made to last.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+PROJECT_CHARS_MAX = 40
+"""Characters of a project's folder name in the name of its store's folder."""
 
 
 @dataclass(frozen=True)
@@ -19,28 +23,37 @@ class Places:
     """What must not be lost: the store."""
     state: Path
     """What this machine remembers: where a client stands, the last session, a crash."""
+    project: Path | None = None
+    """The folder whose sessions these are, as each project has a store of its own; None in a home that was chosen."""
 
     @classmethod
     def found(cls, home: Path | None = None) -> Places:
-        """Return the places below `home`, else below MIDSTREAM_HOME, else where the system wants them."""
+        """Return the places below `home`, else below MIDSTREAM_HOME, else where the system wants them.
+
+        In the system's own folders the project is the current folder.
+        """
         chosen = home or _folder("MIDSTREAM_HOME")
         if chosen is not None:
             return cls(chosen, chosen)
-        user = Path.home()
+        user, project = Path.home(), _current()
         if sys.platform == "darwin":
             everything = user / "Library" / "Application Support" / "midstream"
-            return cls(everything, everything)
+            return cls(everything, everything, project)
         if sys.platform == "win32":
             everything = (_folder("LOCALAPPDATA") or user / "AppData" / "Local") / "midstream"
-            return cls(everything, everything)
+            return cls(everything, everything, project)
         data = _folder("XDG_DATA_HOME") or user / ".local" / "share"
         state = _folder("XDG_STATE_HOME") or user / ".local" / "state"
-        return cls(data / "midstream", state / "midstream")
+        return cls(data / "midstream", state / "midstream", project)
 
     @property
     def store(self) -> Path:
-        """The database that `serve` and `sessions` use where none is named."""
-        return self.data / "sessions.db"
+        """The database that `serve` and `sessions` use where none is named: one for each project."""
+        if self.project is None:
+            return self.data / "sessions.db"
+        digest = hashlib.blake2b(os.fsencode(self.project), digest_size=4).hexdigest()
+        name = "".join(each if each.isalnum() else "-" for each in self.project.name)[:PROJECT_CHARS_MAX]
+        return self.data / "projects" / f"{name}-{digest}" / "sessions.db"
 
     @property
     def secrets(self) -> Path:
@@ -51,6 +64,13 @@ class Places:
     def gateway_store(self) -> Path:
         """The database that `gateway` uses where none is named."""
         return self.data / "gateway.db"
+
+
+def _current() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was removed under us
+        return None
 
 
 def made(folder: Path) -> Path:

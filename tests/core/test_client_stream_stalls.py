@@ -7,6 +7,7 @@ import pytest
 from midstream.core import frames
 from midstream.core.client_stream import STALL_AFTER_S, ClientStream
 from midstream.core.frames import Events, Heartbeat, Welcome
+from midstream.core.records import StalledOn, StallNoticed
 from tests.core.test_client_stream import begun, delta, due_at, event, receive
 from tests.spec import spec
 
@@ -40,6 +41,21 @@ def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: s
         stream.receive(frames.encode(Heartbeat("1-4", waiting_on)), now=at)
     stream.handle_deadline(now=140.0)
     assert stream.is_stalled, "another silence is told again"
+
+
+@spec("STREAM-47")
+def test_the_servers_notice_of_the_silence_does_not_end_it() -> None:
+    stream = begun()
+    stream.receive(frames.encode(Heartbeat("1-3", "model")), now=25.0)
+    noticed = StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 30.0)
+    stream.receive(frames.encode(Events((event(4, noticed),))), now=30.0)
+    stream.receive(frames.encode(Heartbeat("1-4", "model")), now=50.0)
+    stream.handle_deadline(now=59.9)
+    assert not stream.is_stalled
+    stream.handle_deadline(now=60.0)
+    assert stream.is_stalled
+    stream.receive(frames.encode(Events((event(5, noticed),))), now=70.0)
+    assert stream.is_stalled, "it is told once"
 
 
 @spec("STREAM-47")

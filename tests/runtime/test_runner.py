@@ -271,7 +271,7 @@ async def test_a_repeated_chunk_changes_nothing_and_a_gap_is_refused() -> None:
 @pytest.mark.parametrize("has_effects", [False, True])
 async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_effects: bool) -> None:
     """With effects the second call starts when the first one has ended, else with it: its own time counts."""
-    world, times = FakeWorld(), {"first": 10.0, "second": 30.0}
+    world, times = FakeWorld(), {"first": 8_000.0, "second": 9_000.0}
     model = ScriptedModel([calls(*((name, "{}") for name in times)), text("done")])
     host = await _host(model, world=world)
     runner = await host.session("s", create=True)
@@ -286,7 +286,7 @@ async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_eff
     await runner.submit(Received("k", "secret", 1, "d1", result))
     after = [CallStarted] if has_effects else []
     assert _kinds(await _records(runner))[-2 - len(after) :] == [ChunkAccepted, CallEnded, *after]
-    await world.advance(29.0 if has_effects else 24.0)  # the first one would have expired by now
+    await world.advance(8_999.0 if has_effects else 8_994.0)  # the first one would have expired by now
     assert _ended(await _records(runner)) == {"c1": Outcome.OK}
     await world.advance(1.0)
     records = await _records(runner)

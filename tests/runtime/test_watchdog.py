@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 
@@ -73,6 +74,24 @@ async def test_a_tool_has_a_budget_of_its_own_and_is_never_cut_here() -> None:
     scene = Scene("c1")
     await scene.run(59.0, 10_000.0)
     assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallOver(1, 2, TOOL, 10_000.0, "c1")]
+
+
+@spec("TURN-65")
+async def test_a_tool_that_ends_or_is_stopped_ends_its_stall(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "midstream")
+    for error in (None, asyncio.CancelledError()):
+        scene = Scene("c1")
+
+        async def ending(scene: Scene = scene, error: BaseException | None = error) -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                async with scene.watch:
+                    await scene.world.sleep(75.0)
+                    if error is not None:
+                        raise error
+
+        await scene.world.live_through(ending())
+        assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallOver(1, 2, TOOL, 75.0, "c1")]
+    assert [each.levelname for each in caplog.records].count("INFO") == 2
 
 
 async def test_a_budget_may_be_infinite() -> None:

@@ -44,6 +44,7 @@ ADVICE = {
     "stream_not_found": "Start a new turn.",
     "lease_held": "Stop the other process, or ask it with --url.",
     "lease_lost": "Another process took over: connect to that one.",
+    "agent_mismatch": "Serve that agent on this store, cancel the turn, or resume it with this agent.",
     "session_busy": "Wait for the end of the turn, or cancel it.",
     "question_closed": "`midstream sessions questions` shows what still waits.",
     "answer_mismatch": "`midstream sessions questions` shows what it takes.",

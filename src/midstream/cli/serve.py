@@ -74,7 +74,8 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 @click.option(
     "--store",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The database of all sessions, made where it is missing (default: in midstream's data folder).",
+    help="The database of all sessions, made where it is missing (default: one for the current folder, in midstream's "
+    "data folder).",
 )
 @click.option("--no-auth", "is_open", is_flag=True, help="Let in everybody on this machine.")
 @click.option(
@@ -166,7 +167,8 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     agent = find_agent(options["agent_name"])
     if options["servers"]:
         agent = agent.with_tools(*map(find_server, options["servers"]))
-    path = options["store"] or made(surroundings.places.data) / surroundings.places.store.name
+    made(surroundings.places.data)
+    path = options["store"] or made(surroundings.places.store.parent) / surroundings.places.store.name
     _refuse_open_doors(options)
     settings = SettingsFile(options["settings_path"]) if options["settings_path"] else None
     login = "" if _is_asking_otherwise(options) else World().new_id("login")

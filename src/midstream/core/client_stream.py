@@ -59,6 +59,7 @@ from midstream.core.records import (
     MessageQueued,
     MessageWithdrawn,
     Record,
+    StallNoticed,
     StreamOpened,
     TurnEnded,
     TurnResumed,
@@ -533,14 +534,14 @@ class ClientStream:
         """
         if self._state not in (_State.OPENING, _State.LIVE):
             return
-        before = self._state, self._received
+        before, told = (self._state, self._received), len(self._events)
         try:
             self._take(decode_server(body))
         except ProtocolError:
             self._drop()
         except StoreDamagedError as error:  # a record that cannot be read, or is not there any more
             self._end_with(error)
-        if before != (self._state, self._received):
+        if before != (self._state, self._received) and not _is_silence(self._events[told:]):
             self._was_moved(now)
         self.was_heard(now=now)
 
@@ -803,3 +804,8 @@ class ClientStream:
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))
+
+
+def _is_silence(events: list[ClientEvent]) -> bool:
+    """Whether the events only report that nothing came."""
+    return bool(events) and all(isinstance(e, Applied) and isinstance(e.record, StallNoticed) for e in events)

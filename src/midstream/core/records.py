@@ -88,7 +88,8 @@ class Parent(Struct, frozen=True, gc=False):
 class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field="type"):
     """A new owner took the session. What older epochs were doing is in doubt from here on.
 
-    `is_handover`: the owner before had given it up on purpose and did not die on it.
+    `is_handover`: the owner before had given it up on purpose and did not die on it. `agent` and `agent_version` are
+    those that the new owner serves; "" in older journals.
     """
 
     epoch: int
@@ -96,6 +97,8 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
     at: float
     version: int = VERSION
     is_handover: bool = False
+    agent: str = ""
+    agent_version: str = ""
 
 
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):

@@ -206,6 +206,9 @@ class Session(Struct, frozen=True, gc=False):
     """The sources of tools that could not be asked then."""
     started_at: float = 0.0
     """When its first epoch began, in seconds since 1970."""
+    agent: str = ""
+    """The name of the agent that was at work last; "" in journals that do not have it."""
+    agent_version: str = ""
     epochs: tuple[tuple[int, float], ...] = ()
     """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
 
@@ -227,6 +230,13 @@ class Session(Struct, frozen=True, gc=False):
     def needs_owner(self) -> bool:
         """Whether our loop must be at work on this session: a turn of ours waits for more than people."""
         return self.is_live and not self.driver and not self.rests_on_people
+
+    def is_turn_of_other(self, agent: str, version: str) -> bool:
+        """Whether the open turn belongs to another agent. Versions count where both are known (TURN-86)."""
+        if not self.is_live or self.driver or not self.agent:
+            return False
+        is_other_version = bool(version and self.agent_version) and version != self.agent_version
+        return agent != self.agent or is_other_version
 
     @property
     def rests_on_people(self) -> bool:
@@ -479,7 +489,17 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case EpochStarted():
             epochs = (*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:]
             started_at = session.started_at or record.at
-            return replace(after, epoch=record.epoch, started_at=started_at, epochs=epochs)
+            name, version = session.agent, session.agent_version
+            if record.agent:
+                name, version = record.agent, record.agent_version
+            return replace(
+                after,
+                epoch=record.epoch,
+                started_at=started_at,
+                epochs=epochs,
+                agent=name,
+                agent_version=version,
+            )
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")

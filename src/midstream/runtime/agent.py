@@ -30,7 +30,9 @@ class Agent:
         tools: Tools; plain functions, which become tools with the careful defaults (effects, outcome unknown
             when in doubt); sources of tools that come and go, such as MCP servers. Their connections are the host's
             to close.
-        name: What people see.
+        name: What people see, and with `version` what a session's open turn belongs to: another agent does not finish
+            it. A turn that is resumed on purpose goes on with the agent that is served then.
+        version: Change it where open turns must not go on by themselves, such as with other tools; "" fits any.
         approval: The host's own rule about calls that a person must allow, beside each tool's own: it says whether, or
             in words why. Where it fails, somebody is asked.
         turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
@@ -50,6 +52,7 @@ class Agent:
         instructions: str = "",
         tools: Iterable[Tool | ToolSource | Callable[..., Any]] = (),
         name: str = "agent",
+        version: str = "",
         approval: Approval | None = None,
         turn_s: float = 0.0,
         stalls: StallBudgets = StallBudgets(),
@@ -67,6 +70,7 @@ class Agent:
             if not isinstance(each, ToolSource)
         )
         self.name = name
+        self.version = version
         self.approval = approval
         self.turn_s = turn_s
         self.stalls = stalls
@@ -94,6 +98,7 @@ class Agent:
             instructions=self.instructions,
             tools=tools,
             name=self.name,
+            version=self.version,
             approval=self.approval,
             turn_s=self.turn_s,
             stalls=self.stalls,

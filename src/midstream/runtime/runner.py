@@ -38,6 +38,7 @@ from midstream.core.turn import (
     PermissionDropped,
     Recover,
     Refused,
+    Resume,
     RunCall,
     Stalled,
     StallOver,
@@ -45,6 +46,7 @@ from midstream.core.turn import (
     UseAnswer,
 )
 from midstream.errors import (
+    AgentMismatchError,
     DrainingError,
     LeaseHeldError,
     MidstreamError,
@@ -52,6 +54,7 @@ from midstream.errors import (
     StoreDamagedError,
     UnavailableError,
 )
+from midstream.runtime import agent_guard
 from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
 from midstream.runtime.defects import StoppedOnDefectError
@@ -225,7 +228,13 @@ class Runner:
         self._journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
-        if self.state.needs_owner:
+        if self._is_of_other_agent:
+            _log.warning(
+                "%s",
+                agent_guard.mismatch(self.session_id, self.state, self._agent).message,
+                extra={"session": self.session_id},
+            )
+        elif self.state.needs_owner:
             try:
                 await self._post(await self._first_word())
             except LeaseHeldError:
@@ -243,7 +252,7 @@ class Runner:
             LeaseHeldError: Another living process works on it. Nothing was changed.
         """
         await self.refresh()
-        if self.is_following:
+        if self.is_following and not self._is_of_other_agent:
             await self._post(await self._first_word())
 
     async def refresh(self) -> None:
@@ -505,7 +514,7 @@ class Runner:
         except MidstreamError as error:
             for envelope in batch:
                 envelope.answer(error)
-            if isinstance(error, LeaseHeldError) and not self._has_begun:
+            if isinstance(error, LeaseHeldError | AgentMismatchError) and not self._has_begun:
                 return  # it is followed here
             if isinstance(error, UnavailableError) and not any(each.is_internal for each in batch):
                 return  # nothing was written and only clients asked: they may ask again
@@ -525,11 +534,12 @@ class Runner:
         taken: list[Envelope] = []
         records: list[Record] = []
         blobs: list[Blob] = []
-        state = await self._claim_if_needed(records)
+        is_adopted = self._is_of_other_agent
+        state = await self._claim_if_needed(records, [each.command for each in batch])
         at = self._world.now()
         for envelope in merged(batch):
             assert not isinstance(envelope.command, Effect)  # see `Mailbox.take`
-            if envelope.command is not None:
+            if envelope.command is not None and not (is_adopted and isinstance(envelope.command, Resume)):
                 try:
                     decided, large = self._decided(state, envelope.command, at=at)
                 except Refused as refused:
@@ -612,19 +622,49 @@ class Runner:
             envelope.answer(answer)
         return True
 
-    async def _claim_if_needed(self, records: list[Record]) -> Session:
-        """Begin an epoch before the first append of this process, and recover what an older one left."""
+    async def _claim_if_needed(self, records: list[Record], commands: agent_guard.Commands) -> Session:
+        """Begin an epoch before the first append of this process, and recover what an older one left.
+
+        Raises:
+            AgentMismatchError: The turn is another agent's, and nobody resumes or cancels it. Nothing was written.
+        """
         if self._has_begun:
             return self.state
+        self._refuse_other_agent(commands)
         at = self._world.now()
         epoch = await self._journal.claim(at=at)
         if epoch > 1:  # somebody had it before, and may have had it since it was read here
             self._take_over(await self._journal.catch_up())
-        records.append(EpochStarted(epoch, self._owner, at, is_handover=self._journal.is_handed_over))
+            self._refuse_other_agent(commands)
+        agent = self._agent
+        is_stopped = self._is_of_other_agent and not agent_guard.adopts(commands)
+        records.append(
+            EpochStarted(
+                epoch,
+                self._owner,
+                at,
+                is_handover=self._journal.is_handed_over,
+                agent=agent.name,
+                agent_version=agent.version,
+            )
+        )
         state = self._folded(self.state, records)
+        if is_stopped:
+            return state  # nothing of the other agent is started in order to be cancelled
         recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
         records.extend(recovered)
         return self._folded(state, recovered)
+
+    def _refuse_other_agent(self, commands: agent_guard.Commands) -> None:
+        if self._is_of_other_agent and not (
+            agent_guard.adopts(commands) or agent_guard.only_cancels(commands)
+        ):
+            raise agent_guard.mismatch(self.session_id, self.state, self._agent)
+
+    @property
+    def _is_of_other_agent(self) -> bool:
+        """Whether the turn is another agent's, and nobody here has resumed it."""
+        return not self._has_begun and agent_guard.is_of_other(self.state, self._agent)
 
     def _take_over(self, records: Sequence[tuple[int, Record]]) -> None:
         """Fold what others appended.

@@ -126,6 +126,8 @@ class Watch:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._call_id and self._is_noticed:  # a tool that ends makes no other sign
+            self._end_episode(self._world.monotonic() - self._since)
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 

@@ -76,6 +76,7 @@ _NEXT = {
     "request_header_fields_too_large": "Send fewer headers, or shorter ones: cookies are the usual reason.",
     "seqno_gap": "Play back your chunks from number `expected`.",
     "seqno_reused": "Send another payload under the next number; the first one stands.",
+    "agent_mismatch": "Serve that agent on this store, cancel the turn, or resume it with this agent.",
     "session_busy": "Wait for the end of the turn, or cancel it.",
     "question_closed": "Look at the session again: it was answered, or its turn has ended.",
     "answer_mismatch": "Ask for the question again, and answer with one of its choices and its digest.",
