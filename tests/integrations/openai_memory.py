@@ -136,7 +136,9 @@ class OpenAIMemory(RememberingServer):
             return
         self._replies[made] = self._events(made, named, SEPARATOR.join(texts))
         if self._hangs or self._dies:
-            self._replies[made] = self._replies[made][: 2 if self._hangs else 3]
+            types = [each["type"] for each in self._replies[made]]
+            first_words = next(at for at, name in enumerate(types) if name.endswith("output_text.delta"))
+            self._replies[made] = self._replies[made][: 2 if self._hangs else first_words + 1]
         await self._stream(made, -1, receive, send)
 
     def _events(self, made: str, named: str, answer: str) -> list[Json]:

@@ -91,8 +91,7 @@ def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(t
             text=True,
         )
         try:
-            _await(tmp_path / "paying")
-            _await_shown(server)
+            _await_call(server, tmp_path / "paying")
             server.kill()
             with Serving(tmp_path, options=options, app=APP, port=server.port):
                 shown, _ = chat.communicate(timeout=WAIT_S)
@@ -107,15 +106,8 @@ def test_a_server_that_is_killed_during_a_tool_of_the_agent_tells_the_next_one(t
     assert shown.count("It is paid.") == 1
 
 
-def _await(path: Path) -> None:
+def _await_call(server: Serving, made: Path) -> None:
+    """Wait until the start of the call is in the journal, and its effect has happened."""
     until = time.monotonic() + WAIT_S
-    while not path.exists():
-        assert time.monotonic() < until, f"{path.name} never came"
-        time.sleep(0.01)
-
-
-def _await_shown(server: Serving) -> None:
-    """Wait until the start of the call is in the journal."""
-    until = time.monotonic() + WAIT_S
-    while "call-1" not in run("sessions", "export", "s", "--store", server.store).stdout:
-        assert time.monotonic() < until, "the call was never journaled"
+    while "call-1" not in run("sessions", "export", "s", "--store", server.store).stdout or not made.exists():
+        assert time.monotonic() < until, "the call was never made"

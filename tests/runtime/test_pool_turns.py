@@ -10,10 +10,12 @@ from midstream.core.messages import (
     Exchange,
     Finish,
     History,
+    Outcome,
     Reply,
     Result,
     Text,
     Thinking,
+    UpstreamCall,
     Usage,
     UserMessage,
 )
@@ -24,11 +26,11 @@ from midstream.core.reuse.classification import Fork, Fresh, classify
 from midstream.core.reuse.fingerprint import Heard
 from midstream.core.reuse.records import Mark
 from midstream.core.reuse.resent import ResentRequest
-from midstream.core.reuse.transcript import TranscriptBudget
+from midstream.core.reuse.transcript import DONE, TranscriptBudget
 from midstream.core.wishes import Wishes
-from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, without_notes
+from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, Way, without_notes
 from midstream.runtime.upstreams import Said, Setup
-from midstream.testing.upstreams import Trouble
+from midstream.testing.upstreams import ScriptedUpstream, Trouble, words_of
 from tests.runtime.pooling import Bench
 from tests.spec import spec
 
@@ -145,3 +147,57 @@ async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_
     ]
     assert host.report.field == "users"
     assert host.report.index == 1
+
+
+@spec("REUSE-79")
+@pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
+def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -> None:
+    cut = Exchange(Reply((Text("half"),), Finish.INTERRUPTED))
+    (said,) = _turn(History((ONE, cut, TWO)), abilities).sends
+    text = words_of(said)
+    assert text.index("half") < text.index(DONE) < text.rindex("two")
+
+
+@spec("REUSE-79")
+async def test_a_resumed_agent_is_told_what_it_did_in_an_answer_that_was_cut() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    call = UpstreamCall("c", "shell", "{}", "receipt 77", Outcome.OK)
+    cut = Exchange(Reply((Text("half"), call), Finish.INTERRUPTED))
+    host.history = History((*host.history.entries[:-1], cut))
+    report = await host.say("two")
+    assert report.way is Way.RESUMED
+    told = bench.told()[-1]
+    assert told.index("half") < told.index("receipt 77") < told.index(DONE) < told.rindex("two")
+
+
+@spec("REUSE-14")
+@pytest.mark.parametrize("can_fork", [False, True], ids=["resumes", "forks"])
+async def test_a_conversation_does_not_go_on_behind_a_title_that_was_asked_for_first(
+    *,
+    can_fork: bool,
+) -> None:
+    abilities = Abilities(can_reinstruct=True, can_fork=can_fork)
+    bench = Bench(ScriptedUpstream(abilities=abilities))
+    title, host = await bench.host(), await bench.host()
+    title.system, host.system = "Make a title.", "Help."
+    await title.say("hello")
+    await host.say("hello")
+    assert (await host.say("more")).way is Way.FRESH
+    told = bench.upstream.memory.talks[host.report.agent]
+    assert told.words.count("hello") == 1
+    assert host.text == "answer 1"
+    assert (await host.say("still more")).way is Way.RESUMED
+
+
+@spec("REUSE-14")
+async def test_a_title_in_the_middle_does_not_become_the_line_of_the_conversation() -> None:
+    bench = Bench(ScriptedUpstream(abilities=Abilities(can_reinstruct=True)))
+    title, host = await bench.host(), await bench.host()
+    title.system, host.system = "Make a title.", "Help."
+    await host.say("hello")
+    title.history = host.history
+    await title.say("more")
+    assert (await host.say("more")).way is Way.FRESH
+    assert (await host.say("still more")).way is Way.RESUMED

@@ -17,7 +17,7 @@ from midstream.cli.terminal import Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import time_of
 from midstream.core.reuse.records import PoolRecord, decode
 from midstream.errors import NotFoundError, UsageError
-from midstream.runtime.pool_entries import POOL_SHELF, session_of
+from midstream.runtime.pool_entries import CALLS_SHELF, POOL_SHELF, session_of
 from midstream.store.contract import Kept
 from midstream.store.reading import reading
 from midstream.store.sqlite import SQLiteStore
@@ -176,6 +176,9 @@ async def _removed(path: Path, keys: Sequence[str]) -> list[str]:
     try:
         removed = []
         for key in keys:
+            calls = await store.kept(CALLS_SHELF, key)
+            if calls is not None:
+                await store.drop(CALLS_SHELF, key, expected=calls.version)
             kept = await store.kept(POOL_SHELF, key)
             if kept is not None and await store.drop(POOL_SHELF, key, expected=kept.version):
                 removed.append(key)

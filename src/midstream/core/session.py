@@ -468,11 +468,8 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case MessageWithdrawn():
             return replace(after, queue=_without(session.queue, record.number))
         case TurnResumed():
-            return replace(
-                after,
-                history=_continued(session.history),
-                streams=_with_stream(session, record.stream, turn=record.turn),
-            )
+            streams = _with_stream(session, record.stream, turn=record.turn)
+            return replace(after, history=_continued(session.history), streams=streams)
         case ResultArrivedLate():
             return replace(after, unsettled=_settled(session, record))
         case HistoryCompacted():

@@ -36,6 +36,7 @@ from midstream.core.replies import (
 from midstream.core.reuse import records, retrying
 from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, asides_of, classify
 from midstream.core.reuse.fingerprint import Chain, Outline
+from midstream.core.reuse.own_calls import OwnCalls, place_of
 from midstream.core.reuse.records import PoolRecord
 from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.servers import McpServer
@@ -238,7 +239,8 @@ class Pooled:
         setup, outline = self._read(request)
         is_ours = await self._may_enter(request, outline)
         try:
-            turn = await self._begin(request, outline, setup)
+            # A host's journal has the calls of its agents; what only resends its words does not.
+            turn = await self._begin(request, outline, setup, keeps_calls=chain is None)
             if chain is not None and turn.claim is not None:  # a side call takes nobody's place
                 self._know(request.session, chain)
             if is_ours and turn.claim is None:  # nobody needs to wait for a side call
@@ -290,7 +292,9 @@ class Pooled:
                     return False
         return await self._locks.enter(session)
 
-    async def _begin(self, request: ResentRequest, outline: Outline, setup: Setup) -> Turn:
+    async def _begin(
+        self, request: ResentRequest, outline: Outline, setup: Setup, *, keeps_calls: bool
+    ) -> Turn:
         """Judge a request and claim its record, unless it leaves no trace."""
         turn: Turn | None = None
         try:
@@ -303,8 +307,23 @@ class Pooled:
             turn = Turn(request, outline, judged, Fresh(is_pooled=False), setup, None)
         is_resumed = isinstance(turn.action, Resume)
         nonce = "" if is_resumed else self._world.new_id("agent")
+        if keeps_calls and request.session and not request.is_ephemeral:
+            turn.own_calls = OwnCalls(place_of(request.heard))
+            await self._read_calls(turn)
         turn.begin(nonce, self._upstream.abilities, self._limits.budget)
         return turn
+
+    async def _read_calls(self, turn: Turn) -> None:
+        """Read what agents ran themselves, for one that does not know."""
+        if turn.own_calls is not None:
+            with contextlib.suppress(*OUT_OF_ORDER):
+                turn.kept_calls = await self._entries.calls(turn.request.session)
+
+    async def _keep_calls(self, turn: Turn, *, is_whole: bool = False) -> None:
+        """Keep what the agent ran itself, before anybody is shown it."""
+        if turn.own_calls:
+            with contextlib.suppress(*OUT_OF_ORDER):
+                await self._entries.keep_calls(turn.request.session, turn.own_calls.kept(is_whole=is_whole))
 
     async def _claimed(self, request: ResentRequest, outline: Outline, setup: Setup) -> Turn | None:
         for _ in range(CLAIMS_MAX):
@@ -322,7 +341,10 @@ class Pooled:
                 limit_s=None if learned is None else learned.limit_s(now=now),
             )
             if isinstance(doing, Fresh) and not doing.is_pooled:
-                await self._entries.note_aside(request.session, found, outline)
+                try:
+                    await self._entries.note_aside(request.session, found, outline)
+                except ShelfMovedError:
+                    continue
                 return Turn(request, outline, judged, doing, setup, None)
             try:
                 asked = replace(
@@ -379,6 +401,9 @@ class Pooled:
         for said in turn.sends:
             async with contextlib.aclosing(self._said(turn, said)) as events:
                 async for event in events:
+                    if turn.own_calls is not None and _is_shown(event, is_last=turn.is_last):
+                        if turn.own_calls.add(event):
+                            await self._keep_calls(turn)
                     if not turn.is_last:
                         if isinstance(event, Finished):
                             self._note_silent(turn, event)
@@ -417,6 +442,7 @@ class Pooled:
                 asked, agent=turn.name, mark=turn.mark, open_calls=turn.calls, now=self._world.now()
             )
             await turn.claim.release(told)
+        await self._keep_calls(turn, is_whole=True)
         turn.is_answered = True
         return replace(finished, usage=total) if finished.usage or turn.delivered else finished
 
@@ -648,3 +674,8 @@ class Pooled:
     def _log_turn(self, turn: Turn, words: str, *values: object) -> None:
         ids = {"session": turn.request.session, "upstream": self.name, "agent": turn.name}
         _log.debug(words, *values, extra=ids)
+
+
+def _is_shown(event: ModelEvent, *, is_last: bool) -> bool:
+    """Whether an event is part of the answer: of earlier messages' answers only the agent's own calls are."""
+    return is_last or isinstance(event, UpstreamCallStarted | UpstreamCallEnded)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.reuse.fingerprint import Outline
+from midstream.core.reuse.own_calls import AnswerCalls, decode_calls, encode_calls, with_answer
 from midstream.core.reuse.records import PoolRecord, decode, encode, expired, noted
 from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
 from midstream.errors import ShelfMovedError, StoreDamagedError, UnavailableError
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 POOL_SHELF = "pool"
 """Where the records are, one for each session and upstream."""
+CALLS_SHELF = "pool-calls"
+"""Where the calls are that agents ran themselves, one entry for each session and upstream."""
 RETENTION_SHELF = "pool-retention"
 """What was learned of each upstream's memory, by its name."""
 WRITES_MAX = 5
@@ -91,12 +94,15 @@ class PoolEntries:
         return claim
 
     async def note_aside(self, session: str, found: Found, outline: Outline) -> None:
-        """Keep beside a record what was taken for a side call. Where somebody writes first, it is not kept."""
+        """Keep beside a record what was taken for a side call.
+
+        Raises:
+            ShelfMovedError: Another run wrote the record first: read it again. Nothing was written.
+        """
         if found.record is None:
             return
         key, body = key_of(self._upstream, session), encode(noted(found.record, outline))
-        with contextlib.suppress(ShelfMovedError):
-            await self._shelf.keep(POOL_SHELF, key, body, expected=found.version, at=found.record.used_at)
+        await self._shelf.keep(POOL_SHELF, key, body, expected=found.version, at=found.record.used_at)
 
     async def drop_where(self, is_unwanted: Callable[[PoolRecord], bool]) -> None:
         """Remove this upstream's records of which `is_unwanted`, whoever has them."""
@@ -109,12 +115,35 @@ class PoolEntries:
         """Remove what is too old or too much, of whatever upstream; return which of our agents nobody knows now."""
         entries = {kept.key: kept for kept in await self._shelf.shelf(POOL_SHELF)}
         gone: list[str] = []
+        await self._drop_calls()
         for key in expired([(key, kept.at) for key, kept in entries.items()], now=self._world.now()):
             record = decode(entries[key].body)
             is_gone = await self._shelf.drop(POOL_SHELF, key, expected=entries[key].version)
             if is_gone and record is not None and record.upstream == self._upstream and not record.run:
                 gone.append(record.agent)
         return tuple(agent for agent in gone if agent)
+
+    async def calls(self, session: str) -> tuple[AnswerCalls, ...]:
+        """Return the calls that agents ran themselves in a session, as far as they are kept."""
+        kept = await self._shelf.kept(CALLS_SHELF, key_of(self._upstream, session))
+        return () if kept is None else decode_calls(kept.body)
+
+    async def keep_calls(self, session: str, answer: AnswerCalls) -> None:
+        """Keep the calls of an answer beside those of the session's other answers."""
+        key = key_of(self._upstream, session)
+        for _ in range(WRITES_MAX):
+            kept = await self._shelf.kept(CALLS_SHELF, key)
+            body = encode_calls(with_answer(decode_calls(kept.body) if kept else (), answer))
+            with contextlib.suppress(ShelfMovedError):
+                version = kept.version if kept else 0
+                await self._shelf.keep(CALLS_SHELF, key, body, expected=version, at=self._world.now())
+                return
+
+    async def _drop_calls(self) -> None:
+        """Remove the calls of what was not used for as long as a record is kept, or is beyond their number."""
+        entries = {kept.key: kept for kept in await self._shelf.shelf(CALLS_SHELF)}
+        for key in expired([(key, kept.at) for key, kept in entries.items()], now=self._world.now()):
+            await self._shelf.drop(CALLS_SHELF, key, expected=entries[key].version)
 
     async def retention(self) -> Retention:
         """Return what was learned of this upstream's memory."""

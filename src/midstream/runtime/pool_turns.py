@@ -22,6 +22,7 @@ from midstream.core.messages import (
 from midstream.core.records import Judgement
 from midstream.core.reuse.classification import Action, Classification, Fork, Fresh, Kind, Resume
 from midstream.core.reuse.fingerprint import LINK_BYTES, Outline
+from midstream.core.reuse.own_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.retrying import Situation
 from midstream.core.reuse.transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
@@ -159,6 +160,10 @@ class Turn:
         self.unneeded: set[str] = set()
         """Agents that nobody will resume any more."""
         self.usage = Usage()
+        self.kept_calls: tuple[AnswerCalls, ...] = ()
+        """What agents ran themselves in this conversation; the request does not have it."""
+        self.own_calls: OwnCalls | None = None
+        """What the agent runs itself in this turn; None where the application keeps it."""
         self.sent = 0
         self.replays = 0
         self.end = End.STOPPED
@@ -227,11 +232,28 @@ class Turn:
                 users = self.action.users
                 self.sends = _told(self._read(users), users, (), budget)
             case Fresh():
-                history = self.request.whole()
+                history = with_own_calls(self.request.whole(), self.kept_calls)
                 self.sends = [_told_all(history, abilities, budget)]
                 self.replays += len(history.entries) > 1
+        self._tell_cut(budget)
         self.sends[-1] = replace(self.sends[-1], wishes=self.request.wishes)
         self.nonce = nonce
+
+    def _tell_cut(self, budget: TranscriptBudget) -> None:
+        """Tell an agent that is not fresh of a cut answer that the request does not have."""
+        last = self.kept_calls[-1] if self.kept_calls else None
+        if isinstance(self.action, Fresh) or last is None or last.is_whole or self.sends[0].results:
+            return
+        users = self.outline.fingerprint.users
+        known = len(users) - LINK_BYTES * len(self.sends)
+        if users.endswith(last.link):  # the same is asked again
+            place = -1
+        elif users[:known].endswith(last.link):
+            place = 0
+        else:
+            return
+        said = self.sends[place]
+        self.sends[place] = replace(said, message=after_cut(last.exchange, said.message, budget))
 
     def _read(self, entries: int) -> History:
         """Return a history with so many of the last entries, at least: what was read of it, or else all of it."""

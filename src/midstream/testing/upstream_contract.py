@@ -37,12 +37,16 @@ from midstream.core.replies import (
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
+from midstream.core.reuse.transcript import DONE
 from midstream.errors import (
     ModelAccessError,
     ModelError,
     UpstreamBusyError,
     UpstreamGoneError,
 )
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.runtime.pool import Pooled
 from midstream.runtime.upstreams import (
     ForkingUpstream,
     Marked,
@@ -53,6 +57,8 @@ from midstream.runtime.upstreams import (
     UpstreamAgent,
     UpstreamEvent,
 )
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.turns import run_turn
 from midstream.world import World
 
 T = TypeVar("T")
@@ -69,6 +75,8 @@ CHILDREN_LOOKS_MAX = 1000
 STEPS_MAX = 100
 """How often an upstream may wait, from what it is told to its answer, at the most."""
 
+CONTENT = "what stands in a.txt"
+"""What a tool of a peer reads."""
 SEPARATOR = " | "
 """Between the messages in an answer of a peer."""
 USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=60)
@@ -360,6 +368,37 @@ class UpstreamContract:
             answer = _text(await _answered_by(upstream, events[0].agent, "three"))
             assert answer.split(SEPARATOR)[0] == "one"
             assert answer.split(SEPARATOR)[-1] == "three"
+
+    # --- behind a pool, in an engine
+
+    async def test_nothing_of_an_answer_that_was_cut_is_asked_for_again(self, peer: Peer) -> None:
+        can_call = Trait.CALLS not in peer.lacks
+        if can_call:
+            peer.run_tool("read", '{"path": "a.txt"}', CONTENT)
+        peer.die_mid_stream()
+        upstream = peer.upstream()
+        async with _hosted(upstream) as host:
+            await run_turn(host, "s", "one")
+        first, *others = (told.text for told in peer.told())
+        again = "\n".join(others)  # some tell of each part by itself
+        assert first == "one"
+        assert DONE in again
+        if can_call and not upstream.abilities.takes_history:  # else the history has it, and not the message
+            assert again.index(CONTENT) < again.index(DONE)
+
+    async def test_the_transcript_for_a_fresh_agent_has_what_its_tools_did(self, peer: Peer) -> None:
+        _needs(peer, Trait.CALLS)
+        upstream, memory = peer.upstream(), Memory()
+        peer.run_tool("read", '{"path": "a.txt"}', CONTENT)
+        async with _hosted(upstream, memory) as host:
+            await run_turn(host, "s", "one")
+        peer.expire(peer.told()[-1].agent)
+        async with _hosted(peer.upstream(), memory) as host:
+            await run_turn(host, "s", "two")
+        last = peer.told()[-1].text
+        assert last.endswith("two")
+        if not upstream.abilities.takes_history:
+            assert last.index("one") < last.index("a.txt") < last.index(CONTENT)
 
     # --- being stopped
 
@@ -699,6 +738,18 @@ async def _let_go(before: _Holdings) -> None:
         raise TimeoutError(
             f"{_held()} are held for {LIMIT_S:.0f} s, and before there were {before}"
         ) from None
+
+
+@asynccontextmanager
+async def _hosted(upstream: Upstream, memory: Memory | None = None) -> AsyncIterator[Host]:
+    """Run an agent behind a pool, which is closed with the engine."""
+    host = Host(Agent(Pooled(upstream)), MemoryStore(memory))
+    await host.start()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield host
+    finally:
+        await host.stop()
 
 
 def _opened(events: list[UpstreamEvent]) -> Opened:

@@ -14,10 +14,12 @@ from typing import Any
 import openai
 import pytest
 
+from midstream.core.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.runtime.pool import Pooled
-from midstream.runtime.upstreams import Upstream
+from midstream.runtime.upstreams import Upstream, UpstreamEvent
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.upstream_contract import SEPARATOR
+from midstream.testing.upstreams import Memory, ScriptedUpstream, Talk, words_of
 from tests.cli.test_gateway import started
 from tests.integrations.openai_memory import OpenAIMemory, openai_memory
 from tests.server.gateway.serving import TOKEN, WAIT_S, Json, Served, make_gateway, serving
@@ -202,3 +204,43 @@ async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
     assert texts(peer) == ["one", "two", "three"]
     before = [body.get("previous_response_id") for body in asked(peer)]
     assert before == [None, *(told.agent for told in peer.told()[:2])]
+
+
+def _paying(talk: Talk) -> list[UpstreamEvent]:
+    """Run a tool of its own between two pieces of text, once."""
+    if len(talk.heard) > 1 or "of shell" in talk.words:
+        return [TextDelta("Yes."), Finished()]
+    call = UpstreamCallStarted("call-1", "shell", '{"command": "pay 3"}')
+    return [
+        TextDelta("I pay. "),
+        call,
+        UpstreamCallEnded("call-1", "receipt 77"),
+        TextDelta("Paid."),
+        Finished(),
+    ]
+
+
+@spec("REUSE-80")
+@pytest.mark.parametrize("shows_upstream_calls", [True, False], ids=["shown", "hidden"])
+async def test_a_replay_has_what_the_tools_of_the_agent_did(
+    tmp_path: Path, *, shows_upstream_calls: bool
+) -> None:
+    memory = Memory()
+    host: Host | None = None
+    for words in ("pay", "was it paid?"):  # the gateway and the agent's memory are gone between the two
+        memory.talks.clear()
+        pool: Any = Pooled(ScriptedUpstream(memory, answer=_paying))
+        store = SQLiteStore(tmp_path / "gateway.db")
+        app = make_gateway(pool, store=store, shows_upstream_calls=shows_upstream_calls)
+        async with serving(app, pool) as gateway:
+            client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN)
+            before = [] if host is None else host.messages
+            host = Host(client, **NAMED)
+            host.messages = before
+            answer = await host.ask(words)
+            await client.close()
+    assert answer == "Yes."
+    told = words_of(memory.arrived[-1][1])
+    places = [told.index(part) for part in ("I pay.", '"pay 3"', "receipt 77", "Paid.", "was it paid?")]
+    assert places == sorted(places)
+    assert told.count("receipt 77") == 1

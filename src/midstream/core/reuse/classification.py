@@ -126,7 +126,7 @@ def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool 
     changed = _changed(mine, theirs)
     delivery = _delivery(record, outline, common)
     kind, reason = _judged(record, outline, common, changed, delivery)
-    if not record.is_resumable:
+    if not record.is_resumable or _is_of_aside(record, outline, changed):
         delivery = None
     return Classification(kind, reason, common, theirs.count - common, changed, delivery)
 
@@ -152,6 +152,8 @@ def action(
         return Fresh(is_pooled=True)
     if limit_s is not None and age_s >= limit_s:
         return Fresh(is_pooled=True, passed_over="stale")
+    if _is_of_aside(record, outline, classification.changed):
+        return Fresh(is_pooled=True)  # neither the record's agent nor its marks are of this conversation
     if not _can_follow(classification.changed, abilities):
         return Fresh(is_pooled=True, passed_over="abilities" if classification.delivery else "")
     if classification.delivery is not None:
@@ -214,7 +216,7 @@ def _judged(
             changed[0], None, f"the {changed[0]} changed, and the conversation goes on"
         )
     if is_foreign or (changed and not common):
-        if any(_goes_on(aside, outline) for aside in record.asides):
+        if _is_of_aside(record, outline, changed):
             words = "what looked like a side call goes on"
             return Kind.REBASE, Reason(changed[0], None, words)
         words = f"the {changed[0]} changed, and the conversation does not go on"
@@ -252,6 +254,12 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[Kind, Rea
     if known == 0:
         return divergence, Reason("users", 0, "the agent knows no user message")
     return divergence, Reason("results", None, "the results are not those of the calls that the agent made")
+
+
+def _is_of_aside(record: PoolRecord, outline: Outline, changed: tuple[Field, ...]) -> bool:
+    """Whether a request continues what stands beside the record: the record itself was the side call (REUSE-14)."""
+    is_foreign = "identity" in changed or "system" in changed
+    return is_foreign and any(_goes_on(aside, outline) for aside in record.asides)
 
 
 def _goes_on(aside: Aside, outline: Outline) -> bool:

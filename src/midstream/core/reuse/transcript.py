@@ -60,6 +60,8 @@ _GO_ON = (
     "The last tool results of the prior conversation are new: "
     "answer the user's last request there with their help."
 )
+_GO_ON_CUT = "Go on where it stopped: answer the user's last request there."
+
 DONE = (
     "The last answer was cut off. What it said and did until then stands above and is done: do not do it again. "
     "A tool call whose result is unknown may have taken effect: find out before you repeat it."
@@ -130,7 +132,8 @@ def replayed(
     if asked:
         parts.append(Text(transcript(History(history.entries[:asked]), budget) + "\n\n"))
         if is_cut(history.entries[asked - 1]):
-            parts.append(Text(DONE + "\n\n"))
+            is_asked = bool(unanswered or message.parts)
+            parts.append(Text(DONE + ("\n\n" if is_asked else " " + _GO_ON_CUT)))
         elif not (unanswered or message.parts):
             parts.append(Text(_GO_ON))
     for number, said in enumerate((*unanswered, message)):

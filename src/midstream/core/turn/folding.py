@@ -101,8 +101,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
         case HistoryCompacted():
             if not isinstance(state, AwaitingModel):
                 return state
-            # what failed was about more than is asked now
-            return replace(state, is_compacted=True, failures=0)
+            return replace(state, is_compacted=True, failures=0)  # what failed was about more to read
         case OutcomeDamaged():
             return _evolve_damaged(state, record)
         case CancelRequested():
