@@ -93,6 +93,8 @@ class PoolLimits(Struct, frozen=True):
             over with a fresh agent.
         silence: How long an agent may say nothing.
         budget: How much of a conversation a fresh agent is told.
+        record_age_max_s: Seconds that the record of a conversation is kept after its last use.
+        records_max: Records that are kept, the most recently used first, of all pools that share the store.
 
     Raises:
         UsageError: A number is not positive.
@@ -103,9 +105,12 @@ class PoolLimits(Struct, frozen=True):
     wait_s: float = 10.0
     silence: SilenceLimits = SilenceLimits()
     budget: TranscriptBudget = TranscriptBudget()
+    record_age_max_s: float = records.RECORD_AGE_MAX_S
+    records_max: int = records.RECORDS_MAX
 
     def __post_init__(self) -> None:
-        if not (self.live_max > 0 and self.rest_s > 0 and self.wait_s > 0):
+        times = (self.rest_s, self.wait_s, self.record_age_max_s)
+        if not (self.live_max > 0 and self.records_max > 0 and all(each > 0 for each in times)):
             raise UsageError("the limits of a pool are positive numbers")
 
 
@@ -139,9 +144,15 @@ class Pooled:
         self._servers = servers
         self._on_turn = on_turn
         self._world = world
-        self.counters = PoolCounters()
+        self._entries = PoolEntries(
+            shelf,
+            upstream.name,
+            world,
+            age_max_s=limits.record_age_max_s,
+            records_max=limits.records_max,
+        )
+        self.counters = PoolCounters(self._entries.evictions)
         """What became of all turns since this pool was made, as numbers: for metrics."""
-        self._entries = PoolEntries(shelf, upstream.name, world)
         self._live = LiveAgents(
             upstream,
             world,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 from midstream.core.reuse.classification import Kind
+from midstream.runtime.pool_entries import Eviction
 from midstream.runtime.pool_turns import End, TurnReport, Way
 
 
 class PoolCounters:
     """Read it whenever you like; it is written on the loop's thread, after each turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, evictions: Counter[Eviction] | None = None) -> None:
+        self.evictions: Counter[Eviction] = Counter() if evictions is None else evictions
+        """Records that a limit removed, or that were too old to be used, by the limit."""
         self.turns: Counter[tuple[Kind, Way, End]] = Counter()
         """Turns, by what the request was, how the agent was got, and how it ended."""
         self.rebuilt: Counter[str] = Counter()

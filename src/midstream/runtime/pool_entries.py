@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.reuse.fingerprint import Outline
-from midstream.core.reuse.records import PoolRecord, decode, encode, expired, noted
+from midstream.core.reuse.records import (
+    RECORD_AGE_MAX_S,
+    RECORDS_MAX,
+    PoolRecord,
+    decode,
+    encode,
+    expired,
+    noted,
+)
 from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
 from midstream.errors import ShelfMovedError, StoreDamagedError, UnavailableError
 from midstream.store.contract import Shelf
@@ -38,11 +48,22 @@ OUT_OF_ORDER = (UnavailableError, StoreDamagedError)
 _log = logging.getLogger(__name__)
 
 
+class Eviction(StrEnum):
+    """Which limit removed a record."""
+
+    AGE = "age"
+    COUNT = "count"
+
+
 class Found(Struct, frozen=True):
-    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record."""
+    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record.
+
+    `age_s`: Seconds since the last use of an entry that is too old to be used; 0 for any other.
+    """
 
     version: int
     record: PoolRecord | None
+    age_s: float = 0.0
 
 
 def key_of(upstream: str, session: str) -> str:
@@ -60,12 +81,26 @@ class PoolEntries:
 
     Args:
         upstream: Its name.
+        age_max_s: Seconds that a record is kept after its last use.
+        records_max: Records that are kept, of all upstreams that share the shelf.
     """
 
-    def __init__(self, shelf: Shelf, upstream: str, world: World) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        upstream: str,
+        world: World,
+        *,
+        age_max_s: float = RECORD_AGE_MAX_S,
+        records_max: int = RECORDS_MAX,
+    ) -> None:
         self._shelf = shelf
         self._upstream = upstream
         self._world = world
+        self._age_max_s = age_max_s
+        self._records_max = records_max
+        self.evictions: Counter[Eviction] = Counter()
+        """Records that were removed because of a limit, by the limit."""
 
     async def find(self, session: str) -> Found:
         """Return what is known of a session; one that is too old is not known."""
@@ -74,8 +109,8 @@ class PoolEntries:
         if kept is None:
             return Found(0, None)
         record = decode(kept.body)
-        if record is not None and expired([(key, record.used_at)], now=self._world.now()):
-            record = None
+        if record is not None and self._expired([(key, record.used_at)]):
+            return Found(kept.version, None, age_s=self._world.now() - kept.at)
         return Found(kept.version, record)
 
     async def claim(self, session: str, found: Found, record: PoolRecord) -> Claim:
@@ -88,6 +123,8 @@ class PoolEntries:
             self._shelf, key_of(self._upstream, session), self._world, self._world.new_id("run"), found
         )
         await claim.begin(record)
+        if found.age_s:
+            self._note_eviction(key_of(self._upstream, session), None, age_s=found.age_s)
         return claim
 
     async def note_aside(self, session: str, found: Found, outline: Outline) -> None:
@@ -109,12 +146,30 @@ class PoolEntries:
         """Remove what is too old or too much, of whatever upstream; return which of our agents nobody knows now."""
         entries = {kept.key: kept for kept in await self._shelf.shelf(POOL_SHELF)}
         gone: list[str] = []
-        for key in expired([(key, kept.at) for key, kept in entries.items()], now=self._world.now()):
+        now = self._world.now()
+        for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
             record = decode(entries[key].body)
             is_gone = await self._shelf.drop(POOL_SHELF, key, expected=entries[key].version)
+            if is_gone:
+                self._note_eviction(key, record, age_s=now - entries[key].at)
             if is_gone and record is not None and record.upstream == self._upstream and not record.run:
                 gone.append(record.agent)
         return tuple(agent for agent in gone if agent)
+
+    def _expired(self, used: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+        return expired(used, now=self._world.now(), age_max_s=self._age_max_s, records_max=self._records_max)
+
+    def _note_eviction(self, key: str, record: PoolRecord | None, *, age_s: float) -> None:
+        """Log and count a record that a limit has removed: the next turn of its session costs a full replay."""
+        why = Eviction.AGE if age_s > self._age_max_s else Eviction.COUNT
+        self.evictions[why] += 1
+        limit = f"{self._age_max_s:.0f} s" if why is Eviction.AGE else f"{self._records_max} records"
+        _log.warning(
+            "a record of the pool was removed, last used %.0f s ago: the limit is %s",
+            age_s,
+            limit,
+            extra={"entry": key, "agent": record.agent if record else "", "limit": why.value},
+        )
 
     async def retention(self) -> Retention:
         """Return what was learned of this upstream's memory."""
