@@ -143,19 +143,6 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     if options["host"] not in LOCAL_HOSTS:
         _check_names(surroundings, options)
     path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
-    servers_path = options["servers_path"]
-    limits = PoolLimits(
-        live_max=options["live_agents"],
-        record_age_max_s=options["pool_days"] * DAY_S,
-        records_max=options["pool_records"],
-    )
-    chosen = UpstreamOptions(
-        options["permission_mode"],
-        options["sandbox"],
-        options["has_rules_file"],
-        read_servers(servers_path) if servers_path else (),
-        limits,
-    )
     store = store_of(path, options["key_file"], is_escrowed=False)
     assert isinstance(store, Shelf)  # with and without encryption
     model = find_upstream(
@@ -164,7 +151,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         model=options["model"],
         cwd=options["cwd"],
         key_variable=options["key_variable"],
-        options=chosen,
+        options=_agent_options(options),
     )
     app = gateway_app(
         model,
@@ -203,6 +190,23 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     run_server(work)
     if surroundings.talk.is_terminal:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
+
+
+def _agent_options(options: dict[str, Any]) -> UpstreamOptions:
+    """Return what the command line says of the agents and their pool."""
+    servers_path = options["servers_path"]
+    limits = PoolLimits(
+        live_max=options["live_agents"],
+        record_age_max_s=options["pool_days"] * DAY_S,
+        records_max=options["pool_records"],
+    )
+    return UpstreamOptions(
+        options["permission_mode"],
+        options["sandbox"],
+        options["has_rules_file"],
+        read_servers(servers_path) if servers_path else (),
+        limits,
+    )
 
 
 def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
