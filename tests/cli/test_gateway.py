@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cli.conftest import Run
+from tests.integrations.scripted_peer import Orders
 
 WAIT_S = 30.0
 
@@ -37,15 +38,25 @@ def ended(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def asked(url: str, token: str | None) -> tuple[int, str]:
+def asked(url: str, token: str | None, words: str = "hi") -> tuple[int, str]:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_S)
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": words}]})
     connection.request("POST", "/v1/chat/completions", body, headers)
     answer = connection.getresponse()
     whole = answer.read().decode()
     connection.close()
     return answer.status, whole
+
+
+def responded(url: str, token: str, words: str) -> int:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=WAIT_S)
+    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
+    connection.request("POST", "/v1/responses", json.dumps({"model": "m", "input": words}), headers)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
 
 
 def test_its_key_is_made_once_and_for_this_user_only(tmp_path: Path) -> None:
@@ -105,3 +116,55 @@ def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:
     assert lines[2].strip().startswith("ANTHROPIC_BASE_URL=http://127.0.0.1:")
     assert lines[3].strip() == "API key: our-key"
     assert ended(process) == 0
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("acp")
+    folder, key_file, store = tmp_path / "agent", tmp_path / "keys", tmp_path / "gateway.db"
+    servers = {
+        "files": {"command": "npx", "args": ["files"]},
+        "shop": {"url": "https://b.example", "oauth": {"clientId": "id"}},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    agent = f"cd {ROOT} && exec {sys.executable} -m tests.integrations.acp_agent {folder} load"
+    options = ["--upstream", f"acp:sh -c '{agent}'", "--mcp-servers", str(tmp_path / "mcp.json")]
+    options += ["--pool-records", "1", "--key-file", str(key_file), "--store", str(store)]
+    command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--port", "0", "--json"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        try:
+            assert asked(told["url"], told["token"], "one")[0] == 200
+            assert (
+                responded(told["url"], told["token"], "quetzal") == 200
+            )  # a response is stored with its words
+        finally:
+            assert ended(process) == 0
+    opened = Orders(folder).recorded("opened")
+    assert [[server["name"] for server in each["servers"]] for each in opened] == [["files"]] * 2
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len([line for line in lines if "'shop' is left out" in line]) == 1  # the notice, once
+    assert len([line for line in lines if "the limit is 1 records" in line]) == 1
+    assert key_file.exists()
+    files = [path for path in store.parent.rglob(f"{store.name}*") if path.is_file()]
+    assert not any(b"quetzal" in path.read_bytes() for path in files)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--permission-mode", "plan"), "takes no --permission-mode"),
+        (("--sandbox", "read-only"), "takes no --sandbox"),
+        (("--rules-file",), "takes no --rules-file"),
+        (("--pool-records", "5"), "has no pool"),
+    ],
+)
+def test_an_option_that_an_upstream_can_make_nothing_of_is_refused(
+    run: Run, option: tuple[str, ...], words: str
+) -> None:
+    done = run("gateway", "--upstream", "scripted", *option)
+    assert (done.exit_code, done.stderr.count("\n"), words in done.stderr) == (2, 1, True)

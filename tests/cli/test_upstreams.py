@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.upstreams import KINDS, find_upstream
+from midstream.cli.upstreams import KINDS, UpstreamOptions, find_upstream
 from midstream.core.messages import History, UserMessage
 from midstream.core.replies import ModelRequest, TextDelta
 from midstream.errors import UsageError
@@ -72,6 +72,44 @@ def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = find_upstream("openai:gpt-5", SHELF, cwd=tmp_path)
     assert isinstance(found, Pooled)
     assert found.name == "openai:gpt-5"
+
+
+@pytest.mark.parametrize(
+    ("named", "package", "options", "words"),
+    [
+        (
+            "claude",
+            "claude_agent_sdk",
+            UpstreamOptions(permission_mode="polite"),
+            "it has default, acceptEdits",
+        ),
+        ("codex", "openai_codex", UpstreamOptions(sandbox="beach"), "it has read-only, workspace-write"),
+    ],
+)
+def test_a_word_that_an_upstream_does_not_know_is_refused_with_those_it_knows(
+    named: str, package: str, options: UpstreamOptions, words: str
+) -> None:
+    pytest.importorskip(package)
+    with pytest.raises(UsageError, match=words):
+        find_upstream(named, SHELF, options=options)
+
+
+@pytest.mark.parametrize(
+    ("named", "package", "options"),
+    [
+        ("claude", "claude_agent_sdk", UpstreamOptions(permission_mode="plan")),
+        ("codex", "openai_codex", UpstreamOptions(sandbox="read-only")),
+        ("cursor:composer-2", "cursor_sdk", UpstreamOptions(has_rules_file=True)),
+    ],
+)
+def test_an_option_reaches_its_upstream(
+    named: str, package: str, options: UpstreamOptions, tmp_path: Path
+) -> None:
+    """A conversation belongs to what its agent may do: another permission is another identity, or ability."""
+    pytest.importorskip(package)
+    made = [find_upstream(named, SHELF, cwd=tmp_path, options=each) for each in (options, UpstreamOptions())]
+    upstreams = [each._upstream for each in made if isinstance(each, Pooled)]
+    assert len({(str(each.identity), str(each.abilities)) for each in upstreams}) == 2
 
 
 async def test_the_scripted_one_says_again_what_it_hears() -> None:

@@ -4,12 +4,16 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.core.messages import History, UserMessage
+from midstream.core.replies import ModelRequest
 from midstream.core.reuse.fingerprint import Outline, outline
 from midstream.core.reuse.records import PoolRecord, answered, asked_fresh, confirmed
-from midstream.errors import ShelfMovedError, StoreBusyError
-from midstream.runtime.pool_entries import POOL_SHELF, PoolEntries, key_of, session_of
+from midstream.errors import ShelfMovedError, StoreBusyError, UsageError
+from midstream.runtime.pool import Pooled, PoolLimits
+from midstream.runtime.pool_entries import POOL_SHELF, Eviction, PoolEntries, key_of, session_of
 from midstream.store.memory import MemoryStore
 from midstream.testing import FakeWorld
+from midstream.testing.upstreams import ScriptedUpstream
+from tests.spec import spec
 
 
 class Moody(MemoryStore):
@@ -151,3 +155,45 @@ def _asked(world: FakeWorld) -> PoolRecord:
 def _told(world: FakeWorld, *, agent: str = "agent-1") -> PoolRecord:
     asked = confirmed(_asked(world), agent, now=world.now())
     return answered(asked, agent=agent, mark="", open_calls=(), now=world.now())
+
+
+@spec("REUSE-25")
+async def test_the_limits_are_settings_and_each_eviction_is_logged_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, _, world = await _made()
+    entries = PoolEntries(store, "up", world, age_max_s=60.0, records_max=2)
+    for session in ("a", "b", "c"):
+        claim = await entries.claim(session, await entries.find(session), _asked(world))
+        await claim.release(_told(world, agent=session))
+        await world.advance(1.0)
+    assert await entries.prune() == ("a",)
+    assert entries.evictions == {Eviction.COUNT: 1}
+    await world.advance(60.0)
+    found = await entries.find("b")
+    assert found.record is None
+    await entries.claim("b", found, _asked(world))  # a fresh agent takes the place of one that is too old
+    assert await entries.prune() == ("c",)
+    assert entries.evictions == {Eviction.COUNT: 1, Eviction.AGE: 2}
+    assert [record.limit for record in caplog.records] == ["count", "age", "age"]  # type: ignore[attr-defined]
+
+
+@spec("REUSE-25")
+async def test_a_pool_hands_its_limits_on_and_counts_what_they_cost() -> None:
+    world, store = FakeWorld(), MemoryStore()
+    await store.open()
+    pool = Pooled(ScriptedUpstream(), store, limits=PoolLimits(records_max=1), world=world)
+    for session in ("a", "b"):
+        request = ModelRequest("", History((UserMessage.of("hi"),)), session=session)
+        async for _ in pool.stream(request):
+            pass
+        await world.advance(1.0)
+    assert [kept.key for kept in await store.shelf(POOL_SHELF)] == ["scripted/b"]
+    assert pool.counters.evictions == {Eviction.COUNT: 1}
+    await pool.aclose()
+
+
+@pytest.mark.parametrize("limits", [{"records_max": 0}, {"record_age_max_s": 0.0}])
+def test_a_limit_that_keeps_nothing_is_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        PoolLimits(**limits)  # type: ignore[arg-type]

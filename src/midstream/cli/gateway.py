@@ -12,17 +12,22 @@ import msgspec
 
 from midstream.cli import Surroundings
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
+from midstream.cli.mcp_servers import read_servers
+from midstream.cli.serve import store_of
 from midstream.cli.terminal import clean
-from midstream.cli.upstreams import find_upstream
+from midstream.cli.upstreams import UpstreamOptions, find_upstream
+from midstream.core.reuse.records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.errors import UsageError
 from midstream.places import made
+from midstream.runtime.pool import PoolLimits
 from midstream.server.gateway.app import gateway as gateway_app
 from midstream.server.gateway.runs import GRACE_S
 from midstream.server.serve import serve
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.contract import Shelf
 from midstream.world import World
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
+DAY_S = 24 * 3600.0
 COLLECT_AFTER = 5_000
 """Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
 thousands, nearly none of them so, and all of them stand still while it looks."""
@@ -74,6 +79,56 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     show_default=True,
     help="Seconds that an answer goes on when nobody reads it any more.",
 )
+@click.option(
+    "--permission-mode",
+    default="",
+    metavar="MODE",
+    help="How an agent asks for leave, in its own words: claude's permission mode, or a session mode of acp.",
+)
+@click.option(
+    "--sandbox",
+    default="",
+    metavar="KIND",
+    help="What codex may change: read-only, workspace-write or full-access.",
+)
+@click.option(
+    "--rules-file",
+    "has_rules_file",
+    is_flag=True,
+    help="Write the client application's instructions to .cursor/rules/midstream.mdc, where cursor reads them.",
+)
+@click.option(
+    "--mcp-servers",
+    "servers_path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='MCP servers for the agent, as JSON: {"mcpServers": {…}}; ${NAME} is a variable of the environment.',
+)
+@click.option(
+    "--pool-records",
+    type=click.IntRange(min=1),
+    default=RECORDS_MAX,
+    show_default=True,
+    help="Conversations whose agents are known, the most recently used first.",
+)
+@click.option(
+    "--pool-days",
+    type=click.FloatRange(min=0, min_open=True),
+    default=RECORD_AGE_MAX_S / DAY_S,
+    show_default=True,
+    help="Days that an agent is known after its last use.",
+)
+@click.option(
+    "--live-agents",
+    type=click.IntRange(min=1),
+    default=PoolLimits().live_max,
+    show_default=True,
+    help="Agents kept open at once.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Encrypt the database under the first key of this file; made where there is neither it nor a database yet.",
+)
 @click.option("--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools an agent runs itself.")
 @telling_options
 @click.pass_obj
@@ -88,13 +143,15 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     if options["host"] not in LOCAL_HOSTS:
         _check_names(surroundings, options)
     path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
-    store = SQLiteStore(path)
+    store = store_of(path, options["key_file"], is_escrowed=False)
+    assert isinstance(store, Shelf)  # with and without encryption
     model = find_upstream(
         options["upstream"],
         store,
         model=options["model"],
         cwd=options["cwd"],
         key_variable=options["key_variable"],
+        options=_agent_options(options),
     )
     app = gateway_app(
         model,
@@ -133,6 +190,23 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     run_server(work)
     if surroundings.talk.is_terminal:
         click.echo(err=True)  # the shell's prompt stands on a line of its own, not behind "^C"
+
+
+def _agent_options(options: dict[str, Any]) -> UpstreamOptions:
+    """Return what the command line says of the agents and their pool."""
+    servers_path = options["servers_path"]
+    limits = PoolLimits(
+        live_max=options["live_agents"],
+        record_age_max_s=options["pool_days"] * DAY_S,
+        records_max=options["pool_records"],
+    )
+    return UpstreamOptions(
+        options["permission_mode"],
+        options["sandbox"],
+        options["has_rules_file"],
+        read_servers(servers_path) if servers_path else (),
+        limits,
+    )
 
 
 def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:

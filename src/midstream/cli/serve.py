@@ -174,7 +174,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
         agent,
-        store=_store_of(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
+        store=store_of(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
         access=_access_of(surroundings, options, login),
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
@@ -292,7 +292,7 @@ def _told(limit: T) -> T | None:
     return None if limit == math.inf else limit
 
 
-def _store_of(path: Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
+def store_of(path: Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
     """Return the store, encrypted as the options say.
 
     Raises:

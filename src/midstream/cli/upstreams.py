@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from msgspec import Struct
 
 from midstream.core.messages import Text, UserMessage
 from midstream.core.replies import ModelRequest
+from midstream.core.reuse.servers import McpServer
 from midstream.errors import UsageError
 from midstream.runtime.models import Model
-from midstream.runtime.pool import Pooled
+from midstream.runtime.pool import Pooled, PoolLimits
 from midstream.store.contract import Shelf
 from midstream.testing.models import Reply, ScriptedModel, text
+
+
+class UpstreamOptions(Struct, frozen=True):
+    """What an agent may do and is given, each for the kinds of upstreams that take it.
+
+    Args:
+        permission_mode: How the agent asks for leave, in its own words; "" for its default.
+        sandbox: What it may change, in its own words; "" for its default.
+        has_rules_file: Whether the instructions of a client application are written to a rules file in its folder.
+        servers: The MCP servers that it is given.
+        limits: What its pool holds.
+    """
+
+    permission_mode: str = ""
+    sandbox: str = ""
+    has_rules_file: bool = False
+    servers: tuple[McpServer, ...] = ()
+    limits: PoolLimits = PoolLimits()
 
 
 class Wanted(Struct, frozen=True):
@@ -27,18 +46,20 @@ class Wanted(Struct, frozen=True):
         model: The upstream's own name of the model, or "".
         cwd: The folder an agent works in.
         api_key: The upstream's key, or None where it finds its own.
+        options: What else it is to be made with.
     """
 
     detail: str
     model: str
     cwd: Path
     api_key: str | None
+    options: UpstreamOptions
 
 
 class _Kind(Struct, frozen=True):
     """A kind of upstream: its module and class, the extra it needs, and how it is made.
 
-    `takes`: what it can make something of beside its detail and a folder (`model`, `key`).
+    `takes`: what it can make something of beside its detail and a folder.
     """
 
     module: str
@@ -50,24 +71,31 @@ class _Kind(Struct, frozen=True):
 
 
 def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    return (wanted.detail or wanted.model,), {"cwd": wanted.cwd}
+    modes = get_args(importlib.import_module("claude_agent_sdk").PermissionMode)
+    mode = _one_of("--permission-mode", wanted.options.permission_mode, modes)
+    return (wanted.detail or wanted.model,), {"cwd": wanted.cwd, "permission_mode": mode}
 
 
 def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
         raise UsageError("name the model that Cursor is to use, such as --upstream cursor:composer-2")
-    return (model,), {"cwd": wanted.cwd, "api_key": wanted.api_key}
+    named = {"cwd": wanted.cwd, "api_key": wanted.api_key, "is_instructing": wanted.options.has_rules_file}
+    return (model,), named
 
 
 def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    return (wanted.detail or wanted.model or None,), {"cwd": wanted.cwd, "api_key": wanted.api_key}
+    kinds = importlib.import_module("midstream.integrations.codex").sdk.Sandbox
+    sandbox = _one_of("--sandbox", wanted.options.sandbox, [each.value for each in kinds])
+    chosen = {} if sandbox is None else {"sandbox": kinds(sandbox)}
+    named = {"cwd": wanted.cwd, "api_key": wanted.api_key, **chosen}
+    return (wanted.detail or wanted.model or None,), named
 
 
 def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not wanted.detail:
         raise UsageError("name the agent's command, such as --upstream 'acp:gemini --acp'")
-    return (wanted.detail,), {"cwd": wanted.cwd}
+    return (wanted.detail,), {"cwd": wanted.cwd, "mode": wanted.options.permission_mode}
 
 
 def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -86,11 +114,29 @@ def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     return (wanted.detail, wanted.model, wanted.api_key), {}
 
 
+def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
+    """Return the value of an option, or None where it was not given."""
+    if said and said not in known:
+        raise UsageError(f"{option} {said} is not known to this upstream; it has {', '.join(known)}")
+    return said or None
+
+
+_ACP_TAKES = frozenset({"permission_mode", "servers"})
+_CLAUDE_TAKES = frozenset({"model", "permission_mode", "servers"})
+_CODEX_TAKES = frozenset({"model", "key", "sandbox", "servers"})
+_CURSOR_TAKES = frozenset({"model", "key", "has_rules_file", "servers"})
+_OPTIONS = {
+    "permission_mode": "--permission-mode",
+    "sandbox": "--sandbox",
+    "has_rules_file": "--rules-file",
+    "servers": "--mcp-servers",
+}
+
 KINDS: Mapping[str, _Kind] = {
-    "acp": _Kind("midstream.integrations.acp", "AcpAgent", "acp", _acp, frozenset()),
-    "claude": _Kind("midstream.integrations.claude_agent", "Claude", "claude", _claude, frozenset({"model"})),
-    "codex": _Kind("midstream.integrations.codex", "Codex", "codex", _codex),
-    "cursor": _Kind("midstream.integrations.cursor", "Cursor", "cursor", _cursor),
+    "acp": _Kind("midstream.integrations.acp", "AcpAgent", "acp", _acp, _ACP_TAKES),
+    "claude": _Kind("midstream.integrations.claude_agent", "Claude", "claude", _claude, _CLAUDE_TAKES),
+    "codex": _Kind("midstream.integrations.codex", "Codex", "codex", _codex, _CODEX_TAKES),
+    "cursor": _Kind("midstream.integrations.cursor", "Cursor", "cursor", _cursor, _CURSOR_TAKES),
     "openai": _Kind("midstream.integrations.openai_conversation", "OpenAIChain", "openai", _openai),
     "openai-compatible": _Kind(
         "midstream.integrations.openai_compatible", "OpenAICompatible", "", _compatible, is_pooled=False
@@ -102,7 +148,13 @@ SCRIPTED = "scripted"
 
 
 def find_upstream(
-    named: str, shelf: Shelf, *, model: str = "", cwd: Path = Path(), key_variable: str = ""
+    named: str,
+    shelf: Shelf,
+    *,
+    model: str = "",
+    cwd: Path = Path(),
+    key_variable: str = "",
+    options: UpstreamOptions | None = None,
 ) -> Model:
     """Return the model that `KIND` or `KIND:DETAIL` names: one that remembers behind a pool. Nothing is started yet.
 
@@ -112,6 +164,7 @@ def find_upstream(
         model: The upstream's own name of the model, where its kind takes one.
         cwd: The folder agents work in.
         key_variable: The environment variable that has the upstream's key; "" lets it look for its own.
+        options: What an agent may do and is given.
 
     Raises:
         UsageError: There is no such kind, its extra is not installed, or something it needs is not named.
@@ -126,20 +179,29 @@ def find_upstream(
         raise UsageError(f"the upstream {kind_name!r} takes no --model")
     if key_variable and "key" not in takes:
         raise UsageError(f"the upstream {kind_name!r} finds its own key: leave out --key-from")
+    options = options or UpstreamOptions()
+    for field, option in _OPTIONS.items():
+        if getattr(options, field) and field not in takes:
+            raise UsageError(f"the upstream {kind_name!r} takes no {option}")
+    if options.limits != PoolLimits() and (kind is None or not kind.is_pooled):
+        raise UsageError(f"the upstream {kind_name!r} has no pool: leave out the options of one")
     if kind is None:
         return ScriptedModel(_echo, name=SCRIPTED)
     api_key = os.environ.get(key_variable) if key_variable else None
     if key_variable and not api_key:
         raise UsageError(f"the variable {key_variable} is not set: it was to have the upstream's key")
-    positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key))
     try:
+        positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options))
         made = getattr(importlib.import_module(kind.module), kind.name)
     except ImportError as error:
         raise UsageError(
             f"the upstream {kind_name!r} needs an extra: pip install 'midstream[{kind.extra}]'"
         ) from error
     upstream = made(*positional, **named_arguments)
-    return Pooled(upstream, shelf) if kind.is_pooled else upstream
+    if not kind.is_pooled:
+        return cast("Model", upstream)
+    servers = options.servers
+    return Pooled(upstream, shelf, limits=options.limits, servers=(lambda: servers) if servers else None)
 
 
 def _echo(request: ModelRequest) -> Reply:

@@ -97,6 +97,8 @@ class PoolLimits(Struct, frozen=True):
             over with a fresh agent.
         silence: How long an agent may say nothing.
         budget: How much of a conversation a fresh agent is told.
+        record_age_max_s: Seconds that the record of a conversation is kept after its last use.
+        records_max: Records that are kept, the most recently used first, of all pools that share the store.
 
     Raises:
         UsageError: A number is not positive.
@@ -107,9 +109,12 @@ class PoolLimits(Struct, frozen=True):
     wait_s: float = 10.0
     silence: SilenceLimits = SilenceLimits()
     budget: TranscriptBudget = TranscriptBudget()
+    record_age_max_s: float = records.RECORD_AGE_MAX_S
+    records_max: int = records.RECORDS_MAX
 
     def __post_init__(self) -> None:
-        if not (self.live_max > 0 and self.rest_s > 0 and self.wait_s > 0):
+        times = (self.rest_s, self.wait_s, self.record_age_max_s)
+        if not (self.live_max > 0 and self.records_max > 0 and all(each > 0 for each in times)):
             raise UsageError("the limits of a pool are positive numbers")
 
 
@@ -147,9 +152,9 @@ class Pooled:
         self.counters = PoolCounters()
         """What became of all turns since this pool was made, as numbers: for metrics."""
         self._shelf = shelf
+        self._entries = self._entries_in(shelf or store_in_memory(world=world))
         self._engines = 0
         """Engines that run this pool now; the first one's store has the records."""
-        self._entries = PoolEntries(shelf or store_in_memory(world=world), upstream.name, world)
         self._live = LiveAgents(
             upstream,
             world,
@@ -161,6 +166,16 @@ class Pooled:
         self._chains: OrderedDict[str, Chain] = OrderedDict()
         self._reports: OrderedDict[str, TurnReport] = OrderedDict()
         show_where_asked()
+
+    def _entries_in(self, shelf: Shelf) -> PoolEntries:
+        return PoolEntries(
+            shelf,
+            self._upstream.name,
+            self._world,
+            age_max_s=self._limits.record_age_max_s,
+            records_max=self._limits.records_max,
+            evictions=self.counters.evictions,
+        )
 
     @property
     def name(self) -> str:
@@ -181,7 +196,7 @@ class Pooled:
         self._engines += 1
         if self._engines == 1 and isinstance(store, Shelf):
             self._shelf = store
-            self._entries = PoolEntries(store, self.name, self._world)
+            self._entries = self._entries_in(store)
 
     async def end_use(self) -> None:
         """See `StoredModel.end_use`."""
@@ -235,7 +250,7 @@ class Pooled:
         if self._shelf is None:
             self._shelf = store = store_in_memory(world=self._world)
             await store.open()
-            self._entries = PoolEntries(store, self.name, self._world)
+            self._entries = self._entries_in(store)
         setup, outline = self._read(request)
         is_ours = await self._may_enter(request, outline)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from midstream.core.reuse.classification import Kind
+from midstream.runtime.pool_entries import Eviction
 from midstream.runtime.pool_turns import End, TurnReport, Way
 
 
@@ -12,6 +13,8 @@ class PoolCounters:
     """Read it whenever you like; it is written on the loop's thread, after each turn."""
 
     def __init__(self) -> None:
+        self.evictions: Counter[Eviction] = Counter()
+        """Records that a limit removed, or that were too old to be used, by the limit."""
         self.turns: Counter[tuple[Kind, Way, End]] = Counter()
         """Turns, by what the request was, how the agent was got, and how it ended."""
         self.rebuilt: Counter[str] = Counter()

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import TypeVar
 
 from msgspec import Struct
@@ -18,7 +20,15 @@ from msgspec.structs import replace
 
 from midstream.core.reuse.fingerprint import Outline
 from midstream.core.reuse.own_calls import AnswerCalls, decode_calls, encode_calls, with_answer
-from midstream.core.reuse.records import PoolRecord, decode, encode, expired, noted
+from midstream.core.reuse.records import (
+    RECORD_AGE_MAX_S,
+    RECORDS_MAX,
+    PoolRecord,
+    decode,
+    encode,
+    expired,
+    noted,
+)
 from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
 from midstream.errors import ShelfMovedError, StoreDamagedError, UnavailableError
 from midstream.store.contract import Shelf
@@ -41,11 +51,22 @@ OUT_OF_ORDER = (UnavailableError, StoreDamagedError)
 _log = logging.getLogger(__name__)
 
 
+class Eviction(StrEnum):
+    """Which limit removed a record."""
+
+    AGE = "age"
+    COUNT = "count"
+
+
 class Found(Struct, frozen=True):
-    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record."""
+    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record.
+
+    `age_s`: Seconds since the last use of an entry that is too old to be used; 0 for any other.
+    """
 
     version: int
     record: PoolRecord | None
+    age_s: float = 0.0
 
 
 def key_of(upstream: str, session: str) -> str:
@@ -63,12 +84,28 @@ class PoolEntries:
 
     Args:
         upstream: Its name.
+        age_max_s: Seconds that a record is kept after its last use.
+        records_max: Records that are kept, of all upstreams that share the shelf.
+        evictions: Counts the removed records; a new counter by default.
     """
 
-    def __init__(self, shelf: Shelf, upstream: str, world: World) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        upstream: str,
+        world: World,
+        *,
+        age_max_s: float = RECORD_AGE_MAX_S,
+        records_max: int = RECORDS_MAX,
+        evictions: Counter[Eviction] | None = None,
+    ) -> None:
         self._shelf = shelf
         self._upstream = upstream
         self._world = world
+        self._age_max_s = age_max_s
+        self._records_max = records_max
+        self.evictions: Counter[Eviction] = Counter() if evictions is None else evictions
+        """Records that were removed because of a limit, by the limit."""
 
     async def find(self, session: str) -> Found:
         """Return what is known of a session; one that is too old is not known."""
@@ -77,8 +114,8 @@ class PoolEntries:
         if kept is None:
             return Found(0, None)
         record = decode(kept.body)
-        if record is not None and expired([(key, record.used_at)], now=self._world.now()):
-            record = None
+        if record is not None and self._expired([(key, record.used_at)]):
+            return Found(kept.version, None, age_s=self._world.now() - kept.at)
         return Found(kept.version, record)
 
     async def claim(self, session: str, found: Found, record: PoolRecord) -> Claim:
@@ -91,6 +128,8 @@ class PoolEntries:
             self._shelf, key_of(self._upstream, session), self._world, self._world.new_id("run"), found
         )
         await claim.begin(record)
+        if found.age_s:
+            self._note_eviction(key_of(self._upstream, session), None, age_s=found.age_s)
         return claim
 
     async def note_aside(self, session: str, found: Found, outline: Outline) -> None:
@@ -116,9 +155,12 @@ class PoolEntries:
         entries = {kept.key: kept for kept in await self._shelf.shelf(POOL_SHELF)}
         gone: list[str] = []
         await self._drop_calls()
-        for key in expired([(key, kept.at) for key, kept in entries.items()], now=self._world.now()):
+        now = self._world.now()
+        for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
             record = decode(entries[key].body)
             is_gone = await self._shelf.drop(POOL_SHELF, key, expected=entries[key].version)
+            if is_gone:
+                self._note_eviction(key, record, age_s=now - entries[key].at)
             if is_gone and record is not None and record.upstream == self._upstream and not record.run:
                 gone.append(record.agent)
         return tuple(agent for agent in gone if agent)
@@ -142,8 +184,23 @@ class PoolEntries:
     async def _drop_calls(self) -> None:
         """Remove the calls of what was not used for as long as a record is kept, or is beyond their number."""
         entries = {kept.key: kept for kept in await self._shelf.shelf(CALLS_SHELF)}
-        for key in expired([(key, kept.at) for key, kept in entries.items()], now=self._world.now()):
+        for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
             await self._shelf.drop(CALLS_SHELF, key, expected=entries[key].version)
+
+    def _expired(self, used: Iterable[tuple[str, float]]) -> tuple[str, ...]:
+        return expired(used, now=self._world.now(), age_max_s=self._age_max_s, records_max=self._records_max)
+
+    def _note_eviction(self, key: str, record: PoolRecord | None, *, age_s: float) -> None:
+        """Log and count a record that a limit has removed: the next turn of its session costs a full replay."""
+        why = Eviction.AGE if age_s > self._age_max_s else Eviction.COUNT
+        self.evictions[why] += 1
+        limit = f"{self._age_max_s:.0f} s" if why is Eviction.AGE else f"{self._records_max} records"
+        _log.warning(
+            "a record of the pool was removed, last used %.0f s ago: the limit is %s",
+            age_s,
+            limit,
+            extra={"entry": key, "agent": record.agent if record else "", "limit": why.value},
+        )
 
     async def retention(self) -> Retention:
         """Return what was learned of this upstream's memory."""

@@ -164,15 +164,21 @@ def decode(body: bytes) -> PoolRecord | None:
     return record if _is_sound(record) else None
 
 
-def expired(used: Iterable[tuple[str, float]], *, now: float) -> tuple[str, ...]:
-    """Return the keys of the records that go: not used for `RECORD_AGE_MAX_S`, or beyond the `RECORDS_MAX` last used.
+def expired(
+    used: Iterable[tuple[str, float]],
+    *,
+    now: float,
+    age_max_s: float = RECORD_AGE_MAX_S,
+    records_max: int = RECORDS_MAX,
+) -> tuple[str, ...]:
+    """Return the keys of the records that go: not used for `age_max_s`, or beyond the `records_max` last used.
 
     Args:
         used: Keys, and when each was last used. A time in the future counts as now: a clock was put back.
     """
     by_use = sorted(((min(at, now), key) for key, at in used), key=lambda pair: (-pair[0], pair[1]))
     return tuple(
-        key for place, (at, key) in enumerate(by_use) if place >= RECORDS_MAX or now - at > RECORD_AGE_MAX_S
+        key for place, (at, key) in enumerate(by_use) if place >= records_max or now - at > age_max_s
     )
 
 

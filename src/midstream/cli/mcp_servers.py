@@ -1,0 +1,98 @@
+"""The file of MCP servers that the gateway gives to an agent: the `mcpServers` object that most hosts have.
+
+`${NAME}` in a value is replaced by that variable of the environment, so that the file needs no secret in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from midstream.core.reuse.servers import TRANSPORTS, McpServer, Transport
+from midstream.errors import UsageError
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_TRANSPORTS: Mapping[str, Transport] = {
+    **{each: each for each in TRANSPORTS},
+    "streamable-http": "http",
+    "streamable_http": "http",
+    "streamableHttp": "http",
+}
+_OAUTH = {
+    "client_id": ("client_id", "clientId", "CLIENT_ID"),
+    "client_secret": ("client_secret", "clientSecret", "CLIENT_SECRET"),
+    "scope": ("scope", "scopes"),
+}
+"""The names that hosts have for a client registration, in the object `oauth` or `auth` of a server."""
+
+
+def read_servers(path: Path) -> tuple[McpServer, ...]:
+    """Return the servers that a file names, in the order of their names.
+
+    Raises:
+        UsageError: The file cannot be read, is no such object, or names a variable that is not set.
+    """
+    try:
+        told = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{str(path)!r} cannot be read as JSON: {error}") from error
+    servers = told.get("mcpServers") if isinstance(told, dict) else None
+    if not isinstance(servers, dict):
+        raise UsageError(f'{str(path)!r} has no servers: write {{"mcpServers": {{"NAME": {{…}}}}}}')
+    return tuple(_server(name, servers[name]) for name in sorted(servers))
+
+
+def _server(name: str, told: Any) -> McpServer:  # noqa: ANN401 - JSON of somebody else's
+    try:
+        said = _expanded(told)
+        oauth: Mapping[str, Any] = next(
+            (said[key] for key in ("oauth", "auth") if isinstance(said.get(key), dict)), {}
+        )
+        transport = said.get("type") or said.get("transport") or ("http" if "url" in said else "stdio")
+        fields = {
+            "name": name,
+            "transport": _TRANSPORTS.get(transport, transport),
+            "command": said.get("command", ""),
+            "args": said.get("args", ()),
+            "env": said.get("env", {}),
+            "url": said.get("url", ""),
+            "headers": said.get("headers", {}),
+            "needs_auth": bool(oauth) or said.get("needs_auth", False),
+            **{field: _registered(oauth, names) for field, names in _OAUTH.items()},
+        }
+        server = msgspec.convert(fields, McpServer)
+    except (AttributeError, TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"the MCP server {name!r} is described wrongly: {error}") from error
+    if not (server.command if server.transport == "stdio" else server.url):
+        missing = "command" if server.transport == "stdio" else "url"
+        raise UsageError(f"the MCP server {name!r} has no {missing!r}")
+    return server
+
+
+def _registered(oauth: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    said = next((oauth[name] for name in names if name in oauth), "")
+    return " ".join(said) if isinstance(said, list) else str(said)
+
+
+def _expanded(value: Any) -> Any:  # noqa: ANN401 - JSON of somebody else's
+    match value:
+        case str():
+            return _VARIABLE.sub(_variable, value)
+        case list():
+            return [_expanded(each) for each in value]
+        case dict():
+            return {key: _expanded(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+def _variable(found: re.Match[str]) -> str:
+    value = os.environ.get(found[1])
+    if value is None:
+        raise UsageError(f"the variable {found[1]} is not set: an MCP server wants it")
+    return value

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.cli.mcp_servers import read_servers
+from midstream.core.reuse.servers import McpServer
+from midstream.errors import UsageError
+
+
+def written(folder: Path, told: object) -> Path:
+    path = folder / "mcp.json"
+    path.write_text(told if isinstance(told, str) else json.dumps(told), encoding="utf-8")
+    return path
+
+
+def test_the_file_of_other_hosts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAIL_TOKEN", "t0ken")
+    path = written(
+        tmp_path,
+        {
+            "mcpServers": {
+                "mail": {"url": "https://a.example", "headers": {"Authorization": "Bearer ${MAIL_TOKEN}"}},
+                "files": {"command": "npx", "args": ["-y", "files"], "env": {"A": "b"}},
+                "old": {"type": "sse", "url": "https://a.example/sse"},
+                "shop": {"url": "https://b.example", "auth": {"CLIENT_ID": "i", "scopes": ["r", "w"]}},
+                "wiki": {"type": "streamable-http", "url": "https://c", "oauth": {"clientId": "w"}},
+            }
+        },
+    )
+    assert read_servers(path) == (
+        McpServer("files", command="npx", args=("-y", "files"), env={"A": "b"}),
+        McpServer("mail", "http", url="https://a.example", headers={"Authorization": "Bearer t0ken"}),
+        McpServer("old", "sse", url="https://a.example/sse"),
+        McpServer("shop", "http", url="https://b.example", client_id="i", scope="r w", needs_auth=True),
+        McpServer("wiki", "http", url="https://c", client_id="w", needs_auth=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ([], "has no servers"),
+        ({"servers": {}}, "has no servers"),
+        ({"mcpServers": {"a": 1}}, "'a' is described wrongly"),
+        ({"mcpServers": {"a": {"command": 1}}}, "'a' is described wrongly"),
+        ({"mcpServers": {"a": {"type": "pigeon", "url": "x"}}}, "'a' is described wrongly"),
+        ({"mcpServers": {"a": {"args": ["x"]}}}, "'a' has no 'command'"),
+        ({"mcpServers": {"a": {"type": "http"}}}, "'a' has no 'url'"),
+        ({"mcpServers": {"a": {"command": "${NO_SUCH_VARIABLE}"}}}, "NO_SUCH_VARIABLE is not set"),
+    ],
+)
+def test_what_is_wrong_in_it_is_said(told: object, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_servers(written(tmp_path, told))
