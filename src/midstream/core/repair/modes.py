@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from midstream.core.formats.parts import Format, Kind, Layout, Part, Role, Turn, Value, as_json, as_words
 from midstream.core.profiles import Profile
-from midstream.core.repair.engine import repaired
+from midstream.core.repair.engine import Thinking, repaired
 from midstream.core.repair.foreign import read_as_foreign, unread_words
 from midstream.core.repair.refusals import REFUSALS
 from midstream.core.repair.report import Edit, Finding, Repaired
@@ -31,9 +31,10 @@ class Given(Struct, frozen=True, kw_only=True):
 
     system: Value = None
     model: str | None = None
-    thinking: bool | None = None
+    thinking: Thinking = None
     live_tail: bool = False
     outcomes: dict[str, str] | None = None
+    prefill: bool = False
     own: Container[int] = ()
     """Places of messages whose system prompts and run ids belong to the request that is being sent."""
     has_prompt: bool = False
@@ -73,6 +74,7 @@ def repaired_as(
             thinking=given.thinking,
             live_tail=given.live_tail and is_whole,
             outcomes=given.outcomes,
+            prefill=given.prefill and is_whole,
         )
 
     if mode == "sanitize":
