@@ -77,7 +77,7 @@ def test_a_reply_of_thoughts_alone_gets_a_word_that_a_template_can_show() -> Non
 def test_a_prefill_does_not_end_in_white_space() -> None:
     history = [user("q"), {"role": "assistant", "content": "The answer is \n"}]
     for form in ("anthropic", "openai-chat"):
-        rules = {"format": form, "profile": "claude-proxy" if form == "openai-chat" else None}
+        rules: Any = {"format": form, "profile": "claude-proxy" if form == "openai-chat" else None}
         done = repair(history, prefill=True, **rules)
         said = "The answer is" if form == "openai-chat" else [text("The answer is")]
         assert done.messages == [user("q"), {"role": "assistant", "content": said}], form
@@ -105,6 +105,7 @@ def test_older_templates_of_mistral_want_a_reply_between_a_result_and_a_user() -
 def test_blank_text_goes_behind_a_proxy_that_speaks_to_anthropic() -> None:
     history = [user("q"), chat_reply(chat_call("a"), content=" "), tool("a"), user([text(" "), text("w")])]
     assert repair(history, format="openai-chat").messages is history
+    asked: Any
     for asked in ({"model": "anthropic/claude-opus-4.5"}, {"profile": "claude-proxy"}):
         done = repair(history, format="openai-chat", **asked)
         assert {edit.code for edit in done.edits} == {"blank-text"}
