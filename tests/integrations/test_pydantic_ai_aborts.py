@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,3 +168,53 @@ async def test_an_agents_own_prompts_win_over_those_of_a_stored_history(keyword:
     plain: Agent[None, Any] = Agent(FunctionModel(model), deps_type=type(None), capabilities=[lab.durable])
     await lab.run(plain, prompt="and more", message_history=stored)
     assert "Old." in str(heard[1])
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
+from midstream.integrations.pydantic_ai_durable import Midstream
+
+path, prompt = sys.argv[1:]
+durable = Midstream(path)
+
+def model(messages, info):
+    said = [part.content for each in messages for part in each.parts if part.part_kind == "user-prompt"]
+    if said[-1] == "go":
+        return ModelResponse([ToolCallPart("once", {}, "c1"), ToolCallPart("die", {}, "c2")])
+    told = [part.content for each in messages for part in each.parts if part.part_kind == "tool-return"]
+    return ModelResponse([TextPart(" | ".join([*said, *told]))])
+
+agent = Agent(FunctionModel(model), capabilities=[durable])
+
+@agent.tool_plain(sequential=True)
+async def once() -> str:
+    return "done once"
+
+@agent.tool_plain(sequential=True)
+async def die() -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with durable.turn("s", key=prompt):
+        print((await agent.run(prompt)).output)
+    await durable.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@spec("DRIVEN-9")
+def test_the_message_after_a_kill_works_in_another_process(tmp_path: Path) -> None:
+    def run(prompt: str) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-c", KILLED, str(tmp_path / "a.db"), prompt]
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+    assert run("go").returncode == -signal.SIGKILL
+    for _ in range(2):  # the second time it is told again from the journal
+        later = run("stop that")
+        assert later.returncode == 0, later.stderr
+        assert later.stdout.strip() == f"go | stop that | done once | {UNKNOWN_CONTENT}"
