@@ -41,10 +41,10 @@ def _item_pairs(turns: list[Turn], task: Task) -> list[Turn]:
             _drop_item_id(turn)
             task.report.tell(fault, turn.at, "left out the item's id")
             kept.append(turn)
-    followed = _with_named_followers(_followed(kept, task), task)
+    followed = _followed(kept, task)
     if task.model is not None and task.model.startswith(_REASONING_MODELS):
         _drop_lone_call_ids(followed, task)
-    return _without_lost_partners(turns, followed, task)
+    return _with_named_followers(_without_lost_partners(turns, followed, task), task)
 
 
 def _drop_lone_call_ids(turns: list[Turn], task: Task) -> None:
