@@ -13,6 +13,7 @@ from midstream.core.formats.named import FORMATS, format_named
 from midstream.core.formats.parts import Format, Value
 from midstream.core.formats.recognition import candidates_for
 from midstream.core.profiles import profile_for, profile_named
+from midstream.core.repair.engine import Thinking
 from midstream.core.repair.modes import Given, Mode, finding_of, repaired_as, require_mode
 from midstream.core.repair.report import Advice, Edit, Finding, Repaired
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
@@ -28,11 +29,12 @@ def repair(
     format: str | None = None,  # noqa: A002 - the word every caller will look for
     profile: str | None = None,
     model: str | None = None,
-    thinking: bool | None = None,
+    thinking: Thinking = None,
     system: Value = None,
     live_tail: bool = False,
     mode: Mode = "repair",
     outcomes: Mapping[str, Outcome] | None = None,
+    prefill: bool = False,
 ) -> Repaired:
     """Make a history acceptable to its provider, losing nothing.
 
@@ -47,7 +49,8 @@ def repair(
             formats comes back as it is where none of them finds anything wrong, and is refused otherwise.
         profile: Whose rules hold; the format's own provider unless named (`midstream.core.profiles.PROFILES`).
         model: The model that will be asked; thinking that says it was signed for another one is dropped.
-        thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off.
+        thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`: it
+            has, and the provider wants the reasoning of every reply, not only of those with calls.
         system: The system prompt that is sent beside the list; comes back in `Repaired.system`, with system
             messages of the list moved into it where the provider wants them there.
         live_tail: The last reply is still at work (an approval is pending, a tool is running): its open calls
@@ -58,6 +61,7 @@ def repair(
             row; `rollback` to cut the list at the last complete exchange. `Edit.lost` holds the text that went.
         outcomes: How calls without a result ended, by call id, where the caller knows: `denied` by the user,
             `not-started`, `interrupted`, `unknown`. Unknown is assumed.
+        prefill: The last reply is one that the model is to continue.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no JSON value (cyclic, too deep, other objects).
@@ -74,9 +78,10 @@ def repair(
         thinking=thinking,
         live_tail=live_tail,
         outcomes=dict(outcomes or {}),
+        prefill=prefill,
     )
     form = format_named(format) if format is not None else _recognized(messages, profile, given)
-    return repaired_as(mode, messages, form, profile_for(form, profile), given)
+    return repaired_as(mode, messages, form, profile_for(form, profile, model), given)
 
 
 def _recognized(messages: list[Value], profile: str | None, given: Given) -> Format:
@@ -91,7 +96,8 @@ def _recognized(messages: list[Value], profile: str | None, given: Given) -> For
     if len(forms) == len(names) == 1:
         return forms[0]
     if len(forms) == len(names) and not any(
-        repaired_as("repair", messages, form, profile_for(form, profile), given).edits for form in forms
+        repaired_as("repair", messages, form, profile_for(form, profile, given.model), given).edits
+        for form in forms
     ):
         return forms[0]
     raise UnreadableHistoryError(
@@ -107,6 +113,7 @@ def check(
     format: str | None = None,  # noqa: A002 - the word every caller will look for
     system: Value = None,
     live_tail: bool = False,
+    prefill: bool = False,
 ) -> list[Finding]:
     """List everything a provider would refuse, with its place and the rule it breaks; empty if nothing.
 
@@ -118,7 +125,9 @@ def check(
         UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
         UsageError: There is no format or profile of this name.
     """
-    done = repair(messages, format=format, profile=profile, system=system, live_tail=live_tail)
+    done = repair(
+        messages, format=format, profile=profile, system=system, live_tail=live_tail, prefill=prefill
+    )
     return [finding_of(edit) for edit in done.edits]
 
 

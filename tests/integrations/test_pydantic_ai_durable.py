@@ -26,6 +26,7 @@ from pydantic_ai.messages import (
     AgentStreamEvent,
     ModelMessage,
     ModelMessagesTypeAdapter,
+    ModelRequest,
     ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
@@ -33,9 +34,8 @@ from pydantic_ai.messages import (
     TextPartDelta,
     ThinkingPart,
     ToolCallPart,
-    ToolReturnPart,
 )
-from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.usage import UsageLimits
 
@@ -55,124 +55,9 @@ from midstream.core.records import (
     decode,
 )
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
-from midstream.integrations.pydantic_ai_durable import Midstream
-from midstream.runtime.observing import Observer
-from midstream.store.memory import Memory, MemoryStore
 from midstream.tools import current_call
+from tests.integrations.pydantic_ai_lab import SESSION, STEPS, Lab, answers, call
 from tests.spec import spec
-
-SESSION = "s"
-Parts = list[Any]
-
-
-class Lab:
-    """A memory that outlives processes, a scripted model, and tools that count."""
-
-    def __init__(
-        self,
-        *replies: Parts,
-        on_doubt: dict[str, OnDoubtName] | None = None,
-        observers: Sequence[Observer] = (),
-    ) -> None:
-        self.observers = observers
-        self.memory = Memory()
-        self.replies = replies
-        self.policies = on_doubt
-        self.asked: list[int] = []
-        self.ran: list[str] = []
-        self.hangs_in = ""
-        self.running = asyncio.Event()
-        self.model_error: Exception | None = None
-        self.start_process()
-
-    def start_process(self) -> None:
-        """Be a process with nothing but the memory; the one before is dead."""
-        for owner in list(self.memory.living):
-            self.memory.kill(owner)
-        self.durable: Midstream[None] = Midstream(
-            MemoryStore(self.memory), on_doubt=self.policies, observers=self.observers
-        )
-
-    def agent(self, **keywords: Any) -> Agent[None, Any]:
-        model = FunctionModel(self._answer, stream_function=self._stream)
-        agent: Agent[None, Any] = Agent(model, deps_type=type(None), capabilities=[self.durable], **keywords)
-        agent.tool_plain(self.act)
-        return agent
-
-    async def act(self, name: str) -> str:
-        self.ran.append(name)
-        if self.hangs_in == name:
-            self.running.set()
-            await asyncio.Event().wait()
-        return f"result of {name}"
-
-    async def run(
-        self,
-        agent: Agent[None, Any] | None = None,
-        *,
-        prompt: str | None = "go",
-        key: str = "",
-        **keywords: Any,
-    ) -> Any:
-        async with self.durable.turn(SESSION, key=key):
-            return await (agent or self.agent()).run(prompt, **keywords)
-
-    async def cut(self, agent: Agent[None, Any] | None = None, *, key: str = "", **keywords: Any) -> None:
-        """Run until the hanging tool hangs, and let the process die there."""
-        task = asyncio.create_task(self.run(agent, key=key, **keywords))
-        async with asyncio.timeout(30):
-            await self.running.wait()
-        await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        self.hangs_in = ""
-        self.start_process()
-
-    async def records(self) -> list[Record]:
-        store = MemoryStore(self.memory)
-        await store.open()
-        return [decode(stored.body) for stored in await store.read(SESSION, after=0, limit=1000)]
-
-    async def kinds(self, kind: type[Any]) -> list[Any]:
-        return [record for record in await self.records() if isinstance(record, kind)]
-
-    def _answer(self, messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        return ModelResponse(parts=self._next(messages))
-
-    def _next(self, messages: Sequence[ModelMessage]) -> Parts:
-        number = sum(isinstance(each, ModelResponse) for each in messages)
-        self.asked.append(number + 1)
-        if self.model_error is not None:
-            error, self.model_error = self.model_error, None
-            raise error
-        return self.replies[number]
-
-    async def _stream(
-        self, messages: list[ModelMessage], _info: AgentInfo
-    ) -> AsyncIterator[str | DeltaToolCalls]:
-        for index, part in enumerate(self._next(messages)):
-            if isinstance(part, TextPart):
-                for word in part.content.split():
-                    yield f"{word} "
-            else:
-                yield {
-                    index: DeltaToolCall(
-                        part.tool_name, part.args_as_json_str(), tool_call_id=part.tool_call_id
-                    )
-                }
-
-
-def call(name: str, tool: str = "act", **arguments: Any) -> ToolCallPart:
-    return ToolCallPart(tool, arguments or {"name": name}, name)
-
-
-def answers(messages: Sequence[ModelMessage]) -> dict[str, Any]:
-    parts = [part for message in messages for part in message.parts]
-    return {part.tool_call_id: part.content for part in parts if isinstance(part, ToolReturnPart)}
-
-
-STEPS: tuple[Parts, ...] = ([call("c1")], [call("p1"), call("p2"), call("p3")], [TextPart("all done")])
 
 
 class Watching:
@@ -720,9 +605,12 @@ async def test_an_open_turn_is_gone_on_with_or_abandoned() -> None:
     assert [(each.session, each.key, each.text) async for each in lab.durable.open_turns()] == [
         ("s", "k", "go")
     ]
-    with pytest.raises(SessionBusyError, match="left open"):
-        await lab.run(prompt="something else")
-    await lab.durable.abandon(SESSION)
+    finished = await lab.durable.abandon(SESSION)
+    assert [type(part).__name__ for message in finished for part in message.parts] == [
+        *("UserPromptPart", "ToolCallPart", "ToolReturnPart"),
+    ]
+    assert answers(finished) == {"c1": UNKNOWN_CONTENT}
+    assert await lab.durable.abandon(SESSION) == []
     assert [each async for each in lab.durable.open_turns()] == []
     assert (await lab.run(prompt="something else")).output == "done"
     with pytest.raises(UsageError, match="ended as interrupted"):
@@ -771,7 +659,6 @@ async def test_an_agent_run_by_a_tool_is_part_of_its_call() -> None:
 
 async def test_a_history_that_ends_in_words_of_the_user_needs_no_prompt() -> None:
     lab = Lab(*STEPS)
-    from pydantic_ai.messages import ModelRequest
 
     history: list[ModelMessage] = [ModelRequest.user_text_prompt("from a form")]
     result = await lab.run(prompt=None, message_history=history)

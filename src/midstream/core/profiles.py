@@ -37,8 +37,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
     is_thinking_signed: bool = False
     """Unsigned thinking is refused, and so is thinking at the end of a reply."""
-    wants_reasoning: bool = False
-    """While thinking, each reply with calls must bring its reasoning along (DeepSeek)."""
+    wants_reasoning: Literal["no", "calls", "every"] = "no"
+    """While thinking, these replies must bring their reasoning along: those with calls (DeepSeek), or every one."""
     takes_reasoning: bool = False
     """Replies may bring `reasoning_content` along, whoever thought it."""
     signs_calls: bool = False
@@ -64,6 +64,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
     system_models: str = ""
     """Models that take system prompts in mid-list, between a user's turn and a reply, though others do not."""
+    user_follows_results: bool = True
+    """A user may speak directly behind a result (not in Mistral's older templates)."""
+    trims_prefill: bool = False
+    """A last reply that the model is to continue may not end in white space."""
     repeats_system: bool = True
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
@@ -108,6 +112,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 _PROFILES = (
     Profile(
         name="anthropic",
+        trims_prefill=True,
         result_files="unless-failed",
         system_models=_CLAUDES_TOLD_LATER,
         speaks="anthropic",
@@ -123,6 +128,7 @@ _PROFILES = (
     ),
     Profile(
         name="bedrock-claude",
+        trims_prefill=True,
         result_files="unless-failed",
         speaks="bedrock",
         signs="anthropic",
@@ -153,6 +159,7 @@ _PROFILES = (
     ),
     Profile(
         name="vertex",
+        trims_prefill=True,
         result_files="unless-failed",
         speaks="anthropic",
         files="any",
@@ -172,6 +179,16 @@ _PROFILES = (
         signs="openai",
         id_size_max=40,
         is_empty_user_refused=False,
+        files="any",
+        result_files="none",
+    ),
+    Profile(
+        name="claude-proxy",
+        trims_prefill=True,
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        blank="white",
         files="any",
         result_files="none",
     ),
@@ -222,11 +239,21 @@ _PROFILES = (
         id_size_exact=9,
     ),
     Profile(
+        name="mistral-legacy",
+        speaks="mistral",
+        system="after-user",
+        is_empty_user_refused=False,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+        user_follows_results=False,
+        mixes_results=False,
+    ),
+    Profile(
         name="deepseek",
         result_files="none",
         is_empty_user_refused=False,
         ids_are_unique="list",
-        wants_reasoning=True,
+        wants_reasoning="calls",
         takes_reasoning=True,
         files="none",
     ),
@@ -276,7 +303,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         speaks=second.speaks,
         signs=second.signs or first.signs,
         is_thinking_signed=first.is_thinking_signed or second.is_thinking_signed,
-        wants_reasoning=first.wants_reasoning or second.wants_reasoning,
+        wants_reasoning=_later(first.wants_reasoning, second.wants_reasoning, ("no", "calls", "every")),
         takes_reasoning=first.takes_reasoning and second.takes_reasoning,
         signs_calls=first.signs_calls or second.signs_calls,
         id_pattern=_narrower(first.id_pattern, second.id_pattern),
@@ -290,6 +317,8 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         call_follows_user=first.call_follows_user or second.call_follows_user,
         system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
         system_models=first.system_models if first.system_models == second.system_models else "",
+        user_follows_results=first.user_follows_results and second.user_follows_results,
+        trims_prefill=first.trims_prefill or second.trims_prefill,
         repeats_system=first.repeats_system and second.repeats_system,
         blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
         is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
@@ -316,7 +345,7 @@ def _everybody() -> Profile:
     union = _PROFILES[0]
     for profile in _PROFILES:
         union = both(union, profile, name="portable")
-    return replace(union, speaks="openai-chat", system="first", wants_reasoning=False, signs_calls=False)
+    return replace(union, speaks="openai-chat", system="first", wants_reasoning="no", signs_calls=False)
 
 
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
@@ -348,12 +377,16 @@ def profile_named(name: str) -> Profile:
     return found
 
 
-def profile_for(form: Format, name: str | None) -> Profile:
+def profile_for(form: Format, name: str | None, model: str | None = None) -> Profile:
     """Return the rules for a format's messages at a provider: the format's own, and the provider's.
+
+    Chat Completions that ask for a Claude go through a proxy to Anthropic, whose rules hold unless others are named.
 
     Raises:
         UsageError: No profile has this name.
     """
+    if name is None and form.name == "openai-chat" and model is not None and "claude" in model:
+        name = "claude-proxy"
     named = profile_named(name or form.profile)
     if named.alternates == "spoken" and form.layout is Layout.GROUPED:
         named = replace(named, mixes_results=False)  # results are not spoken, words behind them are

@@ -219,7 +219,7 @@ class _Writer:
                     parts.append(thought)
             elif isinstance(part, Text) and not is_joined and part.text.strip():
                 parts.append(form.text(part.text, Role.ASSISTANT))
-        if profile.wants_reasoning and form.name == "openai-chat" and calls and not has_thought:
+        if profile.wants_reasoning != "no" and form.name == "openai-chat" and calls and not has_thought:
             parts.append(Part(Kind.THINKING, None, body=NO_REASONING))
         while parts[-1].kind is Kind.THINKING and not is_joined:
             parts.pop()  # nobody takes a reply that ends in a thought

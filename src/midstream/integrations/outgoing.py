@@ -112,19 +112,20 @@ def repaired_body(
     history = request.get(api.history)
     if not isinstance(history, list) or _is_continued(request, history):
         return None
-    model = request.get("model")
+    model = request["model"] if isinstance(request.get("model"), str) else None
     place = next((key for key in api.systems if key in request), api.systems[0] if api.systems else "")
     prompt = request.get(place)
     form = format_named(api.format)
+    own_rules = api.profile if api.profile != form.profile else None
     given = Given(
-        model=model if isinstance(model, str) else None,
+        model=model,
         thinking=_thinking_in(request),
         system=prompt,
         live_tail=api.format == "anthropic" and _is_paused(history),
         own=range(_systems_at_top(history)),
         has_prompt=True,
     )
-    done = repaired_as(mode, history, form, profile_for(form, profile or api.profile), given)
+    done = repaired_as(mode, history, form, profile_for(form, profile or own_rules, model), given)
     if not done.is_changed and done.advice.thinking is None:
         return None
     sent = {**request, api.history: done.messages}

@@ -18,11 +18,13 @@ hands a streamed reply over when it has ended: there a live stream is no stream.
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +48,7 @@ from midstream.core.messages import (
     storable,
     with_distinct_ids,
 )
-from midstream.core.records import CallEnded, Delta, TurnStatus
+from midstream.core.records import CallEnded, Delta, MessageAccepted, Record, ReplyCompleted, TurnStatus
 from midstream.errors import LeaseLostError, UsageError
 from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
@@ -58,12 +60,20 @@ from midstream.world import World
 
 with extra("pydantic-ai"):
     from pydantic import TypeAdapter
-    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, WrapRunHandler
+    from pydantic_ai.capabilities import (
+        AbstractCapability,
+        CapabilityOrdering,
+        ReinjectSystemPrompt,
+        WrapRunHandler,
+    )
     from pydantic_ai.durable_exec import record_durable_unit, replay_scope
     from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, RunCancelled, ToolFailed
     from pydantic_ai.messages import (
+        AudioUrl,
         BinaryContent,
+        DocumentUrl,
         FileUrl,
+        ImageUrl,
         ModelMessage,
         ModelMessagesTypeAdapter,
         ModelRequest,
@@ -72,6 +82,7 @@ with extra("pydantic-ai"):
         PartDeltaEvent,
         PartStartEvent,
         RetryPromptPart,
+        SystemPromptPart,
         TextContent,
         TextPart,
         TextPartDelta,
@@ -82,8 +93,15 @@ with extra("pydantic-ai"):
         ToolReturnPart,
         UserContent,
         UserPromptPart,
+        VideoUrl,
     )
-    from pydantic_ai.models import CompletedStreamedResponse, Model, ModelRequestParameters, StreamedResponse
+    from pydantic_ai.models import (
+        CompletedStreamedResponse,
+        Model,
+        ModelRequestContext,
+        ModelRequestParameters,
+        StreamedResponse,
+    )
     from pydantic_ai.models.wrapper import WrapperModel
     from pydantic_ai.run import AgentRunResult
     from pydantic_ai.settings import ModelSettings
@@ -141,6 +159,9 @@ class Midstream(AbstractCapability[AgentDepsT]):
             default: the model is told so), `rerun`, `rerun_with_key`. They come before a tool's own metadata
             (`{"midstream": "rerun"}`) and the hints of an MCP server.
         world: Clock, chance and tasks; the real ones by default.
+        own_prompts: The agent's own instructions and system prompts win over the system prompts in a stored
+            `message_history`, which pydantic-ai would send instead of or beside them. An agent without any leaves
+            the history's where they are.
         observers: Told of what is appended, such as `midstream.integrations.opentelemetry.OpenTelemetry`.
 
     One instance serves any number of agents and sessions of one event loop. Use no other durability capability with it.
@@ -151,13 +172,16 @@ class Midstream(AbstractCapability[AgentDepsT]):
         store: Store | str | Path,
         *,
         on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
+        own_prompts: bool = True,
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
         opened = store_of(store, world=world or World())
         self._driver = Driver(DRIVER, opened, world=world, observers=observers)
         self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
+        self._own_prompts = own_prompts
         self._run: _Run | None = None
+        self._prompts: AbstractCapability[AgentDepsT] | None = None
 
     @asynccontextmanager
     async def turn(self, session: str, *, key: str = "") -> AsyncGenerator[None, None]:
@@ -169,7 +193,10 @@ class Midstream(AbstractCapability[AgentDepsT]):
                 that has ended is told again from the journal, without the model. Without it a run with the prompt of
                 the open turn goes on with that turn, and any other prompt opens a new one.
 
-        The run inside raises, beside its own errors, `SessionBusyError` (another turn of this session is open),
+        A turn that an abort or an error left open is ended by the next message. What was finished of it stands in the
+        `message_history` of that run, unless the application put it there itself.
+
+        The run inside raises, beside its own errors, `SessionBusyError` (another turn of this session is running),
         `SeqnoReusedError` (the key had another prompt), `LeaseHeldError` (another process works on it) and
         `StoreFullError` and its kin. A run that fails or is cut leaves the turn open; run it again to go on.
         """
@@ -189,13 +216,16 @@ class Midstream(AbstractCapability[AgentDepsT]):
         """Iterate over the turns that were begun and have not ended, last changed first: what to run again."""
         return self._driver.open_turns()
 
-    async def abandon(self, session: str) -> None:
+    async def abandon(self, session: str) -> list[ModelMessage]:
         """End the open turn of a session, if any, as interrupted; what its tools did stays in the journal.
+
+        Returns what was finished of it, to be appended to the application's history: the prompt, the responses, and a
+        result for each call. A later run does not get it otherwise.
 
         Raises:
             SessionBusyError, LeaseHeldError: It is running. Nothing was changed.
         """
-        await self._driver.abandon(session)
+        return finished_messages(await self._driver.abandon(session))
 
     def follow(self, session: str, *, after: int = 0) -> AsyncIterator[Stored]:
         """Iterate over a session's records after position `after`, for ever, as a run of this process writes them."""
@@ -211,14 +241,27 @@ class Midstream(AbstractCapability[AgentDepsT]):
         """Next to the model and the tools: what others wrap around them runs again when a turn is told again."""
         return CapabilityOrdering(position="innermost")
 
-    async def for_run(self, ctx: RunContext[AgentDepsT]) -> AbstractCapability[AgentDepsT]:  # noqa: ARG002
+    async def for_run(self, ctx: RunContext[AgentDepsT]) -> AbstractCapability[AgentDepsT]:
         """Give each run inside a turn a state of its own; other runs are left alone."""
         scope = _scope.get()
         if scope is None or scope.driver is not self._driver or scope.is_inside_a_tool:
             return self
         bound = copy.copy(self)
         bound._run = _Run(scope, self._policies)  # noqa: SLF001 - a copy of ourselves
+        prompts = ReinjectSystemPrompt[AgentDepsT](replace_existing=self._own_prompts)
+        bound._prompts = await prompts.for_run(ctx)  # noqa: SLF001 - the same
         return bound
+
+    async def before_model_request(
+        self, ctx: RunContext[AgentDepsT], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Let the agent's own prompts take the place of those in the history."""
+        if self._run is None or self._prompts is None:
+            return request_context
+        is_stale = self._own_prompts and self._run.is_prompted and await _has_prompts(ctx, request_context)
+        if not (is_stale or self._run.is_continuing_alone):
+            return request_context
+        return await self._prompts.before_model_request(ctx, request_context)
 
     def get_wrapper_model(self, model: Model) -> Model | None:
         """Put the journal between the agent and its model."""
@@ -234,6 +277,7 @@ class Midstream(AbstractCapability[AgentDepsT]):
         if run is None:
             return await handler()
         await run.begin(ctx.prompt, ctx.messages)
+        run.go_on_from(ctx.messages)
         try:
             with replay_scope():
                 result = await handler()
@@ -250,6 +294,10 @@ class _Run:
     def __init__(self, scope: _Scope, policies: Mapping[str, OnDoubt]) -> None:
         self._scope = scope
         self._policies = policies
+        self.is_prompted = False
+        """Whether the history that the run was given has system prompts."""
+        self.is_continuing_alone = False
+        """Whether the run has no history but the turn that was cancelled: then pydantic-ai adds no system prompt."""
 
     @property
     def turn(self) -> DrivenTurn:
@@ -268,7 +316,7 @@ class _Run:
         message = _message_of(prompt, messages)
         digest = digest_of("message", msgspec.json.encode(message).decode())
         scope.turn = await scope.driver.begin(
-            scope.session, message, key=scope.key, digest=digest, goes_on=asked is not None
+            scope.session, message, key=scope.key, digest=digest, goes_on=asked is not None, cancels=True
         )
         if asked is not None and scope.turn.recorded:
             try:
@@ -276,6 +324,17 @@ class _Run:
             except UsageError:
                 self.leave()
                 raise
+
+    def go_on_from(self, messages: list[ModelMessage]) -> None:
+        """Put what was finished of cancelled turns directly before this one behind the history, if it lacks it."""
+        self.is_prompted = any(
+            isinstance(part, SystemPromptPart) for message in messages for part in message.parts
+        )
+        known = {message.timestamp for message in messages if isinstance(message, ModelResponse)}
+        finished = finished_messages(self.turn.cancelled)
+        if not any(isinstance(each, ModelResponse) and each.timestamp in known for each in finished):
+            self.is_continuing_alone = bool(finished) and not messages
+            messages.extend(finished)
 
     def leave(self) -> None:
         """Let somebody else run this session."""
@@ -595,3 +654,78 @@ def _answers(messages: Sequence[ModelMessage]) -> dict[str, Result]:
                 content = storable(part.model_response())
                 answers[part.tool_call_id] = Result(part.tool_call_id, content, Outcome.ERROR)
     return answers
+
+
+# --- what was finished of a turn ------------------------------------------------------------------------------
+
+
+def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
+    """Return the messages of turns that have ended: prompts, responses, and a result for each of their calls."""
+    messages: list[ModelMessage] = []
+    answers: dict[tuple[int, int, str], CallEnded] = {
+        (each.turn, each.reply, each.result.call_id): each for each in records if isinstance(each, CallEnded)
+    }
+    for record in records:
+        if isinstance(record, MessageAccepted):
+            at = datetime.fromtimestamp(record.at, UTC)
+            content = [_content_of(part) for part in record.message.parts]
+            prompt = content[0] if len(content) == 1 and isinstance(content[0], str) else content
+            messages.append(ModelRequest([UserPromptPart(prompt, timestamp=at)], timestamp=at))
+        elif isinstance(record, ReplyCompleted):
+            messages.append(_recorded_response(record))
+            calls = record.body.calls
+            ended = ((call, answers.get((record.turn, record.reply, call.id))) for call in calls)
+            parts = [_return_of(call, each) for call, each in ended if each is not None]
+            if parts:
+                messages.append(ModelRequest(parts, timestamp=parts[-1].timestamp))
+    return messages
+
+
+def _content_of(part: UserPart) -> UserContent:
+    if isinstance(part, Text):
+        return part.text
+    if part.data:
+        return BinaryContent(base64.b64decode(part.data), media_type=part.media_type)
+    match part.media_type.partition("/")[0]:
+        case "image":
+            return ImageUrl(part.url or "", media_type=part.media_type)
+        case "audio":
+            return AudioUrl(part.url or "", media_type=part.media_type)
+        case "video":
+            return VideoUrl(part.url or "", media_type=part.media_type)
+        case _:
+            return DocumentUrl(part.url or "", media_type=part.media_type)
+
+
+def _recorded_response(record: ReplyCompleted) -> ModelResponse:
+    """Return a whole response as the model gave it, or the words of one that was cut."""
+    if record.native:
+        return _response_of(record.native)
+    said: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
+    return ModelResponse(said, timestamp=datetime.fromtimestamp(record.at, UTC))
+
+
+def _return_of(call: Call, ended: CallEnded) -> ToolReturnPart:
+    """Return the result of a call; one that failed says so in its words and in its outcome."""
+    try:
+        value = _value_of(ended)
+    except (ModelRetry, ToolFailed) as error:
+        value = error.message
+    content = value.return_value if isinstance(value, ToolReturn) else value
+    return ToolReturnPart(
+        call.name,
+        content,
+        call.provider_id or call.id,
+        timestamp=datetime.fromtimestamp(ended.at, UTC),
+        outcome="success" if ended.result.outcome is Outcome.OK else "failed",
+    )
+
+
+async def _has_prompts(ctx: RunContext[Any], request_context: ModelRequestContext) -> bool:
+    """Whether the agent has instructions or system prompts of its own."""
+    last = request_context.messages[-1]
+    if isinstance(last, ModelRequest) and last.instructions:
+        return True
+    return ctx.agent is not None and bool(
+        await ctx.agent.system_prompt_parts(deps=ctx.deps, prompt=ctx.prompt)
+    )

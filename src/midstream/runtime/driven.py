@@ -94,6 +94,8 @@ class DrivenJournal:
         self._owner = owner
         self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
         """Is told what other owners appended since it was last read here."""
+        self.was_cancelled = False
+        """Whether its last turn ended as cancelled: the next one needs the records of it."""
         self._questions: deque[_Question] = deque()
         self.is_wanted = True
         """Whether a run is at work on it here: meanwhile it is kept from other processes."""
@@ -270,6 +272,8 @@ class DrivenTurn:
         self.number = number
         self.recorded: dict[int, ReplyCompleted] = {}
         """The replies that the journal had when this run began, by number."""
+        self.cancelled: tuple[Record, ...] = ()
+        """The records of the turns directly before this one that were cancelled: the loop's history lacks them."""
         self._journal = journal
         self._world = world
         self._outcomes: dict[tuple[int, str], CallEnded] = {}
@@ -368,6 +372,7 @@ class DrivenTurn:
         if not self._is_over:
             await self._submit(Close(status, self._by_our_ids(answers)))
             self._is_over = True
+            self._journal.was_cancelled = status is TurnStatus.CANCELLED
 
     async def _submit(self, command: Ask | Replied | AttemptLost | Start | Ended | Close) -> Sequence[Record]:
         return await self._journal.submit(_decision(command))
@@ -454,6 +459,7 @@ class Driver:
         key: str = "",
         digest: str = "",
         goes_on: bool = False,
+        cancels: bool = False,
     ) -> DrivenTurn:
         """Open a turn, or take up the one this message opened. End it with `leave`.
 
@@ -462,6 +468,8 @@ class Driver:
             key: The message's own name: with it, a turn that has ended is told again from the journal.
             digest: Digest of the message, by which a key used twice for two messages is found.
             goes_on: Take up the open turn, if there is one, whatever opened it.
+            cancels: A turn that was left open by another message is ended as cancelled, in the append that opens
+                the new one; its records are in `DrivenTurn.cancelled`.
 
         Raises:
             UsageError: The session cannot be called so, or there is nothing to take up. Nothing was changed.
@@ -477,7 +485,7 @@ class Driver:
         try:
             if goes_on and (turn := await self._gone_on(session)) is not None:
                 return turn
-            return await self._begun(session, message, key, digest)
+            return await self._begun(session, message, key, digest, cancels=cancels)
         except BaseException:
             self.leave(session)
             raise
@@ -498,8 +506,8 @@ class Driver:
                 opened = _opening_of(records)
                 yield OpenTurn(session, opened.message, opened.stream, opened.at)
 
-    async def abandon(self, session: str) -> None:
-        """End the open turn of a session as interrupted; what its tools did stays in the journal.
+    async def abandon(self, session: str) -> tuple[Record, ...]:
+        """End the open turn of a session as interrupted and return its records; none, where no turn is open.
 
         Raises:
             SessionBusyError: It is running in this process. Nothing was changed.
@@ -507,12 +515,16 @@ class Driver:
         """
         if session in self._busy:
             raise SessionBusyError(f"a turn of session {session!r} is running in this process")
-        journal, _ = await self._loaded(session)
+        journal, records = await self._loaded(session)
         self._kept.pop(session, None)
-        if journal.state.driver == self.name:
-            await journal.submit(_decision(Close(TurnStatus.INTERRUPTED, {})))
+        ended: tuple[Record, ...] = ()
+        if journal.state.driver == self.name and journal.state.is_live:
+            number = journal.state.turns
+            closed = await journal.submit(_decision(Close(TurnStatus.INTERRUPTED, {})))
+            ended = (*_records_of(records, number), *closed)
         journal.let_go()
         await journal.settled()
+        return ended
 
     async def follow(self, session: str, *, after: int = 0) -> AsyncIterator[Stored]:
         """Iterate over a session's records from position `after` on, for ever: as they are written here.
@@ -533,13 +545,17 @@ class Driver:
 
     # --- finding the turn -------------------------------------------------------------------------------------
 
-    async def _begun(self, session: str, message: UserMessage | None, key: str, digest: str) -> DrivenTurn:
+    async def _begun(
+        self, session: str, message: UserMessage | None, key: str, digest: str, *, cancels: bool
+    ) -> DrivenTurn:
         kept = self._kept.get(session)
-        is_usable = kept is not None and not kept.failed and kept.is_here
+        is_usable = kept is not None and not kept.failed and kept.is_here and not kept.was_cancelled
         if kept and is_usable and message and not kept.state.is_live and key not in kept.state.streams:
             found = await self.store.find(session)
             if found is not None and found.end == kept.journal.newest.position:
-                return await self._opened(kept, message, key, digest)
+                turn = await self._opened(kept, message, key, digest)
+                turn.cancelled = ()
+                return turn
         journal, records = await self._loaded(session)
         state = journal.state
         if key and message and key in state.streams:
@@ -554,9 +570,16 @@ class Driver:
         if not state.is_live:
             if message is None:
                 raise UsageError(f"no turn of session {session!r} is open, so there is nothing to go on with")
-            return await self._opened(journal, message, key, digest)
+            turn = await self._opened(journal, message, key, digest)
+            turn.cancelled = _cancelled_before(records, turn.number)
+            return turn
         if state.driver == self.name and message == _opening_of(records).message:
             return self._taken_up(journal, records, state.turns, is_over=False)
+        if state.driver == self.name and cancels and message is not None:
+            turn = await self._opened(journal, message, key, digest, first=Close(TurnStatus.CANCELLED, {}))
+            closed = [(0, record) for record in turn.cancelled]
+            turn.cancelled = _cancelled_before([*records, *closed], turn.number)
+            return turn
         raise SessionBusyError(
             f"a turn of session {session!r} was left open: run it again with its own message to carry on, or "
             "abandon it"
@@ -569,15 +592,23 @@ class Driver:
         return self._taken_up(journal, records, journal.state.turns, is_over=False)
 
     async def _opened(
-        self, journal: DrivenJournal, message: UserMessage, key: str, digest: str
+        self,
+        journal: DrivenJournal,
+        message: UserMessage,
+        key: str,
+        digest: str,
+        *,
+        first: Close | None = None,
     ) -> DrivenTurn:
         journal.is_wanted = True
-        begin = Begin(message, self.name, key, digest)
-        decided = await journal.submit(_decision(begin), is_patient=False)
+        begin = _decision(Begin(message, self.name, key, digest))
+        decided = await journal.submit(_both(_decision(first), begin) if first else begin, is_patient=False)
         self._keep(journal)
-        if not decided:
+        if not any(isinstance(record, MessageAccepted) for record in decided):
             raise SessionBusyError("another process has just taken this message: try again")
-        return DrivenTurn(journal, self.world, journal.state.turns)
+        turn = DrivenTurn(journal, self.world, journal.state.turns)
+        turn.cancelled = tuple(decided)
+        return turn
 
     def _taken_up(
         self, journal: DrivenJournal, records: Sequence[tuple[int, Record]], number: int, *, is_over: bool
@@ -590,6 +621,7 @@ class Driver:
         self._keep(journal)
         turn = DrivenTurn(journal, self.world, number, is_over=is_over)
         turn.remember(records)
+        turn.cancelled = _cancelled_before(records, number)
         return turn
 
     async def _loaded(self, session: str) -> tuple[DrivenJournal, list[tuple[int, Record]]]:
@@ -609,6 +641,30 @@ class Driver:
 
 def _decision(command: Begin | Ask | Said | Replied | AttemptLost | Start | Ended | Close) -> Decision:
     return lambda state, epoch, at: decide(state, command, epoch=epoch, at=at)
+
+
+def _both(first: Decision, second: Decision) -> Decision:
+    """Decide two commands in one append, the second after what the first decided."""
+
+    def decided(state: Session, epoch: int, at: float) -> Sequence[Record]:
+        records = first(state, epoch, at)
+        for record in records:
+            state = sessions.evolve(state, record, epoch=epoch)
+        return (*records, *second(state, epoch, at))
+
+    return decided
+
+
+def _records_of(records: Sequence[tuple[int, Record]], number: int) -> tuple[Record, ...]:
+    return tuple(record for _, record in records if getattr(record, "turn", 0) == number)
+
+
+def _cancelled_before(records: Sequence[tuple[int, Record]], number: int) -> tuple[Record, ...]:
+    """Return the records of the turns before this one, back to the last that was not cancelled."""
+    first = number
+    while first > 1 and _status_of(records, first - 1) is TurnStatus.CANCELLED:
+        first -= 1
+    return tuple(record for _, record in records if first <= getattr(record, "turn", 0) < number)
 
 
 def _merged(questions: Sequence[_Question]) -> list[_Question]:

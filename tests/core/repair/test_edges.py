@@ -6,7 +6,7 @@ from midstream.core.repair.edges import settle_edges
 from midstream.core.repair.words import FIRST, GO_ON, INTERRUPTED, NO_REPLY
 from midstream.history import repair
 from tests.core.repair.makers import codes, task_for, turns_for
-from tests.core.repair.reported import reply, result, text, use, user
+from tests.core.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
 
 
 def test_a_reply_may_not_begin() -> None:
@@ -72,3 +72,42 @@ def test_a_reply_of_thoughts_alone_gets_a_word_that_a_template_can_show() -> Non
     ]
     done = repair(history, format="gemini", profile="strict-template")
     assert done.messages[1]["parts"] == [*history[1]["parts"], {"text": INTERRUPTED}]
+
+
+def test_a_prefill_does_not_end_in_white_space() -> None:
+    history = [user("q"), {"role": "assistant", "content": "The answer is \n"}]
+    for form in ("anthropic", "openai-chat"):
+        rules: Any = {"format": form, "profile": "claude-proxy" if form == "openai-chat" else None}
+        done = repair(history, prefill=True, **rules)
+        said = "The answer is" if form == "openai-chat" else [text("The answer is")]
+        assert done.messages == [user("q"), {"role": "assistant", "content": said}], form
+        assert [(edit.code, edit.at) for edit in done.edits] == [("white-prefill", 1)]
+        assert repair(done.messages, prefill=True, **rules).messages is done.messages
+        assert repair(history, **rules).messages is history
+    assert repair(history, format="openai-chat", prefill=True).messages is history
+
+
+def test_older_templates_of_mistral_want_a_reply_between_a_result_and_a_user() -> None:
+    history = [user("q"), chat_reply(chat_call("abcdefgh1")), tool("abcdefgh1"), user("and now?")]
+    assert repair(history, format="mistral", profile="mistral-v3").messages is history
+    done = repair(history, format="mistral", profile="mistral-legacy")
+    assert [message["role"] for message in done.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert [(edit.code, edit.at) for edit in done.edits] == [("user-after-result", 3)]
+    assert repair(done.messages, format="mistral", profile="mistral-legacy").messages is done.messages
+
+
+def test_blank_text_goes_behind_a_proxy_that_speaks_to_anthropic() -> None:
+    history = [user("q"), chat_reply(chat_call("a"), content=" "), tool("a"), user([text(" "), text("w")])]
+    assert repair(history, format="openai-chat").messages is history
+    asked: Any
+    for asked in ({"model": "anthropic/claude-opus-4.5"}, {"profile": "claude-proxy"}):
+        done = repair(history, format="openai-chat", **asked)
+        assert {edit.code for edit in done.edits} == {"blank-text"}
+        assert done.messages[1].get("content") is None
+        assert done.messages[3] == user([text("w")])

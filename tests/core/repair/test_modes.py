@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import copy
 from random import Random
 
 import pytest
 
 from midstream.errors import UsageError
-from midstream.history import repair
-from tests.core.repair.histories import FORMATS, Script, prompt
+from midstream.history import Mode, check, repair
+from tests.core.repair.histories import FORMATS, Script, broken, markers, prompt
 from tests.core.repair.reported import (
     PROMPT,
     TOOL_CALL,
@@ -142,6 +143,22 @@ def test_places_in_edits_are_those_of_the_list_that_was_given() -> None:
     history = [user("q"), reply(use("a")), reply(text("")), user("more"), reply(text("ok"), text(" "))]
     done = repair(history, mode="drop", format="anthropic")
     assert [(edit.code, edit.at) for edit in done.edits if edit.at == 4] == [("blank-text", 4)]
+
+
+@pytest.mark.parametrize("mode", ["drop", "sanitize", "rollback"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_mode_makes_of_a_broken_list_is_valid_and_at_rest_and_its_losses_are_named(
+    form: str, mode: Mode
+) -> None:
+    for seed in range(60):
+        given = broken(form, Random(seed))
+        before = copy.deepcopy(given)
+        done = repair(given, format=form, mode=mode)
+        assert given == before, seed
+        assert check(done.messages, format=form) == [], seed
+        assert repair(done.messages, format=form, mode=mode).messages is done.messages, seed
+        assert markers(given) <= markers(done.messages) | markers([edit.lost for edit in done.edits]), seed
+        assert all(edit.at <= max(len(given) - 1, 0) for edit in done.edits), seed
 
 
 def test_a_mode_has_a_name() -> None:

@@ -48,3 +48,41 @@ def test_deepseek_gets_a_placeholder_while_it_thinks() -> None:
     done = repair(history, format="openai-chat", profile="deepseek", thinking=True)
     assert done.messages[1]["reasoning_content"] == NO_REASONING
     assert repair(history, format="openai-chat", profile="deepseek").messages is history
+
+
+def test_reasoning_before_a_message_without_its_id_goes() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
+    led = {**RS, "summary": [{"type": "summary_text", "text": "hm"}]}
+    done = repair([user("q"), led, said, user("w")], format="openai-responses")
+    assert done.messages == [user("q"), said, user("w")]
+    assert [(edit.code, edit.at, edit.lost) for edit in done.edits] == [("nameless-follower", 1, "hm")]
+    named = [user("q"), led, {**said, "id": "msg_1"}, user("w")]
+    assert repair(named, format="openai-responses").messages is named
+
+
+def test_reasoning_goes_where_a_repair_takes_the_id_of_its_message() -> None:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m1x"}]}
+    done = repair([user("q"), RS, {**said, "id": "item_1"}, user("w")], format="openai-responses")
+    assert [message.get("type") for message in done.messages] == [None, "message", None]
+    assert repair(done.messages, format="openai-responses").messages is done.messages
+
+
+def test_a_provider_that_wants_reasoning_on_every_reply_gets_it() -> None:
+    thoughtful = {"role": "assistant", "content": "m1x", "reasoning_content": "hm"}
+    history = [
+        user("q"),
+        chat_reply(chat_call("a")),
+        tool("a"),
+        {"role": "assistant", "content": "m2x"},
+        user("w"),
+    ]
+    for profile in (None, "deepseek", "kimi"):
+        done = repair(history, format="openai-chat", profile=profile, thinking="every")
+        replies = [message for message in done.messages if message["role"] == "assistant"]
+        assert [message.get("reasoning_content") for message in replies] == [NO_REASONING] * 2
+        assert {edit.code for edit in done.edits} == {"missing-reasoning"}
+        again = repair(done.messages, format="openai-chat", profile=profile, thinking="every")
+        assert again.messages is done.messages
+    whole = [user("q"), thoughtful, user("w")]
+    assert repair(whole, format="openai-chat", thinking="every").messages is whole
+    assert repair(history, format="openai-chat", thinking=True).messages is history

@@ -22,6 +22,8 @@ def settle_edges(turns: list[Turn], task: Task) -> list[Turn]:
         turns = _unmixed(turns, task)
     if profile.alternates != "no" or profile.call_follows_user:
         turns = _joined(turns, task)
+    if not profile.user_follows_results and not task.is_flat:
+        turns = _replied(turns, task)
     if profile.alternates == "spoken":
         if task.form.name == "pydantic-ai":
             turns = [piece for turn in turns for piece in _one_prompt_each(turn)]
@@ -144,6 +146,18 @@ def _one_prompt_each(turn: Turn) -> list[Turn]:
     ]
 
 
+def _replied(turns: list[Turn], task: Task) -> list[Turn]:
+    """Let a reply stand between results and a user's words."""
+    out: list[Turn] = []
+    for turn in turns:
+        is_behind_results = out and out[-1].role is not Role.ASSISTANT and is_silent(out[-1])
+        if is_behind_results and turn.role is Role.USER and not is_silent(turn):
+            out.append(task.turn_of(Role.ASSISTANT, NO_REPLY))
+            task.report.tell("user-after-result", max(turn.at, 0), "a reply was put before it")
+        out.append(turn)
+    return out
+
+
 def _is_unheard(turn: Turn, task: Task) -> bool:
     """Whether a template does not count this: the talk with tools, and items that are no message."""
     if is_silent(turn) or turn.mark == Mark.ITEM:
@@ -168,3 +182,16 @@ def _spoken(turns: list[Turn], task: Task) -> list[Turn]:
         out.append(turn)
         expected = Role.ASSISTANT if turn.role is Role.USER else Role.USER
     return out
+
+
+def trim_prefill(turns: list[Turn], task: Task) -> None:
+    """Take the white space off the end of a reply that the model is to continue."""
+    last = turns[-1] if turns else None
+    part = last.parts[-1] if last is not None and last.role is Role.ASSISTANT and last.parts else None
+    if last is None or part is None or part.kind is not Kind.TEXT or not isinstance(part.body, str):
+        return
+    trimmed = part.body.rstrip()
+    if trimmed != part.body:
+        task.form.refill(part, trimmed)
+        last.is_changed = True
+        task.report.tell("white-prefill", max(last.at, 0), "took the white space off its end")

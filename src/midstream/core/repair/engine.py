@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
+
+from msgspec.structs import replace
 
 from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn, Value
 from midstream.core.profiles import Profile
-from midstream.core.repair.edges import settle_edges
+from midstream.core.repair.edges import settle_edges, trim_prefill
 from midstream.core.repair.ids import settle_ids
 from midstream.core.repair.layout import Layout
 from midstream.core.repair.pairing import Pairing
@@ -14,9 +17,13 @@ from midstream.core.repair.quick import Marks
 from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
+from midstream.core.repair.retries import without_retries
 from midstream.core.repair.systems import place_system_parts, place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
+
+Thinking = Literal[True, False, "every"] | None
+"""Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every reply."""
 
 
 def repaired(
@@ -26,23 +33,29 @@ def repaired(
     *,
     system: Value = None,
     model: str | None = None,
-    thinking: bool | None = None,
+    thinking: Thinking = None,
     live_tail: bool = False,
     outcomes: dict[str, str] | None = None,
+    prefill: bool = False,
 ) -> Repaired:
     """Make a history acceptable to a profile; return the same list where it already is.
 
     Raises:
         InvalidHistoryError: A message is no JSON value. Nothing was changed: input never is.
     """
-    task = Task(form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes)
+    if thinking == "every":
+        profile, thinking = replace(profile, wants_reasoning="every"), True
+    is_prefill = prefill and profile.trims_prefill
+    task = Task(
+        form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes, is_prefill=is_prefill
+    )
     marks = Marks(messages, form.name, profile, model=model, made_sendable=partial(_made_sendable, task=task))
     clean = marks.messages
     if profile.signs == "anthropic" and task.is_grouped:
         task.odd_signatures = marks.odd_signatures()
         if task.odd_signatures:
             marks.doubt_signatures(task.odd_signatures)
-    is_walked = clean is not messages or (task.is_flat and model is not None)
+    is_walked = is_prefill or clean is not messages or (task.is_flat and model is not None)
     if not is_walked and marks.are_all_fine(system=system, thinking=thinking):
         turns = turns_of(messages, task, marks) if thinking else []
         has_calls = Mark.CALLS in marks.marks
@@ -69,13 +82,15 @@ def walked(
     form, profile = task.form, task.profile
     turns = turns_of(clean, task, marks)
     turns, system = place_systems(turns, system, task)
-    turns = place_system_parts(tidy_turns(turns, task), task)
+    turns = without_retries(place_system_parts(tidy_turns(turns, task), task), task)
     pairing = Pairing(turns, task)
     turns = pairing.run()
     settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
     turns = Layout(turns, pairing.turns, task).run()
     turns = settle_edges(turns, task)
     turns = settle_reasoning(turns, task, thinking=thinking)
+    if task.is_prefill:
+        trim_prefill(turns, task)
     edits = tuple(task.report.edits)
     has_calls = any(turn.has_calls for turn in turns)
     advice = advice_for(turns, profile, has_calls=has_calls, thinking=thinking)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from midstream.core.formats.parts import Format, Kind, Layout, Part, Role, Turn, Value, as_json, as_words
 from midstream.core.profiles import Profile
-from midstream.core.repair.engine import repaired
+from midstream.core.repair.engine import Thinking, repaired
 from midstream.core.repair.foreign import read_as_foreign, unread_words
 from midstream.core.repair.refusals import REFUSALS
 from midstream.core.repair.report import Edit, Finding, Repaired
@@ -22,6 +22,8 @@ from midstream.errors import HistoryRefusedError, UsageError
 Mode = Literal["repair", "strict", "drop", "sanitize", "rollback"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
+PASSES_MAX = 10
+"""Of `sanitize`, as in the original; two are nearly always enough."""
 RUN_KEYS = ("run_id",)
 """Keys that bind a message to a run that has ended (pydantic-ai)."""
 
@@ -31,13 +33,17 @@ class Given(Struct, frozen=True, kw_only=True):
 
     system: Value = None
     model: str | None = None
-    thinking: bool | None = None
+    thinking: Thinking = None
     live_tail: bool = False
     outcomes: dict[str, str] | None = None
+    prefill: bool = False
     own: Container[int] = ()
     """Places of messages whose system prompts and run ids belong to the request that is being sent."""
     has_prompt: bool = False
     """The list is a request on its way: its last message is the new prompt and stays."""
+
+
+Settle = Callable[..., Repaired]
 
 
 def require_mode(mode: str) -> None:
@@ -63,20 +69,9 @@ def repaired_as(
     require_mode(mode)
     given = given or Given()
 
-    def settle(some: list[Value], *, is_whole: bool = True) -> Repaired:
-        return repaired(
-            some,
-            form,
-            profile,
-            system=given.system,
-            model=given.model,
-            thinking=given.thinking,
-            live_tail=given.live_tail and is_whole,
-            outcomes=given.outcomes,
-        )
-
+    settle = _settling(form, profile, given)
     if mode == "sanitize":
-        return _sanitized(messages, form, settle, given)
+        return _sanitized_to_rest(messages, form, profile, given)
     done = settle(messages)
     if not done.edits or mode == "repair":
         return done
@@ -90,12 +85,28 @@ def repaired_as(
     return _rolled_back(messages, form, settle, given)
 
 
+def _settling(form: Format, profile: Profile, given: Given) -> Settle:
+    """Return the repair of a list that something may have been left out of."""
+
+    def settle(some: list[Value], *, is_whole: bool = True) -> Repaired:
+        return repaired(
+            some,
+            form,
+            profile,
+            system=given.system,
+            model=given.model,
+            thinking=given.thinking,
+            live_tail=given.live_tail and is_whole,
+            outcomes=given.outcomes,
+            prefill=given.prefill and is_whole,
+        )
+
+    return settle
+
+
 def finding_of(edit: Edit) -> Finding:
     """Return what an edit found, with the rule it breaks."""
     return Finding(edit.code, edit.at, REFUSALS[edit.code].rule, edit.part, edit.call_id)
-
-
-Settle = Callable[..., Repaired]
 
 
 # --- go back --------------------------------------------------------------------------------------------------
@@ -262,15 +273,47 @@ def _is_answer(entry: _Entry) -> bool:
     return entry.role is not Role.ASSISTANT and _has_results(entry.turn)
 
 
+def _sanitized_to_rest(messages: list[Value], form: Format, profile: Profile, given: Given) -> Repaired:
+    """Take the passes again until they find nothing: what a repair made of a stray result may be a request too many."""
+    done = _sanitized(messages, form, _settling(form, profile, given), given)
+    for _ in range(PASSES_MAX - 1):
+        if not done.edits:
+            break
+        places = _places_of(done.messages, messages)
+        own = {place for place, at in enumerate(places) if at in given.own}
+        later = replace(given, system=done.system, own=own)
+        again = _sanitized(done.messages, form, _settling(form, profile, later), later)
+        if not again.edits:
+            break
+        told = (replace(edit, at=places[edit.at] if edit.at < len(places) else 0) for edit in again.edits)
+        edits = sorted((*done.edits, *told), key=lambda edit: edit.at)
+        done = Repaired(again.messages, again.system, tuple(edits), again.advice)
+    return done
+
+
+def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
+    """Return where messages stood in the list that they come from; a new one counts as the one before it."""
+    known = {id(message): at for at, message in enumerate(origin)}
+    places: list[int] = []
+    for message in messages:
+        places.append(known.get(id(message), places[-1] if places else 0))
+    return places
+
+
 def _sanitized(messages: list[Value], form: Format, settle: Settle, given: Given) -> Repaired:
     """Make what an aborted run left ready for the next run: tunacode's passes.
 
-    Calls without a result go, by id; what their reply said stays. Then replies that hold nothing, system prompts,
-    ids of earlier runs, and all but the last of requests in a row. A request that holds results is no such request:
-    it belongs to a complete exchange.
+    Calls without a result go, by id, and results without a call; what their messages said stays. Then replies that
+    hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A request that holds
+    results is no such request: it belongs to a complete exchange.
     """
     work = _Filter(messages, form, "sanitized")
-    answered = {_key(part) for entry in work.entries for part in entry.of(Kind.RESULT)}
+    asked: set[str] = set()
+    answered: set[str] = set()
+    for entry in work.entries:
+        asked.update(map(_key, entry.of(Kind.CALL)))
+        _leave_out_results(work, entry, asked)
+        answered.update(map(_key, entry.of(Kind.RESULT)))
     last = work.entries[-1] if work.entries else None
     for entry in work.entries:
         if entry.at not in given.own:
@@ -289,6 +332,8 @@ def _sanitized(messages: list[Value], form: Format, settle: Settle, given: Given
     for entry in work.entries:
         if entry.turn.is_changed and not entry.turn.parts:
             continue
+        if _is_answer(entry) and all(part.kind is Kind.RESULT for part in entry.turn.parts):
+            continue  # it belongs to its call, wherever it stands
         is_request = entry.role is Role.USER and not _has_results(entry.turn)
         if is_request and before is not None:
             work.leave_out(before, "a request before another one")

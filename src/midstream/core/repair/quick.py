@@ -219,12 +219,14 @@ class Marks:
         if profile.ids_are_unique == "list" and not _are_distinct(self.ids):
             return False
         if self.form == "openai-responses" and not (
-            _has_distinct_items(self.messages) and _is_thinking_followed(marks)
+            _has_distinct_items(self.messages)
+            and _is_thinking_followed(marks)
+            and _are_followers_named(self.messages, marks)
         ):
             return False
         if profile.signs_calls and self.form == "gemini" and not self._are_signed():
             return False
-        if profile.wants_reasoning and self.form in ("openai-chat", "mistral"):
+        if profile.wants_reasoning != "no" and self.form in ("openai-chat", "mistral"):
             if not self._are_reasoned(thinking=thinking):
                 return False
         return _are_systems_fine(marks, profile, system) and self._is_order_fine(
@@ -244,9 +246,12 @@ class Marks:
         return True
 
     def _are_reasoned(self, *, thinking: bool | None) -> bool:
-        """Whether every reply with calls brings its reasoning along, if any does (DeepSeek)."""
+        """Whether every reply with calls brings its reasoning along, if any does (DeepSeek); or every reply at all."""
         if thinking is False:
             return True
+        if self.profile.wants_reasoning == "every":
+            sights = zip(self.messages, self.marks, strict=True)
+            return all(thinks(message) for message, mark in sights if mark in (REPLY, CALLS))
         calls = [thinks(self.messages[at]) for at in self.ends]
         if all(calls):
             return True
@@ -260,6 +265,8 @@ class Marks:
         if first in (REPLY, ITEM) and profile.first == "user":
             return False
         if profile.call_follows_user and bytes((REPLY, CALLS)) in marks and not is_flat:
+            return False
+        if not profile.user_follows_results and bytes((ANSWER, USER)) in marks:
             return False
         if profile.alternates == "no":
             return True
@@ -287,6 +294,17 @@ def _is_thinking_followed(marks: bytes) -> bool:
     return not marks.endswith(bytes((THOUGHT,))) and not any(
         bytes((THOUGHT, after)) in marks for after in (USER, ANSWER, SYSTEM)
     )
+
+
+def _are_followers_named(messages: list[Value], marks: bytes) -> bool:
+    """Whether a message that follows reasoning still has its id: by it the server knows that they belong together."""
+    pair = bytes((THOUGHT, REPLY))
+    at = marks.find(pair)
+    while at >= 0:
+        if "id" not in messages[at + 1] and "id" in messages[at]:
+            return False
+        at = marks.find(pair, at + 1)
+    return True
 
 
 def _are_systems_fine(marks: bytes, profile: Profile, system: Value) -> bool:

@@ -18,7 +18,7 @@ def settle_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) ->
         return _item_pairs(turns, task)
     if task.profile.signs_calls and task.form.name == "gemini":
         _sign_calls(turns, task)
-    if task.profile.wants_reasoning and task.form.name in ("openai-chat", "mistral"):
+    if task.profile.wants_reasoning != "no" and task.form.name in ("openai-chat", "mistral"):
         _fill_reasoning(turns, task, thinking=thinking)
     return turns
 
@@ -44,7 +44,7 @@ def _item_pairs(turns: list[Turn], task: Task) -> list[Turn]:
     followed = _followed(kept, task)
     if task.model is not None and task.model.startswith(_REASONING_MODELS):
         _drop_lone_call_ids(followed, task)
-    return _without_lost_partners(turns, followed, task)
+    return _with_named_followers(_without_lost_partners(turns, followed, task), task)
 
 
 def _drop_lone_call_ids(turns: list[Turn], task: Task) -> None:
@@ -69,6 +69,24 @@ def _followed(turns: list[Turn], task: Task) -> list[Turn]:
             task.report.tell(code, turn.at, did, lost=_summary(turn.source))
         else:
             kept.append(turn)
+    kept.reverse()
+    return kept
+
+
+def _with_named_followers(turns: list[Turn], task: Task) -> list[Turn]:
+    """Leave out reasoning before a message without an id: by the id the server knows what the reasoning led to."""
+    kept: list[Turn] = []
+    is_nameless = False
+    for turn in reversed(turns):
+        if not _is_reasoning(turn):
+            source = turn.source if isinstance(turn.source, dict) else {}
+            is_message = turn.role is Role.ASSISTANT and source.get("type", "message") == "message"
+            is_nameless = is_message and "id" not in source
+        elif is_nameless and "id" in turn.source:
+            code, did = "nameless-follower", "dropped the reasoning"
+            task.report.tell(code, turn.at, did, lost=_summary(turn.source))
+            continue
+        kept.append(turn)
     kept.reverse()
     return kept
 
@@ -170,13 +188,14 @@ def _asks(turn: Turn) -> bool:
 
 def _fill_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) -> None:
     """Give replies with calls the reasoning that was lost, as a placeholder that is accepted."""
+    is_every = task.profile.wants_reasoning == "every"
     is_thinking = thinking
-    if thinking is None:
+    if thinking is None and not is_every:
         is_thinking = any(map(_thinks, turns))
-    if not is_thinking:
+    if is_thinking is False or not (is_thinking or is_every):
         return
     for turn in turns:
-        if turn.has_calls and not _thinks(turn):
+        if (turn.has_calls or (is_every and turn.role is Role.ASSISTANT)) and not _thinks(turn):
             turn.parts = [Part(Kind.THINKING, None, body=NO_REASONING), *turn.parts]
             turn.is_changed = True
             task.report.tell("missing-reasoning", max(turn.at, 0), "added a placeholder")

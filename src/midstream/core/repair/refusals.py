@@ -67,6 +67,10 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "foreign-result-name": Refusal("A function response bears the name of its call."),
     "repeated-call": Refusal("A call is written once.", ("`tool_use` ids must be unique",)),
+    "repeated-exchange": Refusal(
+        "A call that was retried is written once, with its result.",
+        ("`tool_use` ids must be unique", "Duplicate value for 'tool_call_id'"),
+    ),
     "repeated-id": Refusal(
         "Call ids are unique.", ("`tool_use` ids must be unique", "Duplicate value for 'tool_call_id'")
     ),
@@ -181,6 +185,14 @@ REFUSALS: dict[str, Refusal] = {
             "function call turn comes immediately after a user turn or after a function response turn",
         ),
     ),
+    "user-after-result": Refusal(
+        "A reply stands between a result and what the user says next.",
+        ("Unexpected role 'user' after role 'tool'",),
+    ),
+    "white-prefill": Refusal(
+        "A reply that the model is to continue does not end in white space.",
+        ("final assistant content cannot end with trailing whitespace",),
+    ),
     "misplaced-file": Refusal(
         "Attachments stand where the provider takes them.",
         (
@@ -196,6 +208,10 @@ REFUSALS: dict[str, Refusal] = {
         "Reasoning is followed by what it led to.",
         ("Item 'rs_...' of type 'reasoning' was provided without its required following item",),
     ),
+    "nameless-follower": Refusal(
+        "A message that reasoning led to bears its id.",
+        ("Item 'rs_...' of type 'reasoning' was provided without its required following item",),
+    ),
     "item-without-reasoning": Refusal(
         "An item of a reasoning model comes with its reasoning.",
         ("'function_call' was provided without its required 'reasoning' item",),
@@ -205,7 +221,7 @@ REFUSALS: dict[str, Refusal] = {
         ("Function call is missing a thought_signature",),
     ),
     "missing-reasoning": Refusal(
-        "Replies with calls bring their reasoning along.",
+        "Replies bring their reasoning along.",
         ("The `reasoning_content` in the thinking mode must be passed back to the API",),
     ),
     "lone-surrogate": Refusal(

@@ -19,12 +19,15 @@ class Task:
         is_live: bool = False,
         model: str | None = None,
         outcomes: dict[str, str] | None = None,
+        is_prefill: bool = False,
     ) -> None:
         self.form = form
         self.profile = profile
         self.is_live = is_live
         self.model = model
         self.outcomes = outcomes or {}
+        self.is_prefill = is_prefill
+        """Whether the last reply is one that the model is to continue."""
         self.odd_signatures: frozenset[str] = frozenset()
         self.report = Report()
         self.is_grouped = form.layout is Layout.GROUPED
