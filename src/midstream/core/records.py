@@ -88,7 +88,8 @@ class Parent(Struct, frozen=True, gc=False):
 class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field="type"):
     """A new owner took the session. What older epochs were doing is in doubt from here on.
 
-    `is_handover`: the owner before had given it up on purpose and did not die on it.
+    `is_handover`: the owner before had given it up on purpose and did not die on it. `suspected`: how many deaths of
+    its owners this turn may have caused, where the last one was such a death.
     """
 
     epoch: int
@@ -96,6 +97,7 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
     at: float
     version: int = VERSION
     is_handover: bool = False
+    suspected: int = 0
 
 
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):

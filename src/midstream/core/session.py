@@ -208,6 +208,10 @@ class Session(Struct, frozen=True, gc=False):
     """When its first epoch began, in seconds since 1970."""
     epochs: tuple[tuple[int, float], ...] = ()
     """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
+    owner: str = ""
+    """Who began the last epoch."""
+    suspected: int = 0
+    """Deaths of owners since the last message that the open turn may have caused: see `midstream.core.suspects`."""
 
     def began_at(self, epoch: int) -> float | None:
         """Return when an epoch began, in seconds since 1970; None where that is not known any more."""
@@ -251,6 +255,8 @@ def decide(
         return _withdrawn(session, command, at=at)
     if isinstance(command, SendMessage):
         return _decide_message(session, command, at=at)
+    if isinstance(command, Recover):
+        command = replace(command, is_suspect=session.suspected > turns.SUSPECTED_MAX)
     did = turns.decide(session.turn, command, epoch=epoch, at=at)
     if session.driver:
         return _without_driver(session, command, did, epoch=epoch, at=at)
@@ -445,6 +451,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 queue=_without(session.queue, record.queued),
                 parent=record.parent or session.parent,
                 driver=record.driver,
+                suspected=0,
             )
         case MessageQueued():
             return replace(
@@ -460,6 +467,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 after,
                 history=_continued(session.history),
                 streams=_with_stream(session, record.stream, turn=record.turn),
+                suspected=0,
             )
         case ResultArrivedLate():
             return replace(after, unsettled=_settled(session, record))
@@ -475,14 +483,23 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case JournalPruned():
             return restored(record)
         case EpochStarted():
-            epochs = (*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:]
-            started_at = session.started_at or record.at
-            return replace(after, epoch=record.epoch, started_at=started_at, epochs=epochs)
+            return _with_epoch(after, record)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_epoch(session: Session, record: EpochStarted) -> Session:
+    return replace(
+        session,
+        epoch=record.epoch,
+        started_at=session.started_at or record.at,
+        epochs=(*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:],
+        owner=record.owner,
+        suspected=max(session.suspected, record.suspected),
+    )
 
 
 def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:

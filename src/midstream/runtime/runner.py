@@ -25,6 +25,7 @@ from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
+    SUSPECTED_MAX,
     AskModel,
     CallFinished,
     CallProgress,
@@ -89,6 +90,15 @@ class Family(Nursery, Protocol):
             UnavailableError: It is.
         """
 
+    def suspected(self, runner: Runner) -> int:
+        """Return how many deaths a session is suspected of that is about to be claimed here (TURN-83)."""
+
+    def note_left(self, runner: Runner) -> bool:
+        """Note what a dead process left of a session; return whether to claim it is left to the host."""
+
+    def hold(self, runner: Runner) -> None:
+        """Call `Runner.resume` when it is the turn of this suspect."""
+
 
 class Runner:
     """A session that is awake in this process."""
@@ -125,6 +135,8 @@ class Runner:
         self._failed: MidstreamError | None = None
         self._parted: MidstreamError | None = None
         self._is_quiescing = False
+        self._is_held = False
+        """Whether nothing is started here yet, because it may kill this process as it did the last one."""
         self._is_patient = False
         """While quiescing: whether a model call that runs may go on to its end."""
         self._asking: set[asyncio.Timeout] = set()
@@ -224,7 +236,7 @@ class Runner:
         self._journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
-        if self.state.needs_owner:
+        if self.state.needs_owner and not self._family.note_left(self):
             try:
                 await self._post(await self._first_word())
             except LeaseHeldError:
@@ -244,6 +256,13 @@ class Runner:
         await self.refresh()
         if self.is_following:
             await self._post(await self._first_word())
+
+    def resume(self) -> None:
+        """Go on with a turn that was held back."""
+        if self._is_held:
+            self.note(
+                Recover(self._look_back_s)
+            )  # until that is decided, a call that an older owner started is owed
 
     async def refresh(self) -> None:
         """Fold what others have appended, and tell the readers; without effect where this process owns the session.
@@ -543,6 +562,8 @@ class Runner:
             append = partial(self._journal.append, appendix, sync=sync_of(records))
             await self._patiently(append, taken)
         self.state = state
+        if any(isinstance(each.command, Recover) for each in taken):
+            self._is_held = False
         return taken, len(records)
 
     def _say_at_once(self, words: list[Envelope]) -> bool:
@@ -619,8 +640,14 @@ class Runner:
         epoch = await self._journal.claim(at=at)
         if epoch > 1:  # somebody had it before, and may have had it since it was read here
             self._take_over(await self._journal.catch_up())
-        records.append(EpochStarted(epoch, self._owner, at, is_handover=self._journal.is_handed_over))
+        is_handover = self._journal.is_handed_over
+        suspected = 0 if is_handover else self._family.suspected(self)
+        records.append(EpochStarted(epoch, self._owner, at, is_handover=is_handover, suspected=suspected))
         state = self._folded(self.state, records)
+        if 0 < suspected <= SUSPECTED_MAX:
+            self._is_held = True
+            self._family.hold(self)
+            return state
         recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
         records.extend(recovered)
         return self._folded(state, recovered)
@@ -663,6 +690,7 @@ class Runner:
         """Start what is owed and not being done; stop what is being done and not owed."""
         work, waits = parted(sessions.owed(self.state))
         self._waits.set(() if self._is_quiescing else waits)
+        work = [] if self._is_held else work
         if self._doing.keys() == set(work) and not reporters and not self._is_quiescing:
             return
         self._stop_unowed(work, reporters)

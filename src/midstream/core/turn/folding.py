@@ -108,8 +108,6 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_end(state, record)
         case TurnResumed():
             return _evolve_resumed(state, record)
-        case EpochStarted(is_handover=False):
-            return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
         case (
             EpochStarted()
             | MessageQueued()
