@@ -192,9 +192,11 @@ class Runner:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost by letting this session go to sleep."""
+        if self.readers or self._asking:  # a command that another process decides is answered here
+            return False
         if self.state.rests_on_people:  # whoever answers wakes it
-            return not self.readers and self._mailbox.is_at_rest
-        return not (self.readers or self._is_busy or self._doing or self._stopping)
+            return self._mailbox.is_at_rest
+        return not (self._is_busy or self._doing or self._stopping)
 
     @property
     def _is_busy(self) -> bool:
