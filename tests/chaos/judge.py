@@ -22,8 +22,6 @@ from midstream.core.messages import Outcome, Result, UserMessage
 from midstream.core.records import (
     CallEnded,
     ChunkAccepted,
-    EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -32,7 +30,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.core.turn.states import RESTARTS_MAX
+from midstream.core.turn import SUSPECTED_CODE
 from midstream.store.contract import Stored
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
 from tests.chaos.turns import ASK_REPLY, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
@@ -195,25 +193,9 @@ def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None
         allowed = {TurnStatus.COMPLETED}
         if is_stopped(name, turn):
             allowed.add(TurnStatus.CANCELLED)
-        if _owners_lost(records, end.turn) > RESTARTS_MAX:
+        if end.code == SUSPECTED_CODE:
             allowed.add(TurnStatus.INTERRUPTED)
         if end.status not in allowed or (end.status is TurnStatus.COMPLETED and texts != WORDS):
             verdict.problems.append(f"turn {end.turn} of {name!r} ended {end.status} and said {texts}")
     outcomes = [each.result.outcome for each in records if isinstance(each, CallEnded)]
     verdict.unknown += outcomes.count(Outcome.UNKNOWN)
-
-
-def _owners_lost(records: Sequence[Record], turn: int) -> int:
-    """Return how many servers died on a turn in a row, without an exchange of it in between, before it ended."""
-    lost, at_hand = 0, 0
-    for record in records:
-        match record:
-            case MessageAccepted():
-                lost, at_hand = 0, record.turn
-            case EpochStarted():
-                lost += 1
-            case ExchangeCommitted() if lost <= RESTARTS_MAX:
-                lost = 0
-            case TurnEnded() if at_hand == turn:
-                return lost
-    return lost

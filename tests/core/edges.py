@@ -235,9 +235,7 @@ def _from_model(session: Session) -> Iterator[Command]:
     state = session.turn
     if not isinstance(state, AwaitingModel):
         return
-    is_plain = not (
-        session.queue or state.terms.timeout_s or state.failures or state.restarts or state.reply_no > 1
-    )
+    is_plain = not (session.queue or state.terms.timeout_s or state.failures or state.reply_no > 1)
     place = {"turn": state.turn, "reply": state.reply_no, "attempt": state.attempt}
     yield heard("some", **place)
     yield ModelHeld(state.turn, state.reply_no, state.attempt, "token")
@@ -343,7 +341,7 @@ def _key(session: Session) -> tuple[object, ...]:
             kept = (bool(state.token), state.is_mute)
             limits = (state.terms.timeout_s, state.terms.replies_max)
             asked = tuple(_question_key(each, state) for each in state.questions)
-            return (*about, count, state.failures, min(state.restarts, 4), *flags, *kept, *limits, asked)
+            return (*about, count, state.failures, *flags, *kept, *limits, asked)
         case RunningCalls() | Cancelling():
             count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
             calls = tuple(_call_key(call, session.epoch) for call in state.calls)

@@ -28,6 +28,8 @@ from midstream.world import Fault
 from tests.fault.turn import Ledger
 
 POLL_S = 0.005
+WORDS, WORD_S = 10, 0.01
+TALK = ("work", "look")
 
 
 class WorkerWorld(KillingWorld):
@@ -65,11 +67,15 @@ class Go:
 
 
 class Model(ScriptedModel):
-    """Any tool's name: asks for it, then says done. "think": says half, waits, says the rest."""
+    """Any tool's name: asks for it, then says done. "think": says half, waits, says the rest.
 
-    def __init__(self, go: Go) -> None:
+    "kill": asks for it in each response. "talk": says some words, asks for `work`, then `look`, and says done.
+    """
+
+    def __init__(self, go: Go, world: WorkerWorld) -> None:
         super().__init__(self._reply)
         self._go = go
+        self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         if _said(request) == "think":
@@ -78,14 +84,21 @@ class Model(ScriptedModel):
             yield TextDelta("and half")
             yield Finished()
             return
+        if _said(request) == "talk":
+            for number in range(WORDS):
+                await self._world.sleep(WORD_S)
+                yield TextDelta(f"{number} ")
         async for event in super().stream(request):
             yield event
 
     @staticmethod
     def _reply(request: ModelRequest) -> list[Step]:
-        if exchanges_since_user(request.history):
+        said, ended = _said(request), exchanges_since_user(request.history)
+        if said == "talk" and ended < len(TALK):
+            return calls(("a", TALK[ended], "{}"))
+        if said == "talk" or (ended and said != "kill"):
             return text("done")
-        return calls(("a", _said(request), "{}"))
+        return calls(("a", said, "{}"))
 
 
 def _said(request: ModelRequest) -> str:
@@ -110,7 +123,13 @@ def tools(folder: Path, go: Go) -> list[Tool]:
         ledger.note("look", "ended")
         return "looked"
 
-    return [tool(work), tool(has_effects=False)(look)]
+    async def kill() -> str:
+        """Kill the server, as a tool that takes all its memory does."""
+        ledger.note("kill", "began")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "not reached"
+
+    return [tool(work), tool(has_effects=False)(look), tool(kill)]
 
 
 async def main() -> None:
@@ -129,7 +148,7 @@ async def main() -> None:
     store = SQLiteStore(given.folder / "server.db", lease_s=given.lease, world=world)
     go = Go(given.folder / "go", world)
     looking = world.spawn(go.look(), name="go")
-    app = asgi(Agent(Model(go), tools=tools(given.folder, go)), store=store, world=world)
+    app = asgi(Agent(Model(go, world), tools=tools(given.folder, go)), store=store, world=world)
     if given.begin:
         await app.start()
         await asyncio.gather(*(_begin(app, number) for number in range(given.begin)))

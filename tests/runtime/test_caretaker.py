@@ -24,7 +24,7 @@ from midstream.core.records import (
 )
 from midstream.core.replies import Finished, TextDelta
 from midstream.core.session import Received
-from midstream.core.turn import RESTARTS_MAX, Cancel, SendMessage, WhenBusy, Withdraw
+from midstream.core.turn import Cancel, SendMessage, WhenBusy, Withdraw
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
@@ -291,13 +291,13 @@ async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places
 async def test_owners_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
     host = await places.host([[Stall()]])
     await _say(host, "hi")
-    for _ in range(RESTARTS_MAX + 2):
+    for _ in range(4):
         await host.stop(grace_s=0.01)
         host = await places.host([[Stall()]])
     runner = await host.session("s")
     assert runner.state.is_live
     started = [each for each in places.records() if isinstance(each, EpochStarted)]
-    assert [each.is_handover for each in started] == [False, *[True] * (RESTARTS_MAX + 2)]
+    assert [each.is_handover for each in started] == [False, *[True] * 4]
     await runner.submit(Cancel())
     assert runner.state.last_turn is not None
     assert runner.state.last_turn.status is TurnStatus.CANCELLED

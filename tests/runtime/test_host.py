@@ -24,7 +24,7 @@ from midstream.core.records import (
     encode,
 )
 from midstream.core.replies import TextDelta
-from midstream.core.turn import RESTARTS_MAX, Answer, SendMessage
+from midstream.core.turn import SUSPECTED_CODE, SUSPECTED_MAX, Answer, Resume, SendMessage
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
@@ -143,18 +143,45 @@ async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept()
     await second.stop()
 
 
-async def test_a_turn_that_kills_its_owners_is_given_up() -> None:
+@spec("TURN-18")
+async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_owners() -> None:
     store = MemoryStore()
     stalling = Agent(ScriptedModel([[Stall()]]))
     host = await _started(Host(stalling, store))
     await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
-    for _ in range(RESTARTS_MAX + 1):
+    for _ in range(10):
         await _die(host)
         host = await _started(Host(stalling, store))
+    assert (await host.session("s")).state.is_live
+    await host.stop()
+
+
+@spec("TURN-84", "TURN-85")
+async def test_a_turn_whose_tool_runs_at_each_death_of_its_owner_is_given_up() -> None:
+    store = MemoryStore()
+    started = asyncio.Event()
+
+    @tool(on_doubt="unknown")
+    async def write() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    agent = Agent(ScriptedModel(lambda _request: calls(("write", "{}"))), tools=[write])
+    host = await _started(Host(agent, store))
+    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    for _ in range(SUSPECTED_MAX + 1):
+        async with asyncio.timeout(30):
+            await started.wait()
+        await _die(host)
+        started.clear()
+        host = await _started(Host(agent, store))
     runner = await host.session("s")
     assert not runner.state.is_live
     assert runner.state.last_turn is not None
-    assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
+    assert (runner.state.last_turn.status, runner.state.last_turn.code) == ("interrupted", SUSPECTED_CODE)
+    await runner.submit(Resume())
+    assert runner.state.suspected == 0, "who asks for it again means it"
     await host.stop()
 
 

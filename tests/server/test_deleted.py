@@ -214,6 +214,38 @@ async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tm
         assert (await owner.http.get("/v1/sessions/s1")).status_code == 404
 
 
+@spec("STREAM-68", "TURN-76")
+async def test_an_owner_that_is_slow_to_say_that_it_let_go_is_answered_for_by_the_one_who_asked() -> None:
+    memory = Memory()
+    slow = NeverAnswering(MemoryStore(memory))
+    store = RefusingWhatIsFree(MemoryStore(memory))
+    async with (
+        served(make_app([text("hello")] * 2, store=slow)) as owner,
+        served(make_app([text("hello")] * 2, store=store)) as other,
+    ):
+        await _say(owner)
+        refused = await other.http.delete("/v1/sessions/s1")
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
+        assert slow.was_asked, "it had let go, and its answer never came"
+        store.is_over = True
+        assert (await other.http.delete("/v1/sessions/s1")).status_code == 204
+        slow.may_answer.set()
+
+
+class NeverAnswering(StoreInFront):
+    """A store that stands still when its owner answers what another process asked."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.was_asked = False
+        self.may_answer = asyncio.Event()
+
+    async def asked(self, operation: str, session: str) -> None:
+        if operation == "answer":
+            self.was_asked = True
+            await self.may_answer.wait()
+
+
 class Refusing(StoreInFront):
     """A store that is busy when something is to be deleted, while it is told to."""
 

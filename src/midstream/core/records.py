@@ -89,7 +89,8 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
     """A new owner took the session. What older epochs were doing is in doubt from here on.
 
     `is_handover`: the owner before had given it up on purpose and did not die on it. `agent` and `agent_version` are
-    those that the new owner serves; "" in older journals.
+    those that the new owner serves; "" in older journals. `suspected`: how many deaths of its owners this turn may
+    have caused, where the last one was such a death.
     """
 
     epoch: int
@@ -99,6 +100,7 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
     is_handover: bool = False
     agent: str = ""
     agent_version: str = ""
+    suspected: int = 0
 
 
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):

@@ -211,6 +211,10 @@ class Session(Struct, frozen=True, gc=False):
     agent_version: str = ""
     epochs: tuple[tuple[int, float], ...] = ()
     """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
+    owner: str = ""
+    """Who began the last epoch."""
+    suspected: int = 0
+    """Deaths of owners since the last message that the open turn may have caused: see `midstream.core.suspects`."""
 
     def began_at(self, epoch: int) -> float | None:
         """Return when an epoch began, in seconds since 1970; None where that is not known any more."""
@@ -261,6 +265,8 @@ def decide(
         return _withdrawn(session, command, at=at)
     if isinstance(command, SendMessage):
         return _decide_message(session, command, at=at)
+    if isinstance(command, Recover):
+        command = replace(command, is_suspect=session.suspected > turns.SUSPECTED_MAX)
     did = turns.decide(session.turn, command, epoch=epoch, at=at)
     if session.driver:
         return _without_driver(session, command, did, epoch=epoch, at=at)
@@ -457,6 +463,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 queue=_without(session.queue, record.queued),
                 parent=record.parent or session.parent,
                 driver=record.driver,
+                suspected=0,
             )
         case MessageQueued():
             return replace(
@@ -469,7 +476,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, queue=_without(session.queue, record.number))
         case TurnResumed():
             streams = _with_stream(session, record.stream, turn=record.turn)
-            return replace(after, history=_continued(session.history), streams=streams)
+            return replace(after, history=_continued(session.history), streams=streams, suspected=0)
         case ResultArrivedLate():
             return replace(after, unsettled=_settled(session, record))
         case HistoryCompacted():
@@ -484,24 +491,28 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case JournalPruned():
             return restored(record)
         case EpochStarted():
-            epochs = (*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:]
-            started_at = session.started_at or record.at
-            name, version = session.agent, session.agent_version
-            if record.agent:
-                name, version = record.agent, record.agent_version
-            return replace(
-                after,
-                epoch=record.epoch,
-                started_at=started_at,
-                epochs=epochs,
-                agent=name,
-                agent_version=version,
-            )
+            return _with_epoch(after, record)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_epoch(session: Session, record: EpochStarted) -> Session:
+    agent, version = session.agent, session.agent_version
+    if record.agent:
+        agent, version = record.agent, record.agent_version
+    return replace(
+        session,
+        epoch=record.epoch,
+        started_at=session.started_at or record.at,
+        epochs=(*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:],
+        agent=agent,
+        agent_version=version,
+        owner=record.owner,
+        suspected=max(session.suspected, record.suspected),
+    )
 
 
 def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:

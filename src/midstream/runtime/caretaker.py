@@ -72,6 +72,20 @@ class Sessions(Protocol):
         """Know that the events of a session up to this one were pruned."""
 
 
+class Unread:
+    """How many sessions of a dead owner were not read yet."""
+
+    def __init__(self, count: int) -> None:
+        self.is_over = asyncio.Event()
+        self._count = count
+
+    def count_down(self) -> None:
+        """Count one that was read, or cannot be."""
+        self._count -= 1
+        if self._count <= 0:
+            self.is_over.set()
+
+
 class Caretaker:
     """Looks after the sessions of others, and prunes all of them, from `start` to `stop`."""
 
@@ -103,10 +117,11 @@ class Caretaker:
 
     def take_up(self, session_ids: Iterable[str]) -> None:
         """Begin to go on with turns that nobody owns."""
-        for session_id in session_ids:
-            if session_id not in self._taking_up:
-                self._taking_up.add(session_id)
-                self._work(self._take_up(session_id), name=f"take up {session_id}")
+        new = {session_id: None for session_id in session_ids if session_id not in self._taking_up}
+        unread = Unread(len(new))
+        for session_id in new:
+            self._taking_up.add(session_id)
+            self._work(self._take_up(session_id, unread), name=f"take up {session_id}")
 
     async def prune(self, session_id: str) -> None:
         """Prune what is due of one session.
@@ -168,10 +183,18 @@ class Caretaker:
 
     # --- orphans
 
-    async def _take_up(self, session_id: str) -> None:
+    async def _take_up(self, session_id: str, unread: Unread) -> None:
         """Go on with a turn that nobody owns, unless another survivor was faster."""
         try:
             await self._sessions.recovered()
+            try:
+                async with self._turnstile:
+                    await self._sessions.session(session_id)
+            except UnavailableError:
+                pass  # tried again below
+            finally:
+                unread.count_down()
+            await unread.is_over.wait()  # what died together is judged together
             for failures in range(1, TRIES_MAX + 1):
                 try:
                     async with self._turnstile:

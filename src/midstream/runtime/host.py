@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -44,6 +45,7 @@ from midstream.runtime.locking import Locks
 from midstream.runtime.models import StoredModel
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
+from midstream.runtime.trials import Trials
 from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
 from midstream.store.opening import store_of
 from midstream.world import World
@@ -133,6 +135,7 @@ class Host:
         self._defects = Defects(self.world)
         self._recovering: asyncio.Task[None] | None = None
         self._caretaker = Caretaker(self, store, self.world, retention)
+        self._trials = Trials(self.world, self._owner, self._awake, self.recovered)
         self.locks = Locks(self, store.escrow, self.world) if isinstance(store, Escrowed) else None
         """Opens sessions for those who show their secrets; None where no client holds a key."""
         self._deleting: set[str] = set()
@@ -277,6 +280,22 @@ class Host:
             and (turn.turn, turn.reply_no) == (parent.turn, parent.reply)
             and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
         )
+
+    def suspected(self, runner: Runner) -> int:
+        """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
+        return self._trials.suspected(runner)
+
+    def note_left(self, runner: Runner) -> bool:
+        """Claim a suspect only when everything that its dead owner left was read; return whether it is one."""
+        if not self._trials.is_suspect(runner):
+            return False
+        if self.recovery.is_done:
+            self._caretaker.take_up({runner.session_id})
+        return True
+
+    def hold(self, runner: Runner) -> None:
+        """Resume a suspect when it is its turn."""
+        self._trials.hold(runner)
 
     async def give_up(self, session_id: str) -> None:
         """Let go of an idle session that another process is to delete; its readers are told once it has done so.
@@ -468,6 +487,7 @@ class Host:
             return
         self._is_stopped = True
         self.drain()
+        await self._trials.stop()
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.wait([self._recovering])
@@ -618,14 +638,21 @@ class Host:
         progress.total = len(found)
         turnstile = asyncio.Semaphore(RECOVERIES_MAX)
 
+        async def look_at(session_id: str) -> None:
+            async with turnstile:
+                with contextlib.suppress(MidstreamError):  # told below
+                    await self.session(session_id)
+
         async def recover_one(session_id: str) -> None:
             async with turnstile:
                 await self._recover_one(session_id)
                 progress.done += 1
 
-        async with asyncio.TaskGroup() as group:
-            for session_id in found:
-                group.create_task(recover_one(session_id))
+        # All are read before a suspect is claimed: the verdict depends on what else ran when their owner died.
+        for step in (look_at, recover_one):
+            async with asyncio.TaskGroup() as group:
+                for session_id in found:
+                    group.create_task(step(session_id))
         progress.seconds = self.world.monotonic() - began_at
         progress.is_done = True
         counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
@@ -644,6 +671,9 @@ class Host:
     async def _recover_one(self, session_id: str) -> None:
         try:
             runner = await self.session(session_id)
+            if self._trials.is_suspect(runner):
+                with contextlib.suppress(LeaseHeldError):
+                    await runner.take_up()
         except SessionLockedError:
             self.recovery.locked += 1  # if nobody has it, the store tells the caretaker
             return

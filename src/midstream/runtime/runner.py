@@ -25,6 +25,7 @@ from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
+    SUSPECTED_MAX,
     AskModel,
     CallFinished,
     CallProgress,
@@ -93,6 +94,15 @@ class Family(Nursery, Protocol):
             UnavailableError: It is.
         """
 
+    def suspected(self, runner: Runner) -> int:
+        """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
+
+    def note_left(self, runner: Runner) -> bool:
+        """Note what a dead process left of a session; return whether to claim it is left to the host."""
+
+    def hold(self, runner: Runner) -> None:
+        """Call `Runner.resume` when it is the turn of this suspect."""
+
 
 class Runner:
     """A session that is awake in this process."""
@@ -129,6 +139,8 @@ class Runner:
         self._failed: MidstreamError | None = None
         self._parted: MidstreamError | None = None
         self._is_quiescing = False
+        self._is_held = False
+        """Whether nothing is started here yet, because it may kill this process as it did the last one."""
         self._is_patient = False
         """While quiescing: whether a model call that runs may go on to its end."""
         self._asking: set[asyncio.Timeout] = set()
@@ -184,9 +196,11 @@ class Runner:
     @property
     def is_idle(self) -> bool:
         """Whether nothing would be lost by letting this session go to sleep."""
+        if self.readers or self._asking:  # a command that another process decides is answered here
+            return False
         if self.state.rests_on_people:  # whoever answers wakes it
-            return not self.readers and self._mailbox.is_at_rest
-        return not (self.readers or self._is_busy or self._doing or self._stopping)
+            return self._mailbox.is_at_rest
+        return not (self._is_busy or self._doing or self._stopping)
 
     @property
     def _is_busy(self) -> bool:
@@ -234,7 +248,7 @@ class Runner:
                 agent_guard.mismatch(self.session_id, self.state, self._agent).message,
                 extra={"session": self.session_id},
             )
-        elif self.state.needs_owner:
+        elif self.state.needs_owner and not self._family.note_left(self):
             try:
                 await self._post(await self._first_word())
             except LeaseHeldError:
@@ -254,6 +268,13 @@ class Runner:
         await self.refresh()
         if self.is_following and not self._is_of_other_agent:
             await self._post(await self._first_word())
+
+    def resume(self) -> None:
+        """Go on with a turn that was held back."""
+        if self._is_held:
+            self.note(
+                Recover(self._look_back_s)
+            )  # until that is decided, a call that an older owner started is owed
 
     async def refresh(self) -> None:
         """Fold what others have appended, and tell the readers; without effect where this process owns the session.
@@ -554,6 +575,8 @@ class Runner:
             append = partial(self._journal.append, appendix, sync=sync_of(records))
             await self._patiently(append, taken)
         self.state = state
+        if any(isinstance(each.command, Recover) for each in taken):
+            self._is_held = False
         return taken, len(records)
 
     def _say_at_once(self, words: list[Envelope]) -> bool:
@@ -638,19 +661,26 @@ class Runner:
             self._refuse_other_agent(commands)
         agent = self._agent
         is_stopped = self._is_of_other_agent and not agent_guard.adopts(commands)
+        is_handover = self._journal.is_handed_over
+        suspected = 0 if is_handover else self._family.suspected(self)
         records.append(
             EpochStarted(
                 epoch,
                 self._owner,
                 at,
-                is_handover=self._journal.is_handed_over,
+                is_handover=is_handover,
                 agent=agent.name,
                 agent_version=agent.version,
+                suspected=suspected,
             )
         )
         state = self._folded(self.state, records)
         if is_stopped:
             return state  # nothing of the other agent is started in order to be cancelled
+        if 0 < suspected <= SUSPECTED_MAX:
+            self._is_held = True
+            self._family.hold(self)
+            return state
         recovered = sessions.decide(state, Recover(self._look_back_s), epoch=epoch, at=at)
         records.extend(recovered)
         return self._folded(state, recovered)
@@ -704,6 +734,7 @@ class Runner:
         """Start what is owed and not being done; stop what is being done and not owed."""
         work, waits = parted(sessions.owed(self.state))
         self._waits.set(() if self._is_quiescing else waits)
+        work = [] if self._is_held else work
         if self._doing.keys() == set(work) and not reporters and not self._is_quiescing:
             return
         self._stop_unowed(work, reporters)

@@ -19,7 +19,6 @@ from midstream.core.turn import (
     AskModel,
     AwaitingModel,
     Cancel,
-    Idle,
     Recover,
     Stalled,
     StallOver,
@@ -29,7 +28,7 @@ from midstream.core.turn import (
     partial_reply,
     words_said,
 )
-from midstream.core.turn.states import ATTEMPTS_MAX, RESTARTS_MAX
+from midstream.core.turn.states import ATTEMPTS_MAX
 from tests.core.stories import (
     AT,
     after,
@@ -85,14 +84,6 @@ def test_a_new_owner_takes_up_a_reply_that_is_kept() -> None:
     assert records == (AttemptContinued(1, 1, 1, 2, AT),)
     assert isinstance(state, AwaitingModel)
     assert partial_reply(state) is not None
-
-
-@spec("TURN-61", "TURN-18")
-def test_owners_that_die_on_a_kept_reply_are_counted_all_the_same() -> None:
-    state = told(say(), kept())
-    for epoch in range(2, RESTARTS_MAX + 3):
-        _, state = _recovered(state, epoch=epoch)
-    assert isinstance(state, Idle)
 
 
 @spec("TURN-62")

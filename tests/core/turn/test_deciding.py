@@ -47,8 +47,9 @@ from midstream.core.turn import (
     CLIENT_CALL_S,
     LOOK_BACK_S,
     MODEL_CALLS_MAX,
-    RESTARTS_MAX,
     RETRY_AFTER_MAX_S,
+    SUSPECTED_CODE,
+    SUSPECTED_MESSAGE,
     AskModel,
     AwaitCancelled,
     AwaitClient,
@@ -482,20 +483,30 @@ def test_a_cut_model_call_is_announced_again() -> None:
     assert owed(state) == (AskModel(1, 1, 2),)
 
 
-@spec("TURN-18", "TURN-19")
-def test_a_reply_that_keeps_killing_its_owners_is_given_up() -> None:
+@spec("TURN-18")
+def test_a_reply_is_asked_for_again_however_many_owners_die_meanwhile() -> None:
     state = told(say(), heard("boom"))
-    for epoch in range(2, 2 + RESTARTS_MAX):
+    for epoch in range(2, 20):
         records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (AttemptStarted(1, 1, attempt=epoch, at=AT),)
         _, state = decided(state, heard("boom", attempt=epoch), epoch=epoch)
 
-    last = 2 + RESTARTS_MAX
-    records, state = decided(_taken_over(state, epoch=last), Recover(), epoch=last)
+
+@spec("TURN-85", "TURN-19")
+def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() -> None:
+    suspect = Recover(is_suspect=True)
+    records, _ = decided(_taken_over(told(say(), heard("boom"))), suspect, epoch=2)
     assert records == (
-        ReplyCompleted(1, 1, last - 1, Reply((Text("boom"),), Finish.INTERRUPTED), AT),
+        ReplyCompleted(1, 1, 1, Reply((Text("boom"),), Finish.INTERRUPTED), AT),
         ExchangeCommitted(1, 1),
-        TurnEnded(1, TurnStatus.INTERRUPTED, AT),
+        TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
+    )
+    running = told(say(), asks(reads("a"), writes("b")), ended("a"))
+    records, _ = decided(_taken_over(running), suspect, epoch=2)
+    assert records == (
+        CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
 
 
@@ -552,28 +563,6 @@ def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_mode
             records, state = decided(state, command)
     assert isinstance(records[-1], TurnEnded)
     assert records[-1].status is TurnStatus.FAILED
-
-
-@spec("TURN-18", "TURN-83")
-def test_an_agent_whose_tool_keeps_killing_its_owners_is_given_up() -> None:
-    state = told(say(), _judged(), _ran(None))
-    for epoch in range(2, 2 + RESTARTS_MAX):
-        _, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
-        for command in (_judged(reply=epoch), _ran(None, reply=epoch)):
-            _, state = decided(state, command, epoch=epoch)
-    last = 2 + RESTARTS_MAX
-    records, _ = decided(_taken_over(state, epoch=last), Recover(), epoch=last)
-    assert records[-1] == TurnEnded(1, TurnStatus.INTERRUPTED, AT)
-
-
-@spec("TURN-18")
-def test_progress_gives_a_turn_its_restarts_back() -> None:
-    state = _taken_over(_taken_over(told(say())), epoch=3)
-    _, state = decided(state, Recover(), epoch=3)
-    _, state = decided(state, asks(reads("a"), attempt=2), epoch=3)
-    _, state = decided(state, ended("a"), epoch=3)
-    assert isinstance(state, AwaitingModel)
-    assert state.restarts == 0
 
 
 @spec("TURN-18")

@@ -52,6 +52,8 @@ from midstream.core.turn.folding import evolve
 from midstream.core.turn.states import (
     MODEL_CALLS_MAX,
     MODEL_CALLS_MAX_CODE,
+    SUSPECTED_CODE,
+    SUSPECTED_MESSAGE,
     TURN_TIMEOUT_CODE,
     AwaitingModel,
     Cancelling,
@@ -154,6 +156,10 @@ def timeout_message(state: Batch | AwaitingModel) -> str:
 
 def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Judge every call that an older owner left. One that waits for a person goes on waiting, however long."""
+    if command.is_suspect:
+        *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
+        end = TurnEnded(state.turn, TurnStatus.INTERRUPTED, at, SUSPECTED_CODE, SUSPECTED_MESSAGE)
+        return (*closed, end)
     is_old = at - state.touched_at > command.look_back_s
     if is_old and not (state.is_waiting_for_person or has_children(state)):
         return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)

@@ -283,6 +283,8 @@ class Recover(Struct, frozen=True, gc=False):
     """A new owner takes up what an older one left, in the epoch it just started."""
 
     look_back_s: float = LOOK_BACK_S
+    is_suspect: bool = False
+    """Whether the turn is suspected of too many deaths of its owners to be resumed."""
 
 
 Command = (

@@ -64,8 +64,9 @@ from midstream.core.turn.states import (
     CHILD_GRACE_S,
     HANDED_IN_CODE,
     HANDED_IN_CONTENT,
-    RESTARTS_MAX,
     RETRY_AFTER_MAX_S,
+    SUSPECTED_CODE,
+    SUSPECTED_MESSAGE,
     TURN_TIMEOUT_CODE,
     AwaitingModel,
     Cancelling,
@@ -462,7 +463,10 @@ def _recover_awaiting_model(
     if state.epoch == epoch:
         return ()  # TURN-17: our own attempt was not cut
     is_old = at - state.touched_at > command.look_back_s and not state.is_waiting_for_person
-    if is_old or state.restarts > RESTARTS_MAX:
+    if command.is_suspect:
+        code, message = SUSPECTED_CODE, SUSPECTED_MESSAGE
+        return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at, code=code, message=message)
+    if is_old:
         return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
     if state.token:
         return (_continued(state, at=at),)

@@ -110,8 +110,6 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_end(state, record)
         case TurnResumed():
             return _evolve_resumed(state, record)
-        case EpochStarted(is_handover=False):
-            return replace(state, restarts=state.restarts + 1) if isinstance(state, AwaitingModel) else state
         case (
             EpochStarted()
             | MessageQueued()
@@ -194,7 +192,7 @@ def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
 
 
 def _cut(state: AwaitingModel) -> Cut:
-    return Cut(state.failures, state.restarts, asking.answered(state))
+    return Cut(state.failures, asking.answered(state))
 
 
 def _evolve_question(
@@ -217,7 +215,6 @@ def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
         record.reply + 1,
         state.terms,
         failures=cut.failures,
-        restarts=cut.restarts,
         touched_at=state.touched_at,
         deadline_at=deadline_at,
         questions=cut.questions,

@@ -18,9 +18,12 @@ MODEL_CALLS_MAX_CODE = "model_calls_max"
 """The code of a turn that ended there. It cannot be resumed: the next message opens a turn of its own."""
 TURN_TIMEOUT_CODE = "turn_timeout"
 """The code of a turn that took longer than it may."""
-RESTARTS_MAX = 2
-"""Owners that may die on one turn without any progress before it is `interrupted` instead of taken up again. One that
-hands it over does not count."""
+SUSPECTED_MAX = 2
+"""Deaths of its owners that a turn may be suspected of and is still resumed; the next one interrupts it. The first
+makes it a suspect, the others count where it was the only one."""
+SUSPECTED_CODE = "server_died"
+"""The code of a turn that was interrupted because its tools killed the server, as far as can be told."""
+SUSPECTED_MESSAGE = "the server died again and again while a tool of this turn ran"
 LOOK_BACK_S = 2 * 60 * 60.0
 """A turn untouched for longer is ended as `interrupted` by a new owner (the seed's two hours)."""
 CANCEL_GRACE_S = 5.0
@@ -119,7 +122,6 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     failures: int = 0
     is_compacted: bool = False
     """Whether older exchanges were left out for this model call already."""
-    restarts: int = 0
     not_before: float = 0.0
     touched_at: float = 0.0
     deadline_at: float = 0.0
@@ -150,7 +152,6 @@ class Cut(Struct, frozen=True, gc=False):
     """What the reply after one that was cut takes over from the attempts at that one."""
 
     failures: int = 0
-    restarts: int = 0
     questions: tuple[AgentQuestion, ...] = ()
 
 
