@@ -39,7 +39,7 @@ def test_the_script_talks(
     monkeypatch.chdir(tmp_path)
     with in_a_thread(_serving) as url:
         exec(compile(script.replace("http://127.0.0.1:8000", url), "network.md", "exec"), {})  # our own guide
-    assert capsys.readouterr().out == "It says hello."
+    assert capsys.readouterr().out == "It says hello.\n"
 
 
 def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
