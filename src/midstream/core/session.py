@@ -485,24 +485,25 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case JournalPruned():
             return restored(record)
         case EpochStarted():
-            epochs = (*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:]
-            started_at = session.started_at or record.at
-            name, version = session.agent, session.agent_version
-            if record.agent:
-                name, version = record.agent, record.agent_version
-            return replace(
-                after,
-                epoch=record.epoch,
-                started_at=started_at,
-                epochs=epochs,
-                agent=name,
-                agent_version=version,
-            )
+            return _with_epoch(after, record)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
             return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_epoch(session: Session, record: EpochStarted) -> Session:
+    """Return the session under a new owner; a record from before agents were named leaves theirs."""
+    named = record if record.agent else None
+    return replace(
+        session,
+        epoch=record.epoch,
+        started_at=session.started_at or record.at,
+        epochs=(*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:],
+        agent=named.agent if named else session.agent,
+        agent_version=named.agent_version if named else session.agent_version,
+    )
 
 
 def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
