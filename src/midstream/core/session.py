@@ -500,16 +500,15 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
 
 
 def _with_epoch(session: Session, record: EpochStarted) -> Session:
-    agent, version = session.agent, session.agent_version
-    if record.agent:
-        agent, version = record.agent, record.agent_version
+    """Return the session under a new owner; a record from before agents were named leaves theirs."""
+    named = record if record.agent else None
     return replace(
         session,
         epoch=record.epoch,
         started_at=session.started_at or record.at,
         epochs=(*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:],
-        agent=agent,
-        agent_version=version,
+        agent=named.agent if named else session.agent,
+        agent_version=named.agent_version if named else session.agent_version,
         owner=record.owner,
         suspected=max(session.suspected, record.suspected),
     )
