@@ -28,10 +28,11 @@ from midstream.core.reuse.records import Mark
 from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.transcript import DONE, TranscriptBudget
 from midstream.core.wishes import Wishes
+from midstream.runtime.pool import Pooled
 from midstream.runtime.pool_turns import REBUILT_NOTE, Turn, Way, without_notes
 from midstream.runtime.upstreams import Said, Setup
 from midstream.testing.upstreams import ScriptedUpstream, Trouble, words_of
-from tests.runtime.pooling import Bench
+from tests.runtime.pooling import Bench, Host
 from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
@@ -201,3 +202,10 @@ async def test_a_title_in_the_middle_does_not_become_the_line_of_the_conversatio
     await title.say("more")
     assert (await host.say("more")).way is Way.FRESH
     assert (await host.say("still more")).way is Way.RESUMED
+
+
+async def test_a_pool_without_a_store_remembers_as_long_as_its_process() -> None:
+    bench = Bench()
+    host = Host(Pooled(bench.upstream, world=bench.world), bench.world)
+    await host.say("one")
+    assert (await host.say("two")).way is Way.RESUMED

@@ -53,7 +53,7 @@ from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
 from midstream.runtime.pool_counters import PoolCounters
-from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, PoolEntries
+from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, MemoryShelf, PoolEntries
 from midstream.runtime.pool_turns import REBUILT_NOTE, End, Turn, TurnReport
 from midstream.runtime.upstreams import (
     ForkingUpstream,
@@ -66,7 +66,6 @@ from midstream.runtime.upstreams import (
     UpstreamEvent,
 )
 from midstream.store.contract import Shelf
-from midstream.store.opening import store_in_memory
 from midstream.world import World
 
 CLAIMS_MAX = 8
@@ -151,10 +150,9 @@ class Pooled:
         self._world = world
         self.counters = PoolCounters()
         """What became of all turns since this pool was made, as numbers: for metrics."""
-        self._shelf = shelf
-        self._entries = self._entries_in(shelf or store_in_memory(world=world))
         self._engines = 0
         """Engines that run this pool now; the first one's store has the records."""
+        self._entries = self._entries_in(shelf or MemoryShelf())
         self._live = LiveAgents(
             upstream,
             world,
@@ -195,7 +193,6 @@ class Pooled:
         """See `StoredModel.begin_use`."""
         self._engines += 1
         if self._engines == 1 and isinstance(store, Shelf):
-            self._shelf = store
             self._entries = self._entries_in(store)
 
     async def end_use(self) -> None:
@@ -247,10 +244,6 @@ class Pooled:
     async def _streamed(
         self, request: ResentRequest, chain: Chain | None
     ) -> AsyncGenerator[ModelEvent, None]:
-        if self._shelf is None:
-            self._shelf = store = store_in_memory(world=self._world)
-            await store.open()
-            self._entries = self._entries_in(store)
         setup, outline = self._read(request)
         is_ours = await self._may_enter(request, outline)
         try:

@@ -9,9 +9,10 @@ and two processes never speak to the same one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ from midstream.core.reuse.records import (
 )
 from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
 from midstream.errors import ShelfMovedError, StoreDamagedError, UnavailableError
-from midstream.store.contract import Shelf
+from midstream.store.contract import Kept, Shelf
 from midstream.world import World
 
 T = TypeVar("T")
@@ -77,6 +78,40 @@ def key_of(upstream: str, session: str) -> str:
 def session_of(key: str, record: PoolRecord) -> str:
     """Return whose record it is."""
     return key.removeprefix(key_of(record.upstream, ""))
+
+
+class MemoryShelf:
+    """A shelf in the memory of this process, for a pool that no engine runs."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], Kept] = {}
+        self._versions = itertools.count(1)
+
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        """See `Shelf.kept`."""
+        return self._entries.get((shelf, key))
+
+    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `Shelf.keep`."""
+        known = self._entries.get((shelf, key))
+        if expected != (known.version if known else 0):
+            raise ShelfMovedError(f"entry {key!r} has another version")
+        version = next(self._versions)
+        self._entries[shelf, key] = Kept(key, version, body, at)
+        return version
+
+    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+        """See `Shelf.drop`."""
+        known = self._entries.get((shelf, key))
+        if known is None or known.version != expected:
+            return False
+        del self._entries[shelf, key]
+        return True
+
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
+        """See `Shelf.shelf`."""
+        entries = [kept for (name, _), kept in self._entries.items() if name == shelf]
+        return sorted(entries, key=lambda kept: kept.version, reverse=True)
 
 
 class PoolEntries:

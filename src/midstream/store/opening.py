@@ -5,13 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from midstream.store.contract import Store
-from midstream.store.memory import MemoryStore
 from midstream.world import World
-
-
-def store_in_memory(*, world: World) -> MemoryStore:
-    """Return a new store that lasts as long as the process, not opened yet."""
-    return MemoryStore(world=world)
 
 
 def store_of(named: Store | str | Path, *, world: World) -> Store:
@@ -22,7 +16,7 @@ def store_of(named: Store | str | Path, *, world: World) -> Store:
         world: Clock and ids of a store that is made here.
     """
     if isinstance(named, str | Path):
-        from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415 - a store in memory needs no SQLite
+        from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415 - a store of one's own needs no SQLite
 
         return SQLiteStore(named, world=world)
     return named
