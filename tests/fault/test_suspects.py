@@ -39,10 +39,12 @@ async def test_deaths_at_random_moments_end_no_turn(tmp_path: Path) -> None:
     async def talk(session: str) -> int:
         turn = 0
         while not is_over.is_set():
-            async with asyncio.timeout(4 * WAIT_S):
+            async with asyncio.timeout(2 * WAIT_S + 10 * KILLS):  # a turn may meet each of the deaths
                 while not await workers.is_said(session, f"{session}-{turn}"):
                     pass
-                await until(partial(_has_ended, tmp_path, session, turn + 1))
+                while not _has_ended(tmp_path, session, turn + 1):
+                    with contextlib.suppress(TimeoutError):
+                        await until(partial(_has_ended, tmp_path, session, turn + 1))
             turn += 1
         return turn
 
