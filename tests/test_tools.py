@@ -377,7 +377,7 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(
         ToolDefinitionError, match="`on_doubt` is 'retry'; expected one of 'unknown', 'rerun'"
     ):
-        tool(on_doubt="retry")
+        tool(on_doubt="retry")  # type: ignore[call-overload]
 
 
 async def test_a_decorated_function_is_called_as_before() -> None:

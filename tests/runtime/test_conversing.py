@@ -78,7 +78,7 @@ async def test_what_fails_is_an_error_with_its_reason() -> None:
             await host.ask("s1", "hi")
         assert (failed.value.status, failed.value.cause) == ("failed", "model_rejected")
         with pytest.raises(UsageError, match="'never' is none of"):
-            host.send("s1", "hi", when_busy="never")
+            host.send("s1", "hi", when_busy="never")  # type: ignore[arg-type]
         assert await host.ask("s1", "hi") == "fine"
 
 

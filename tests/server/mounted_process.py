@@ -39,7 +39,7 @@ def main() -> None:
     go = Go(given.folder / "go", world)
     store = SQLiteStore(given.folder / "server.db", world=world)
     agents = midstream.asgi(
-        midstream.Agent(Model(go)),
+        midstream.Agent(Model(go, world)),
         store=store,
         world=world,
         allow_unauthenticated=given.allow_unauthenticated,

@@ -283,7 +283,7 @@ class Client:
         session: str,
         message: str | UserMessage,
         *,
-        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> str:
         """Say something in a session and return the whole answer, each word once, whatever broke meanwhile.

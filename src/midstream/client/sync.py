@@ -234,7 +234,7 @@ class Client:
         session: str,
         message: str | UserMessage,
         *,
-        when_busy: WhenBusy | str = WhenBusy.QUEUE,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> str:
         """See `midstream.Client.ask`."""

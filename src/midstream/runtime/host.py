@@ -25,7 +25,7 @@ from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session, fold
 from midstream.core.settings import TAIL_BYTES
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.core.turn import LOOK_BACK_S, RunningCalls, WhenBusy
+from midstream.core.turn import LOOK_BACK_S, RunningCalls, WhenBusy, WhenBusyName
 from midstream.errors import (
     DrainingError,
     LeaseHeldError,
@@ -194,7 +194,11 @@ class Host:
         await self.stop()
 
     async def ask(
-        self, session_id: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+        self,
+        session_id: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
     ) -> str:
         """Say something in a session and return the whole answer, each word once.
 
@@ -205,7 +209,11 @@ class Host:
         return await answer_of(session_id, self.send(session_id, message, when_busy=when_busy))
 
     def send(
-        self, session_id: str, message: str | UserMessage, *, when_busy: WhenBusy | str = WhenBusy.QUEUE
+        self,
+        session_id: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
     ) -> AsyncGenerator[Event, None]:
         """Say something in a session, new or known, and iterate over the turn it opens, to its end.
 
