@@ -13,12 +13,13 @@ import itertools
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.client import InterruptedTurn
-from midstream.client.ways import Way
+from midstream.client.ways import TransportName
 from midstream.core.frames import EventId, Gone, Snapshot
 from midstream.core.records import CallStarted, TurnEnded, decode, encode
 from tests.chaos.turns import ENOUGH, SESSIONS_AT_ONCE, TURNS, Told, client_tools, is_stopped, message_of
@@ -157,7 +158,7 @@ async def main() -> None:
         secrets=folder / "secrets.db",
         tools=client_tools(Ledger(told.folder / "ledger")),
         world=HastyWorld(*told.death),
-        transport=Way(told.way),
+        transport=cast("TransportName", told.way),
         on_reconnecting=note,
     ) as client:
         interrupted: dict[str, list[InterruptedTurn]] = {}

@@ -82,7 +82,7 @@ agent = Agent(ScriptedModel(reply, delay_s=0.002), name="tested").with_tools(
 unopened = Agent(ScriptedModel(reply))
 unopened.model = "openai:gpt-5"
 undecided = Agent(ScriptedModel(reply))
-undecided.tools = None
+undecided.stalls = None
 """
 
 
