@@ -2,10 +2,9 @@
 
 from examples.hello import agent
 from midstream import Host
-from midstream.store.sqlite import SQLiteStore
 
 
 async def main(words: str) -> str:
     """Ask the agent in a session of this process and return the whole answer."""
-    async with Host(agent, SQLiteStore("sessions.db")) as host:
+    async with Host(agent, "sessions.db") as host:
         return await host.ask("my-session", words)
