@@ -78,8 +78,8 @@ def public_names() -> str:
 
 
 def example(name: str) -> str:
-    """Return a program of `examples/` without its docstring, as people copy it."""
-    code = (ROOT / "examples" / f"{name}.py").read_text()
+    """Return a program of `examples/` without its docstring, as people copy it beside `hello.py`."""
+    code = (ROOT / "examples" / f"{name}.py").read_text().replace("from examples.", "from ")
     return f"```python\n{code.partition(chr(10) * 2)[2].lstrip()}```\n"
 
 

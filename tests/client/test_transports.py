@@ -15,11 +15,11 @@ from midstream.errors import (
     AccessError,
     ConnectionLostError,
     DrainingError,
+    InternalError,
     MidstreamError,
     NotFoundError,
     ProtocolError,
     UnauthorizedError,
-    UnavailableError,
     UsageError,
 )
 from tests.spec import spec
@@ -86,7 +86,7 @@ FOREIGN = b'{"type":"about:blank","code":"UNAVAILABLE","detail":"no healthy upst
         (503, FOREIGN, 7.0, ConnectionLostError, 7.0),
         (404, FOREIGN, None, NotFoundError, None),
         (403, b'{"code":"draining","detail":"somebody else"}', None, AccessError, None),
-        (500, _problem("internal", "later", 2.0), None, UnavailableError, 2.0),
+        (500, _problem("internal", "never", None), None, InternalError, None),
         (400, _problem("of_tomorrow", "never"), None, ProtocolError, None),
         (409, b"", None, ProtocolError, None),
         (400, b"", None, ProtocolError, None),

@@ -54,6 +54,10 @@ _ASK = f"""
 import asyncio
 print(asyncio.run(ask("{URL}", "Do I need a coat in Oslo?")), end="")
 """
+_IN_PROCESS = """
+import asyncio
+print(asyncio.run(main("Do I need a coat in Oslo?")), end="")
+"""
 _DECIDE = f"""
 def decide(question):
     return ("reply", "the large one") if question.kind == "question" else ("allow", "")
@@ -110,28 +114,21 @@ async def main():
 asyncio.run(main())
 """
 _MADE = "print(agent.model.name != '', end='')"
-_PAGE = f"globalThis.light = {{}}; globalThis.show = (stream) => stream; globalThis.apply = () => {{}};\n\
-globalThis.location = {{ origin: '{URL}' }};\n"
 _OWN = f"const url = '{URL}';\nconst token = () => 'a-token';\n"
 
+IN_A_BROWSER = {("browser.md", "js"): "tests/server/test_browser_guide.py"}
+"""Blocks that need a real page, and the test that runs each of them in Chromium, also while the server is killed."""
 TABLE = [
     Program("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
     Program("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
-    Program("README.md", (2,), "print(app.routes[0].path, end='')", "/agent"),
-    Program("README.md", (3,), needs=("openai", "pydantic_ai")),
+    Program("README.md", (2,), _IN_PROCESS, _COAT),
+    Program("README.md", (3,), "print(app.routes[0].path, end='')", "/agent"),
+    Program("README.md", (4,), needs=("openai", "pydantic_ai")),
     Program("acp.md", (0,), _MADE, "True", needs=("acp",)),
     Program("acp.md", (1,), needs=("acp",)),
     Program("approvals.md", (1,), _MADE, "True", needs=("acp",)),
     Program("approvals.md", (0,), "print(is_large('Ann', 99), end='')", "False"),
     Program("approvals.md", (2,), _DECIDE, "It is paid.", talks_to="approvals:agent"),
-    Program("browser.md", (0,), "client.close();", language="js", before=_PAGE, talks_to="hello:agent"),
-    Program(
-        "browser.md",
-        (1,),
-        "client.close();",
-        language="js",
-        before=f'{_PAGE}import {{ connect }} from "{SERVED_JS[0]}";\n',
-    ),
     Program("claude.md", (0,), _MADE, "True", needs=("claude_agent_sdk",)),
     Program("claude.md", (1,), needs=("claude_agent_sdk",)),
     Program("claude.md", (2,), needs=("claude_agent_sdk",)),
@@ -159,10 +156,12 @@ TABLE = [
     ),
     Program("mcp.md", (0,), "print([each.name for each in agent.sources], end='')", "['files', 'mail']"),
     Program("models.md", (0,), "print(agent.stalls.first_token_s, end='')", "60.0"),
-    Program("models.md", (1,), "print(model.name, end='')", "anthropic-messages:some-model"),
-    Program("models.md", (2,), "print(model.name, end='')", "openai-responses:some-model"),
-    Program("network.md", (0,), prints=_COAT, talks_to="hello:agent", session="private"),
-    Program("network.md", (1,), prints=_COAT, talks_to="hello:agent", session="session-1"),
+    Program("gateway.md", (0,), "print(agent.name != '', end='')", "True", needs=("claude_agent_sdk",)),
+    Program("models.md", (1,), "print(model.name, end='')", "openai-compatible:some-model"),
+    Program("models.md", (2,), "print(model.name, end='')", "anthropic-messages:some-model"),
+    Program("models.md", (3,), "print(model.name, end='')", "openai-responses:some-model"),
+    Program("network.md", (0,), prints=f"{_COAT}\n", talks_to="hello:agent", session="private"),
+    Program("network.md", (1,), prints=f"{_COAT}\n", talks_to="hello:agent", session="session-1"),
     Program("openai-memory.md", (0,), _MADE, "True", needs=("openai",)),
     Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
     Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),

@@ -28,7 +28,7 @@ from midstream.core.records import Delta, TurnEnded
 from tests.fault.workers import until_there
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN, all_blocks
 from tests.guides.line import line_to
-from tests.guides.programs import ANYTHING, SERVED_JS, TABLE, URL, Program
+from tests.guides.programs import ANYTHING, IN_A_BROWSER, SERVED_JS, TABLE, URL, Program
 from tests.integrations.strict_provider import strict_provider
 from tests.ports import held_port
 
@@ -46,7 +46,8 @@ OTHERS = [program for program in TABLE if not program.talks_to]
 def test_every_block_is_executed() -> None:
     named = {(program.page, program.language, number) for program in TABLE for number in program.blocks}
     served = {(_page_of(program.talks_to), "python", 0) for program in TALKING}
-    programs = {key for key in BLOCKS if key[1] in PROGRAMS}
+    programs = {key for key in BLOCKS if key[1] in PROGRAMS and key[:2] not in IN_A_BROWSER}
+    assert [path for path in IN_A_BROWSER.values() if not (ROOT / path).exists()] == []
     assert programs - named - served == set(), "a block that no row of tests/guides/programs.py runs"
     assert named - programs == set(), "a row whose block is gone"
 
