@@ -5,6 +5,7 @@ The numbers are those of `docs/guides/security.md`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -26,7 +27,8 @@ from midstream.server.subjects import Subject
 from midstream.store.contract import SessionInfo, Stored
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import Stall, text
+from midstream.testing.models import Stall, calls, text
+from midstream.tools import tool
 from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, TENANTS, Later, guarded_app, say, told
 from tests.server.serving import KEYS, Socket, abort, called, chunk, make_app, opening, served
 from tests.spec import spec
@@ -650,24 +652,32 @@ async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_wh
         assert (await say(client, "s2", ADA)).status_code == 200
 
 
-async def test_rule_10_a_message_that_kills_its_server_is_not_tried_for_ever(tmp_path: Path) -> None:
+async def test_rule_10_a_tool_that_kills_its_server_is_not_started_for_ever(tmp_path: Path) -> None:
     store = tmp_path / "sessions.db"
     world = Later()
-    asked = 0
+    started = 0
+    begun = asyncio.Event()
 
-    def reply(_: object) -> list[Stall]:
-        nonlocal asked
-        asked += 1
-        return [Stall()]
+    async def work() -> None:
+        nonlocal started
+        started += 1
+        begun.set()
+        await asyncio.Event().wait()
 
     for life in range(6):
-        app = guarded_app(reply, store=SQLiteStore(store, world=world), world=world)
+        begun.clear()
+        opened = SQLiteStore(store, world=world)
+        app = guarded_app(lambda _: calls(("work", "{}")), tools=[tool(work)], store=opened, world=world)
         await app.start()
         if life == 0:
             runner = await app.host.session("s1", create=True)
             await runner.submit(SendMessage(UserMessage.of("hi")))
         await app.host.recovered()
+        runner = await app.host.session("s1")
+        if runner.state.is_live:
+            async with asyncio.timeout(30):
+                await begun.wait()
         # As a kill: the store is gone from one moment to the next, and nothing is handed on.
         await app.host.store.close()
         await app.stop(grace_s=0)
-    assert asked <= 4
+    assert started <= 4

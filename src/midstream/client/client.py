@@ -27,7 +27,7 @@ from midstream.client.attachment import Attachment, ReadSecrets
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.events import event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
-from midstream.client.replays import answer_until
+from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
@@ -44,13 +44,11 @@ from midstream.core.frames import (
     AnswerPayload,
     EventId,
     Payload,
-    ResultPayload,
     ResumePayload,
     SayPayload,
     SnapshotWhen,
     SnapshotWhenName,
     WithdrawPayload,
-    decode_payload,
 )
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
@@ -662,7 +660,8 @@ class Client:
         stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
         if kept.has_lost_chunks:
-            await self._send_results_again(kept, stream)
+            for payload in results_to_send(kept, await self._file.calls(stream.stream)):
+                stream.submit(payload)
         attachment = self._attach(kept.session, stream, None, tools)
         async with aclosing(self._deliver(attachment, reading)) as events:
             async for event in events:
@@ -673,17 +672,6 @@ class Client:
         if begin is None or end is None:
             return None
         return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
-
-    async def _send_results_again(self, kept: KeptStream, stream: ClientStream) -> None:
-        """Send the stored outcomes that may have been in a lost chunk; the server takes the first one of a call."""
-        said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
-        sent = {
-            (each.turn, each.reply, each.result.call_id) for each in said if isinstance(each, ResultPayload)
-        }
-        for call in await self._file.calls(stream.stream):
-            result = call.state.result
-            if result is not None and (call.turn, call.reply, result.call_id) not in sent:
-                stream.submit(ResultPayload(call.turn, call.reply, result))
 
     async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
         """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""

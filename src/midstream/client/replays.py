@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
+from midstream.client.checkpoint import KeptCall, KeptStream
 from midstream.core.answer_text import AnswerText
 from midstream.core.events import Event, PlaybackLost
-from midstream.core.frames import EventId, Gone
+from midstream.core.frames import EventId, Gone, ResultPayload, decode_payload
 from midstream.errors import MidstreamError
 
 _log = logging.getLogger(__name__)
@@ -33,3 +34,14 @@ async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> Ans
     except MidstreamError as error:
         _log.debug("what came before cannot be read: %s", error.code)
     return answer
+
+
+def results_to_send(kept: KeptStream, calls: Iterable[KeptCall]) -> list[ResultPayload]:
+    """Return the stored outcomes that may have been in a lost chunk; the server takes the first one of a call."""
+    said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
+    sent = {(each.turn, each.reply, each.result.call_id) for each in said if isinstance(each, ResultPayload)}
+    return [
+        ResultPayload(call.turn, call.reply, result)
+        for call in calls
+        if (result := call.state.result) is not None and (call.turn, call.reply, result.call_id) not in sent
+    ]

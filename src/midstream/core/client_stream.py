@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from midstream.core import records
 from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
-from midstream.core.frame_errors import error_of
+from midstream.core.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
     HEARTBEAT_S,
@@ -98,18 +98,6 @@ CHUNK_OVERHEAD_BYTES = 64
 _NEXT_TRY = "the next try to connect"
 _MACHINES = ("model", "tool", "client")
 """What a turn should not wait for in silence; a person may take days."""
-_KEEPS_CHECKPOINT = frozenset(
-    (
-        "access",
-        "connection_lost",
-        "events_lost",
-        "internal",
-        "stream_fenced",
-        "record_undecodable",
-        "unauthorized",
-    )
-)
-"""Ends after which the stream may still be resumed: log in, wait, restore, leave it to the newer connection, update."""
 
 
 # --- what is to be delivered to the application ---------------------------------------------------------------------
@@ -776,7 +764,7 @@ class ClientStream:
         self._is_stalled = False
         self._error = error
         self._is_reconnecting = False
-        if not is_resumable and (error is None or error.code not in _KEEPS_CHECKPOINT):
+        if not is_resumable and (error is None or error.code not in KEEPS_CHECKPOINT):
             self._forget()
 
     def _forget(self) -> None:

@@ -7,6 +7,19 @@ from collections.abc import Iterator
 from midstream.core.frames import Error
 from midstream.errors import MidstreamError, ProtocolError, SeqnoGapError, UnavailableError
 
+KEEPS_CHECKPOINT = frozenset(
+    (
+        "access",
+        "connection_lost",
+        "events_lost",
+        "internal",
+        "record_undecodable",
+        "stream_fenced",
+        "unauthorized",
+    )
+)
+"""Ends after which the stream may still be resumed: log in, wait, restore, leave it to the newer connection, update."""
+
 
 def error_of(frame: Error) -> MidstreamError:
     """Return the typed error that an `error` frame stands for.

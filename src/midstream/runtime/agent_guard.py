@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
+from midstream.core.records import EpochStarted
 from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.turn import Cancel, Command, Resume
 from midstream.errors import AgentMismatchError
 from midstream.runtime.agent import Agent
+
+_log = logging.getLogger(__name__)
 
 Commands = Iterable[Command | Received | ToolsFound | object | None]
 
@@ -15,6 +21,11 @@ Commands = Iterable[Command | Received | ToolsFound | object | None]
 def is_of_other(state: Session, agent: Agent) -> bool:
     """Whether the open turn belongs to another agent than the one served here."""
     return state.is_turn_of_other(agent.name, agent.version)
+
+
+def named(began: EpochStarted, agent: Agent) -> EpochStarted:
+    """Return the record with the name and the version of the agent that is served here."""
+    return replace(began, agent=agent.name, agent_version=agent.version)
 
 
 def adopts(commands: Commands) -> bool:
@@ -26,6 +37,11 @@ def only_cancels(commands: Commands) -> bool:
     """Whether nothing but a stop is requested, which any agent's server may do."""
     said = [each.command if isinstance(each, Received) else each for each in commands]
     return bool(said) and all(isinstance(each, Cancel) for each in said)
+
+
+def warn(session_id: str, state: Session, agent: Agent) -> None:
+    """Log that a turn is left as it is."""
+    _log.warning("%s", mismatch(session_id, state, agent).message, extra={"session": session_id})
 
 
 def mismatch(session_id: str, state: Session, agent: Agent) -> AgentMismatchError:

@@ -19,6 +19,16 @@ class StoppedOnDefectError(UnavailableError):
     """A session stopped on an exception that is none of midstream's: it may be opened again."""
 
 
+def stopped_on(error: BaseException, session_id: str) -> UnavailableError:
+    """Return the error with which a session ends that met an exception which nobody foresaw."""
+    return StoppedOnDefectError(f"session {session_id!r} stopped on {type(error).__name__}")
+
+
+def undone(session_id: str) -> UnavailableError:
+    """Return the error with which a session ends whose work ended without an outcome."""
+    return UnavailableError(f"session {session_id!r} stopped: its work ended without an outcome")
+
+
 class Defects:
     """Count how often each session stopped on a defect.
 

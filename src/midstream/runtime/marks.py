@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from midstream.core.blobs import Blob
 from midstream.core.messages import Text, UserMessage
-from midstream.core.records import MessageAccepted, Record, TurnEnded, TurnResumed
+from midstream.core.records import MessageAccepted, Record, TurnEnded, TurnResumed, encode
 from midstream.core.session import Session
-from midstream.store.contract import RUNNING, WAITING, Mark
+from midstream.store.contract import RUNNING, WAITING, Appendix, Mark
 
 TITLE_CHARS_MAX = 80
 
 _MARKING = (MessageAccepted, TurnResumed, TurnEnded)
 """Records that change the line; most do not."""
+
+
+def appendix_of(
+    records: Sequence[Record], blobs: Sequence[Blob], before: Session, after: Session
+) -> Appendix:
+    """Return what an append of these records writes."""
+    return Appendix([encode(record) for record in records], mark_of(records, before, after), blobs)
 
 
 def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark | None:

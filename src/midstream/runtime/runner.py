@@ -20,7 +20,7 @@ from typing import Protocol
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
-from midstream.core.records import CallStarted, EpochStarted, Parent, Record, encode, sync_of
+from midstream.core.records import CallStarted, EpochStarted, Parent, Record, sync_of
 from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
@@ -58,11 +58,11 @@ from midstream.errors import (
 from midstream.runtime import agent_guard
 from midstream.runtime.agent import Agent
 from midstream.runtime.children import Nursery
-from midstream.runtime.defects import StoppedOnDefectError
+from midstream.runtime.defects import stopped_on, undone
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
-from midstream.runtime.marks import mark_of
+from midstream.runtime.marks import appendix_of
 from midstream.runtime.performers import Performer
 from midstream.runtime.waits import Waits, Work, parted
 from midstream.store.contract import Appendix, Attempt, Stored
@@ -243,11 +243,7 @@ class Runner:
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         if self._is_of_other_agent:
-            _log.warning(
-                "%s",
-                agent_guard.mismatch(self.session_id, self.state, self._agent).message,
-                extra={"session": self.session_id},
-            )
+            agent_guard.warn(self.session_id, self.state, self._agent)
         elif self.state.needs_owner and not self._family.note_left(self):
             try:
                 await self._post(await self._first_word())
@@ -521,7 +517,7 @@ class Runner:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
-            self._fail(_stopped_on(error, self.session_id))
+            self._fail(stopped_on(error, self.session_id))
 
     async def _step(self, batch: list[Envelope]) -> None:
         """Decide a batch of commands, append all they cause at once, then tell and act."""
@@ -542,7 +538,7 @@ class Runner:
             raise
         except (Exception, asyncio.CancelledError) as error:
             for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
-                envelope.answer(_stopped_on(error, self.session_id))
+                envelope.answer(stopped_on(error, self.session_id))
             raise
         self._has_begun = self._has_begun or bool(written)
         for envelope in taken:
@@ -571,7 +567,7 @@ class Runner:
                 blobs.extend(large)
             taken.append(envelope)
         if records:
-            appendix = _appendix(records, blobs, self.state, state)
+            appendix = appendix_of(records, blobs, self.state, state)
             append = partial(self._journal.append, appendix, sync=sync_of(records))
             await self._patiently(append, taken)
         self.state = state
@@ -594,7 +590,7 @@ class Runner:
                 return False
         except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
-            self._fail(_stopped_on(error, self.session_id))
+            self._fail(stopped_on(error, self.session_id))
             return False
         self.state = state
         return True
@@ -611,7 +607,7 @@ class Runner:
             finished = effect.run(attempt)
             records, blobs = self._decided(self.state, finished, at=self._world.now())
             state = self._folded(self.state, records)
-            return _appendix(records, blobs, self.state, state)
+            return appendix_of(records, blobs, self.state, state)
 
         await self._patiently(partial(self._journal.append_within, work), batch)
         written, self.state = state.position - self.state.position, state
@@ -659,21 +655,11 @@ class Runner:
         if epoch > 1:  # somebody had it before, and may have had it since it was read here
             self._take_over(await self._journal.catch_up())
             self._refuse_other_agent(commands)
-        agent = self._agent
-        is_stopped = self._is_of_other_agent and not agent_guard.adopts(commands)
         is_handover = self._journal.is_handed_over
+        is_stopped = self._is_of_other_agent and not agent_guard.adopts(commands)
         suspected = 0 if is_handover else self._family.suspected(self)
-        records.append(
-            EpochStarted(
-                epoch,
-                self._owner,
-                at,
-                is_handover=is_handover,
-                agent=agent.name,
-                agent_version=agent.version,
-                suspected=suspected,
-            )
-        )
+        began = EpochStarted(epoch, self._owner, at, is_handover=is_handover, suspected=suspected)
+        records.append(agent_guard.named(began, self._agent))
         state = self._folded(self.state, records)
         if is_stopped:
             return state  # nothing of the other agent is started in order to be cancelled
@@ -739,7 +725,7 @@ class Runner:
             return
         self._stop_unowed(work, reporters)
         if not reporters.isdisjoint(self._doing.values()):
-            self._fail(_undone(self.session_id))
+            self._fail(undone(self.session_id))
         if self._failed is None:
             self._start_owed(work)
 
@@ -776,12 +762,12 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a bug in there ends the session as a crash would
             extra = {"session": self.session_id}
             _log.error("performing an obligation failed", exc_info=error, extra=extra)
-            self._fail(_stopped_on(error, self.session_id))
+            self._fail(stopped_on(error, self.session_id))
         finally:
             task = asyncio.current_task()
             if self._doing.get(obligation) is task and not self._mailbox.has_report_of(task):
                 del self._doing[obligation]
-                self._fail(_undone(self.session_id))
+                self._fail(undone(self.session_id))
 
     def _fail(self, error: MidstreamError) -> None:
         """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
@@ -809,18 +795,6 @@ class Runner:
                 limit.reschedule(0.0)
 
 
-def _appendix(records: Sequence[Record], blobs: Sequence[Blob], before: Session, state: Session) -> Appendix:
-    return Appendix([encode(record) for record in records], mark_of(records, before, state), blobs)
-
-
 def _without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
     """Leave the starts to the next owner: started here and not run, a call would be in doubt for nothing."""
     return tuple(record for record in records if not isinstance(record, CallStarted))
-
-
-def _undone(session_id: str) -> UnavailableError:
-    return UnavailableError(f"session {session_id!r} stopped: nobody does what it owes")
-
-
-def _stopped_on(error: BaseException, session_id: str) -> UnavailableError:
-    return StoppedOnDefectError(f"session {session_id!r} stopped on {type(error).__name__}")

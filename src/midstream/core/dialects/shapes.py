@@ -12,6 +12,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.core.formats.parts import Json, Value
+from midstream.core.repair.quick import UNNAMED
 from midstream.core.repair.words import NO_OUTPUT
 
 _BLANK: tuple[Value, ...] = ("", None, [])
@@ -121,7 +122,7 @@ def _responses(item: Json, at: int) -> Shaped:
         case "function_call_output":
             return _with_words(said, "output")
         case "reasoning" if "id" not in said:
-            return Shaped({**said, "id": f"rs_unnamed_{at}"}, said)
+            return Shaped({**said, "id": f"{UNNAMED}{at}"}, said)
         case "message":
             return _responses_message(said)
     return Shaped(said, said)

@@ -61,6 +61,9 @@ _SILENT = bytes((CALLS, ANSWER, THOUGHT, ITEM))
 _PIECE = 64
 """Messages that are made sendable and looked at together: few enough for a processor's cache."""
 
+UNNAMED = "rs_unnamed_"
+"""Begins the id that stands for one which a reasoning item lacks: its followers need none."""
+
 
 class Marks:
     """What the quick look found: one mark a message, and the ids of the marked calls."""
@@ -301,7 +304,9 @@ def _are_followers_named(messages: list[Value], marks: bytes) -> bool:
     pair = bytes((THOUGHT, REPLY))
     at = marks.find(pair)
     while at >= 0:
-        if "id" not in messages[at + 1] and "id" in messages[at]:
+        named = messages[at].get("id")
+        is_named = named is not None and not str(named).startswith(UNNAMED)
+        if is_named and messages[at + 1].get("id") is None:
             return False
         at = marks.find(pair, at + 1)
     return True

@@ -81,8 +81,8 @@ def _with_named_followers(turns: list[Turn], task: Task) -> list[Turn]:
         if not _is_reasoning(turn):
             source = turn.source if isinstance(turn.source, dict) else {}
             is_message = turn.role is Role.ASSISTANT and source.get("type", "message") == "message"
-            is_nameless = is_message and "id" not in source
-        elif is_nameless and "id" in turn.source:
+            is_nameless = is_message and source.get("id") is None
+        elif is_nameless and turn.source.get("id") is not None:
             code, did = "nameless-follower", "dropped the reasoning"
             task.report.tell(code, turn.at, did, lost=_summary(turn.source))
             continue
