@@ -96,6 +96,7 @@ class Prometheus:
             self._tokens.labels("input", model).inc(interval.usage.input_tokens)
             self._tokens.labels("output", model).inc(interval.usage.output_tokens)
             self._tokens.labels("cached", model).inc(interval.usage.cached_tokens)
+            self._tokens.labels("cache_write", model).inc(interval.usage.cache_write_tokens)
 
     def _label_of(self, model: str) -> str:
         if len(self._models) < MODELS_MAX:
