@@ -64,7 +64,7 @@ class TurnReport(Struct, frozen=True):
         sends: Messages said, all tries counted.
         replays: How often a fresh agent was told everything.
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
-            died), "stale" (older than this upstream remembers), or "".
+            died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
         error: The code of what the turn failed with, or "".
         usage: Tokens of all that was said in this turn.
         field, index: What differs first, or where the new begins, and in which user message, counted from 0.
