@@ -53,7 +53,10 @@ class Prometheus:
             "midstream_questions", "Questions people were asked.", ("kind",), registry=self.registry
         )
         self._stalls = Counter(
-            "midstream_stalls", "Silences that were noticed.", ("waiting_for",), registry=self.registry
+            "midstream_stalls",
+            "Warnings of a silence: before the first token one more at each doubling.",
+            ("waiting_for",),
+            registry=self.registry,
         )
         self._judged = Counter(
             "midstream_memory_judged",
