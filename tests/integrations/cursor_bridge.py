@@ -174,9 +174,10 @@ class CursorBridge(RememberingServer):
 
     async def _finish(self, send: Send, agent: str, run: str, result: Json) -> None:
         usage = {
-            "inputTokens": USAGE.input_tokens - USAGE.cached_tokens,
+            "inputTokens": USAGE.input_tokens - USAGE.cached_tokens - USAGE.cache_write_tokens,
             "outputTokens": USAGE.output_tokens,
             "cacheReadTokens": USAGE.cached_tokens,
+            "cacheWriteTokens": USAGE.cache_write_tokens,
         }
         whole = {"agentId": agent, "runId": run, "model": {"id": "composer-2"}, "usage": usage, **result}
         await _envelope(send, {"result": {"agentId": agent, "runId": run, "result": whole}})

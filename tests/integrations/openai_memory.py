@@ -20,7 +20,10 @@ from tests.integrations.responses_server import call_item, completed, event, sai
 USED = {
     "input_tokens": USAGE.input_tokens,
     "output_tokens": USAGE.output_tokens,
-    "input_tokens_details": {"cached_tokens": USAGE.cached_tokens},
+    "input_tokens_details": {
+        "cached_tokens": USAGE.cached_tokens,
+        "cache_write_tokens": USAGE.cache_write_tokens,
+    },
 }
 
 

@@ -151,9 +151,9 @@ def test_the_end_says_why(reason: Any, finish: Finish) -> None:  # noqa: ANN401 
 @pytest.mark.parametrize(
     ("total", "usage"),
     [
-        (117, Usage(100, 17, 60)),  # everything is apart
-        (107, Usage(100, 7, 60)),  # thoughts are part of the output
-        (37, Usage(30, 7, 60)),  # the cached ones are part of the input
+        (117, Usage(100, 17, 60, 10)),  # everything is apart
+        (107, Usage(100, 7, 60, 10)),  # thoughts are part of the output
+        (37, Usage(30, 7, 60, 10)),  # the cached ones are part of the input
     ],
 )
 def test_the_total_says_what_is_part_of_what(total: int, usage: Usage) -> None:

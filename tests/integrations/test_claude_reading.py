@@ -112,7 +112,7 @@ def test_a_result_is_said_if_nothing_was() -> None:
     assert events == [
         Opened("s", ""),
         TextDelta("all of it"),
-        Finished(Finish.STOP, "", Usage(15, 1, 7)),
+        Finished(Finish.STOP, "", Usage(15, 1, 7, 5)),
     ]
     assert reader.is_ended
 
@@ -124,7 +124,7 @@ def test_the_tokens_of_a_turn_are_those_of_each_of_its_requests() -> None:
         piece(type="message_delta", usage={"output_tokens": 9}),
     ]
     events = events_of(reader, *step, *step, {**RESULT, "usage": {"input_tokens": 10**6}})
-    assert events[-1] == Finished(Finish.STOP, "", Usage(30, 18, 14))
+    assert events[-1] == Finished(Finish.STOP, "", Usage(30, 18, 14, 10))
 
 
 def test_its_own_tools_are_told_in_pairs_and_one_without_an_end_is_unknown() -> None:

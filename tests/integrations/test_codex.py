@@ -47,7 +47,7 @@ pytestmark = [
 class CodexPeer:
     """The controls of the scripted app server: files in the folder it reads."""
 
-    lacks = frozenset({Trait.BUSY, Trait.KEYS})
+    lacks = frozenset({Trait.BUSY, Trait.KEYS, Trait.CACHE_WRITES})
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -115,6 +115,7 @@ async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None
         "gen_ai.usage.input_tokens": 700,
         "gen_ai.usage.output_tokens": 30,
         "gen_ai.usage.cache_read.input_tokens": 200,
+        "gen_ai.usage.cache_creation.input_tokens": 100,
         "gen_ai.conversation.id": "s1",
         "gen_ai.agent.name": "tested",
         "midstream.turn": 1,

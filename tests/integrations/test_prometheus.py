@@ -56,6 +56,7 @@ async def test_what_ended_is_counted_with_its_outcome() -> None:
     found = _samples(page)
     assert found["midstream_ended_total kind=turn outcome=completed"] == 1
     assert found["midstream_ended_total kind=model outcome=ok"] == 2
+    assert found["midstream_tokens_total model=m-1 type=cache_write"] == 100
     assert found["midstream_ended_total kind=model outcome=model_unavailable"] == 1
     assert found["midstream_ended_total kind=call outcome=error"] == 1
     assert found["midstream_seconds_count kind=model"] == 3

@@ -32,7 +32,7 @@ async def watched_turn(observer: Observer) -> None:
         asked += 1
         if asked == 1:
             return [ModelUnavailableError(CANARY)]
-        finished = Finished(Finish.STOP, "m-1", Usage(700, 30, 200))
+        finished = Finished(Finish.STOP, "m-1", Usage(700, 30, 200, 100))
         if asked == 2:
             return calls(("look", f'{{"where": "{CANARY}"}}'), say=CANARY)
         return [*text(f"{CANARY} done")[:-1], finished]

@@ -320,7 +320,7 @@ class Life:
             return
         self.figures[report.way.value] += 1
         self.figures["replays"] += report.replays
-        is_learned = report.rebuilt == "stale"
+        is_learned = report.rebuilt in {"stale", "unechoed"}
         if not is_excused and not is_learned and (report.replays or report.way is Way.ASIDE):
             self.problems.append(f"a needless replay: {report}")
         if report.way is Way.ASIDE:

@@ -25,7 +25,7 @@ def test_each_turn_is_counted_once_in_each_number() -> None:
             replays=1,
             rebuilt="upstream_gone",
             error="model_stalled",
-            usage=Usage(30, 4, 20),
+            usage=Usage(30, 4, 20, 5),
         )
     )
     assert counters.turns == {
@@ -35,6 +35,7 @@ def test_each_turn_is_counted_once_in_each_number() -> None:
     assert (counters.rebuilt, counters.errors) == ({"upstream_gone": 1}, {"model_stalled": 1})
     assert (counters.sends, counters.replays) == (3, 1)
     assert (counters.input_tokens, counters.cached_tokens, counters.output_tokens) == (40, 20, 6)
+    assert counters.cache_write_tokens == 5
 
 
 @spec("REUSE-78")

@@ -1,4 +1,4 @@
-"""Silence is told once, cut at its limit, and the watchdog itself can do no harm. Time is the fake world's."""
+"""Silence is told, cut at its limit, and the watchdog itself can do no harm. Time is the fake world's."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ FIRST, BETWEEN, TOOL = StalledOn.FIRST_TOKEN, StalledOn.BETWEEN_TOKENS, StalledO
 class Scene:
     """A watch in a world of its own; `script` is what is watched."""
 
-    def __init__(self, call_id: str = "", on_stall: OnStall | None = None) -> None:
+    def __init__(
+        self, call_id: str = "", on_stall: OnStall | None = None, budgets: StallBudgets = BUDGETS
+    ) -> None:
         self.world = FakeWorld()
         self.told: list[Stalled | StallOver] = []
         place = ("s", 1, 2, call_id)
-        self.watch = Watch(self.world, BUDGETS, place, self.told.append, on_stall)
+        self.watch = Watch(self.world, budgets, place, self.told.append, on_stall)
 
     async def live(self, *pauses_s: float, mark: str = "token") -> None:
         """Make a sign of progress after each pause."""
@@ -67,6 +69,42 @@ async def test_each_silence_is_an_episode_of_its_own() -> None:
         Stalled(1, 2, BETWEEN, 15.0),
         StallOver(1, 2, BETWEEN, 17.0),
     ]
+
+
+@spec("TURN-65")
+async def test_where_no_first_token_comes_each_doubling_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[StallSeen] = []
+    scene = Scene(on_stall=seen.append, budgets=StallBudgets(first_token_max_s=600.0))
+    await scene.run(500.0, 40.0)
+    warned = [30.0, 60.0, 120.0, 240.0, 480.0]
+    assert scene.told == [
+        *(Stalled(1, 2, FIRST, silent_s) for silent_s in warned),
+        StallOver(1, 2, FIRST, 500.0),
+        Stalled(1, 2, BETWEEN, 15.0),
+        StallOver(1, 2, BETWEEN, 40.0),
+    ]
+    assert [each.silent_s for each in seen if each.level is Level.ADVISORY] == [*warned, 15.0]
+    assert [each.levelname for each in caplog.records].count("WARNING") == len(warned) + 1
+
+
+class Jumping(FakeWorld):
+    """A world whose clock can jump, as it does for a process that was suspended."""
+
+    jumped_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.jumped_s
+
+
+@spec("TURN-65")
+async def test_a_look_that_comes_late_warns_once() -> None:
+    world, told = Jumping(), list[Stalled | StallOver]()
+    budgets = StallBudgets(first_token_max_s=600.0)
+    async with Watch(world, budgets, ("s", 1, 1, ""), told.append):
+        await world.advance(1.0)
+        world.jumped_s = 200.0
+        await world.advance(100.0)
+    assert [each.silent_s for each in told] == [215.0, 240.0]
 
 
 @spec("TURN-65")
@@ -255,7 +293,8 @@ async def test_a_provider_that_never_answers_ends_the_turn_in_bounded_time_and_i
     end = records[-1]
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "model_stalled")
-    assert sum(isinstance(each, StallNoticed) for each in records) == 3
+    silences = [each.silent_s for each in records if isinstance(each, StallNoticed)]
+    assert silences == [30.0, 60.0] * 3
 
     async def resume() -> None:
         await runner.submit(Resume())

@@ -220,6 +220,31 @@ test("a turn that says nothing for a minute has stalled, once, and never because
   assert.equal(page.lines.length, 2);
 });
 
+test("the server's reports of a silence do not end it", async () => {
+  const page = await new Page().open();
+  page.stream.leave();
+  page.stream = page.client.send("s", "hi");
+  await page.settle();
+  const stalled = () => page.stream.connection.isStalled;
+  const noticed = (number) => {
+    const record = { type: "stall_noticed", turn: 1, reply: 1, waiting_for: "first_token", silent_s: 30, at: 0 };
+    page.hear({ type: "events", events: [{ id: `1-${number}`, record }] });
+  };
+  page.hear({ type: "ack", seqno: 0 });
+  for (let beats = 1; beats <= 6; beats += 1) {
+    page.clock.ms += 9500;
+    page.hear({ type: "heartbeat", event_id: "1-1", waiting_on: "model" });
+    if (beats === 3) noticed(2);
+    page.clock.fire();
+  }
+  assert.equal(stalled(), false);
+  page.clock.ms += 3000;
+  page.clock.fire();
+  assert.equal(stalled(), true);
+  noticed(3);
+  assert.equal(stalled(), true);
+});
+
 test("what goes up over plain HTTP shows the number of its connection, and a reader's shows none", async (context) => {
   for (const [opening, number] of [
     [{ type: "open", stream: "k", secret: "s", next_seqno: 0, connection: 16777218 }, "16777218"],

@@ -130,11 +130,27 @@ class Result(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Tokens, as the provider counted them."""
+    """Tokens, as the provider counted them.
+
+    Args:
+        input_tokens: All that was read, from a cache or not, written to one or not.
+        cached_tokens: What of that came from a cache.
+        cache_write_tokens: What of that was written to a cache.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """Return the sum."""
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+        )
 
 
 class Finish(StrEnum):

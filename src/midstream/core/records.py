@@ -273,6 +273,8 @@ class AttemptContinued(
 class StallNoticed(Struct, frozen=True, gc=False, tag="stall_noticed", tag_field="type", omit_defaults=True):
     """Nothing came for longer than usual, and it is still waited for. For readers: nothing follows from it.
 
+    Before the first token there is one more each time the silence is twice as long; otherwise one for each silence.
+
     Args:
         waiting_for: `first_token` or `between_tokens` of a model, or a `tool`.
         silent_s: Seconds since the last sign of progress.

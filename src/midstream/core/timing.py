@@ -77,7 +77,8 @@ class StallBudgets(Struct, frozen=True, gc=False):
     """How long there may be silence before it is told, and before it is cut. All in seconds.
 
     Args:
-        first_token_s, between_tokens_s, tool_s: Past these, readers, log and counter are told, once per silence.
+        first_token_s: Past this, and past two, four, eight times this, readers, log and counter are told.
+        between_tokens_s, tool_s: Past these they are told, once per silence.
         first_token_max_s, between_tokens_max_s: Past these a model call is cut and tried again. A model that thinks
             for long without a sign needs more; a tool's limit is its own timeout.
         upstream_tool_max_s: Past this a model call is cut while a tool runs that its upstream runs itself.

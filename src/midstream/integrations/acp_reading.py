@@ -167,7 +167,7 @@ def usage_of(counted: CountedTokens) -> Usage:
         given += read + written
     if counted.total_tokens >= given + said + thought:
         said += thought
-    return Usage(given, said, read)
+    return Usage(given, said, read, written)
 
 
 def _content(content: object) -> str:

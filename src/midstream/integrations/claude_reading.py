@@ -225,23 +225,12 @@ def usage_of(counted: object) -> Usage:
         number = counted.get(name)
         return number if isinstance(number, int) else 0
 
-    cached = tokens("cache_read_input_tokens")
-    return Usage(
-        tokens("input_tokens") + cached + tokens("cache_creation_input_tokens"),
-        tokens("output_tokens"),
-        cached,
-    )
+    cached, made = tokens("cache_read_input_tokens"), tokens("cache_creation_input_tokens")
+    return Usage(tokens("input_tokens") + cached + made, tokens("output_tokens"), cached, made)
 
 
 def _sum(spent: Iterable[Usage]) -> Usage:
-    total = Usage()
-    for one in spent:
-        total = Usage(
-            total.input_tokens + one.input_tokens,
-            total.output_tokens + one.output_tokens,
-            total.cached_tokens + one.cached_tokens,
-        )
-    return total
+    return sum(spent, Usage())
 
 
 def _text(content: object) -> str:

@@ -505,7 +505,8 @@ def _usage_of(usage: sdk.TokenUsage | None) -> Usage | None:
     if usage is None:
         return None
     cached = usage.cache_read_tokens
-    return Usage(usage.input_tokens + cached + usage.cache_write_tokens, usage.output_tokens, cached)
+    made = usage.cache_write_tokens
+    return Usage(usage.input_tokens + cached + made, usage.output_tokens, cached, made)
 
 
 def _text_of(value: object) -> str:

@@ -211,6 +211,7 @@ def _attributes_of_reply(interval: Interval) -> Attributes:
         attributes["gen_ai.usage.input_tokens"] = interval.usage.input_tokens
         attributes["gen_ai.usage.output_tokens"] = interval.usage.output_tokens
         attributes["gen_ai.usage.cache_read.input_tokens"] = interval.usage.cached_tokens
+        attributes["gen_ai.usage.cache_creation.input_tokens"] = interval.usage.cache_write_tokens
     return attributes
 
 

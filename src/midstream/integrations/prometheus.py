@@ -53,7 +53,10 @@ class Prometheus:
             "midstream_questions", "Questions people were asked.", ("kind",), registry=self.registry
         )
         self._stalls = Counter(
-            "midstream_stalls", "Silences that were noticed.", ("waiting_for",), registry=self.registry
+            "midstream_stalls",
+            "Warnings of a silence: before the first token one more at each doubling.",
+            ("waiting_for",),
+            registry=self.registry,
         )
         self._judged = Counter(
             "midstream_memory_judged",
@@ -96,6 +99,7 @@ class Prometheus:
             self._tokens.labels("input", model).inc(interval.usage.input_tokens)
             self._tokens.labels("output", model).inc(interval.usage.output_tokens)
             self._tokens.labels("cached", model).inc(interval.usage.cached_tokens)
+            self._tokens.labels("cache_write", model).inc(interval.usage.cache_write_tokens)
 
     def _label_of(self, model: str) -> str:
         if len(self._models) < MODELS_MAX:

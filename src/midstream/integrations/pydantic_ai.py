@@ -254,7 +254,7 @@ def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
     if calls and finish is Finish.STOP:
         finish = Finish.CALLS
     used = reply.usage
-    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens)
+    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
     return [*requested, Finished(finish, streamed.model_name, usage)]
 
 

@@ -625,7 +625,7 @@ def _reply_of(response: ModelResponse, number: int) -> Reply:
             case _:
                 pass  # the native form has it
     used = response.usage
-    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens)
+    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
     distinct = with_distinct_ids(tuple(parts), reply_no=number)
     finish = _FINISHES.get(response.finish_reason or "", Finish.STOP)
     if finish is Finish.STOP and any(isinstance(part, Call) for part in distinct):

@@ -50,6 +50,15 @@ class LiveAgents:
         """How many are open that nobody speaks to."""
         return len(self._resting)
 
+    def has(self, setup: Setup, name: str) -> bool:
+        """Whether `take` would return an agent."""
+        resting = self._resting.get(name)
+        return (
+            resting is not None
+            and resting.setup == setup
+            and self._world.monotonic() - resting.since < self._rest_s
+        )
+
     async def take(self, setup: Setup, name: str) -> UpstreamAgent | None:
         """Return the agent of this name that rests, if it was opened for the same and has not rested too long.
 
@@ -58,11 +67,12 @@ class LiveAgents:
         """
         if (closing := self._closing.get(name)) is not None:
             await asyncio.shield(closing)
+        is_usable = self.has(setup, name)
         resting = self._resting.pop(name, None)
         self._close_rested()
         if resting is None:
             return None
-        if resting.setup == setup and self._world.monotonic() - resting.since < self._rest_s:
+        if is_usable:
             self._busy += 1
             return resting.agent
         await self._within(resting.agent.aclose(), "closed")

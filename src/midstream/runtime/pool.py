@@ -339,14 +339,17 @@ class Pooled:
             now = self._world.now()
             judged = classify(found.record, outline)
             age_s = 0.0 if found.record is None else max(0.0, now - found.record.used_at)
-            learned = await self._entries.retention() if age_s >= TELLING_AGE_S else None
+            is_open = found.record is not None and self._live.has(setup, found.record.agent)
+            is_of_interest = age_s >= TELLING_AGE_S or (found.record is not None and not is_open)
+            learned = await self._entries.retention() if is_of_interest else None
             doing = action(
                 judged,
                 outline,
                 found.record,
                 self._upstream.abilities,
                 age_s=age_s,
-                limit_s=None if learned is None else learned.limit_s(now=now),
+                limit_s=None if learned is None or age_s < TELLING_AGE_S else learned.limit_s(now=now),
+                is_verifiable=is_open or learned is None or not learned.never_echoes(now=now),
             )
             if isinstance(doing, Fresh) and not doing.is_pooled:
                 try:
@@ -383,8 +386,8 @@ class Pooled:
         match turn.action:
             case Resume():
                 turn.idle_s = age_s
-            case Fresh(passed_over="stale"):
-                turn.rebuilt = "stale"
+            case Fresh(passed_over="stale" | "unechoed" as why):
+                turn.rebuilt = why
             case Fresh() if turn.judged.reason.field == "phase":
                 turn.rebuilt = "phase"
         if isinstance(turn.action, Fresh) and record is not None and not record.run:
@@ -511,6 +514,9 @@ class Pooled:
             return
         turn.is_taken = True
         asked = turn.name
+        if isinstance(turn.action, Resume) and not turn.has_agent_spoken and opened.resumed in {asked, ""}:
+            with contextlib.suppress(*OUT_OF_ORDER):
+                await self._entries.learn_echo(has_echo=bool(opened.resumed))
         # One that was opened in this process and spoken to before need not say again what it goes on from.
         is_itself = turn.has_agent_spoken and opened.agent == asked and not opened.resumed
         is_same = opened.resumed == asked or is_itself

@@ -29,6 +29,8 @@ class PoolCounters:
         """What upstreams read, from a cache or not, as far as they count."""
         self.cached_tokens = 0
         """What of that came from a cache."""
+        self.cache_write_tokens = 0
+        """What of that was written to a cache."""
         self.output_tokens = 0
 
     def take(self, report: TurnReport) -> None:
@@ -42,4 +44,5 @@ class PoolCounters:
         self.replays += report.replays
         self.input_tokens += report.usage.input_tokens
         self.cached_tokens += report.usage.cached_tokens
+        self.cache_write_tokens += report.usage.cache_write_tokens
         self.output_tokens += report.usage.output_tokens

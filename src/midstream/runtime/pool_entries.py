@@ -244,13 +244,34 @@ class PoolEntries:
 
     async def learn(self, *, age_s: float, is_alive: bool) -> None:
         """Keep what became of an agent that was resumed. Where somebody writes first, it is not kept."""
+        now = self._world.now()
+        await self._learn(lambda known: known.learned("alive" if is_alive else "dead", age_s, now=now))
+
+    async def learn_echo(self, *, has_echo: bool) -> None:
+        """Keep whether the upstream sent the id of what it resumed. Where somebody writes first, it is not kept."""
+        now = self._world.now()
+        known, learned = await self._learn(
+            lambda known: known.with_echo(now=now) if has_echo else known.without_echo(now=now)
+        )
+        if learned.never_echoes(now=now) and not known.never_echoes(now=now):
+            _log.warning(
+                "this upstream does not send the id of the conversation that it resumed: its agents go on while they "
+                "are open, and after that a fresh one gets the transcript",
+                extra={"upstream": self._upstream},
+            )
+
+    async def _learn(self, learned_by: Callable[[Retention], Retention]) -> tuple[Retention, Retention]:
+        """Keep what is learned, if it is new, and return what was known before and what is now."""
         kept = await self._shelf.kept(RETENTION_SHELF, self._upstream)
         known = Retention() if kept is None else decode_retention(kept.body)
-        now = self._world.now()
-        learned = known.learned("alive" if is_alive else "dead", age_s, now=now)
-        body, version = encode_retention(learned), kept.version if kept else 0
-        with contextlib.suppress(ShelfMovedError):
-            await self._shelf.keep(RETENTION_SHELF, self._upstream, body, expected=version, at=now)
+        learned = learned_by(known)
+        if learned is not known:
+            body, version = encode_retention(learned), kept.version if kept else 0
+            with contextlib.suppress(ShelfMovedError):
+                await self._shelf.keep(
+                    RETENTION_SHELF, self._upstream, body, expected=version, at=self._world.now()
+                )
+        return known, learned
 
 
 class Claim:

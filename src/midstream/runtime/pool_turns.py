@@ -64,7 +64,7 @@ class TurnReport(Struct, frozen=True):
         sends: Messages said, all tries counted.
         replays: How often a fresh agent was told everything.
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
-            died), "stale" (older than this upstream remembers), or "".
+            died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
         error: The code of what the turn failed with, or "".
         usage: Tokens of all that was said in this turn.
         field, index: What differs first, or where the new begins, and in which user message, counted from 0.
@@ -90,6 +90,7 @@ class TurnReport(Struct, frozen=True):
     def line(self) -> str:
         """The same as one line for a log."""
         usage = self.usage
+        written = f", {usage.cache_write_tokens} written" if usage.cache_write_tokens else ""
         cells = [
             f"session={self.session or '-'}",
             f"kind={self.kind.value} ({self.why})",
@@ -100,7 +101,7 @@ class TurnReport(Struct, frozen=True):
             f"sends={self.sends} replays={self.replays}",
             f"rebuilt={self.rebuilt}" if self.rebuilt else "",
             f"error={self.error}" if self.error else "",
-            f"tokens={usage.input_tokens} in ({usage.cached_tokens} cached), {usage.output_tokens} out",
+            f"tokens={usage.input_tokens} in ({usage.cached_tokens} cached{written}), {usage.output_tokens} out",
         ]
         return " ".join(filter(None, cells))
 
@@ -288,11 +289,7 @@ class Turn:
     def count(self, usage: Usage | None) -> Usage:
         """Add the tokens of one answer and return those of all."""
         if usage is not None:
-            self.usage = Usage(
-                self.usage.input_tokens + usage.input_tokens,
-                self.usage.output_tokens + usage.output_tokens,
-                self.usage.cached_tokens + usage.cached_tokens,
-            )
+            self.usage += usage
         return self.usage
 
     def report(self) -> TurnReport:

@@ -1,7 +1,8 @@
 """The stall watchdog: silence where progress is owed is noticed, said, and at last cut.
 
-Two levels. Past the advisory budget the silence is told once: a record for readers, a line in the log with what
-happened last, the agent's own counter. Past the limit the model call is cut, which fails as `ModelStalledError` and
+Two levels. Past the advisory budget the silence is told: a record for readers, a line in the log with what happened
+last, the agent's own counter. It is told once; where no first token comes, again each time the silence is twice as
+long. Past the limit the model call is cut, which fails as `ModelStalledError` and
 is tried again; a tool has its own timeout for that. Pings count as no progress: they prove a connection, not a model.
 
 The time is the world's. Each watch asks to be called when something could be due, so that a token costs a look at the
@@ -99,7 +100,8 @@ class Watch:
         self._pinged_at: float | None = None
         self._shortest_s = budgets.tool_s if self._call_id else min(budgets.between_tokens_s, budgets.tool_s)
         """The least budget of a silence that may begin while this one lasts."""
-        self._is_noticed = False
+        self._warnings = 0
+        """How often this silence was told."""
         self._is_held = False
         self._pauses = 0
         """Waits for a person that are under way."""
@@ -126,7 +128,7 @@ class Watch:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._call_id and self._is_noticed:  # a tool that ends makes no other sign
+        if self._call_id and self._warnings:  # a tool that ends makes no other sign
             self._end_episode(self._world.monotonic() - self._since)
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
@@ -139,7 +141,7 @@ class Watch:
         """
         now = self._world.monotonic()
         self._is_held = False
-        if self._is_noticed:
+        if self._warnings:
             self._end_episode(now - self._since)
         self._since = now
         self._waiting_for = waiting_for or (StalledOn.TOOL if self._call_id else StalledOn.BETWEEN_TOKENS)
@@ -186,13 +188,20 @@ class Watch:
         if limit_s is not None and silent_s >= limit_s:
             self._end(silent_s)
             return None
-        if silent_s >= advisory_s and not self._is_noticed:
-            self._is_noticed = True
+        if silent_s >= self._warning_s(advisory_s):
+            while silent_s >= self._warning_s(advisory_s):  # a late look warns once
+                self._warnings += 1
             self._say(Level.ADVISORY, silent_s)
         # Who speaks meanwhile begins a silence with a budget of its own: never sleep past the end of that.
-        until_notice_s = min(self._shortest_s, advisory_s - silent_s if silent_s < advisory_s else advisory_s)
+        until_notice_s = min(self._shortest_s, self._warning_s(advisory_s) - silent_s)
         wait_s = until_notice_s if limit_s is None else min(until_notice_s, limit_s - silent_s)
         return wait_s if wait_s < math.inf else None
+
+    def _warning_s(self, advisory_s: float) -> float:
+        """Return after how many seconds of silence the next warning is due; infinite where none is."""
+        if self._warnings and self._waiting_for is not StalledOn.FIRST_TOKEN:
+            return math.inf
+        return advisory_s * 2.0**self._warnings
 
     def _end(self, silent_s: float) -> None:
         self.silent_s = silent_s
@@ -201,7 +210,7 @@ class Watch:
             self._cut.reschedule(asyncio.get_running_loop().time())
 
     def _end_episode(self, silent_s: float) -> None:
-        self._is_noticed = False
+        self._warnings = 0
         self._say(Level.OVER, silent_s)
 
     def _say(self, level: Level, silent_s: float) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from midstream.core.messages import Outcome, Usage, UserMessage
 from midstream.core.replies import (
@@ -79,8 +80,8 @@ CONTENT = "what stands in a.txt"
 """What a tool of a peer reads."""
 SEPARATOR = " | "
 """Between the messages in an answer of a peer."""
-USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=60)
-"""What each answer of a peer costs; the cached ones are part of the input."""
+USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=60, cache_write_tokens=10)
+"""What each answer of a peer costs; those of the cache, read and written, are part of the input."""
 
 
 class Trait(StrEnum):
@@ -94,6 +95,8 @@ class Trait(StrEnum):
     """It runs tools of its own."""
     USAGE = "usage"
     """It counts tokens."""
+    CACHE_WRITES = "cache-writes"
+    """It counts the tokens that are written to a cache."""
     KEYS = "keys"
     """It is told the idempotency key."""
     STARTS = "starts"
@@ -247,11 +250,13 @@ class UpstreamContract:
 
     async def test_tokens_are_counted_once_an_answer(self, peer: Peer) -> None:
         _needs(peer, Trait.USAGE)
+        written = 0 if Trait.CACHE_WRITES in peer.lacks else USAGE.cache_write_tokens
+        usage = replace(USAGE, cache_write_tokens=written)
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             for text in ("one", "two"):
                 events = await _said(agent, text)
                 assert isinstance(events[-1], Finished)
-                assert events[-1].usage == USAGE
+                assert events[-1].usage == usage
 
     async def test_what_is_repeated_has_the_same_key(self, peer: Peer) -> None:
         _needs(peer, Trait.KEYS)

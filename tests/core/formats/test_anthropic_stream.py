@@ -225,7 +225,7 @@ def test_what_came_from_the_cache_counts_as_input_too() -> None:
     at_first = read(began(input_tokens=4, **cached), *text(0, "x"), *ended())
     in_the_end = read(began(input_tokens=0), *text(0, "x"), *ended(input_tokens=4, **cached))
     assert at_first == in_the_end
-    assert at_first[-1] == Finished(Finish.STOP, "claude-1", Usage(324, 9, 300))
+    assert at_first[-1] == Finished(Finish.STOP, "claude-1", Usage(324, 9, 300, 20))
 
 
 def test_the_rules_of_other_servers_are_read_too() -> None:
@@ -438,8 +438,9 @@ def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], 
     ending = found[-1]
     assert isinstance(ending, Finished)
     counted, read_back = theirs.usage, theirs.usage.cache_read_input_tokens or 0
-    total = counted.input_tokens + (counted.cache_creation_input_tokens or 0) + read_back
-    assert ending.usage == Usage(total, counted.output_tokens, read_back)
+    written = counted.cache_creation_input_tokens or 0
+    total = counted.input_tokens + written + read_back
+    assert ending.usage == Usage(total, counted.output_tokens, read_back, written)
     assert ending.model == theirs.model
 
     expected, reply = parts_of(theirs), reply_of(found)

@@ -56,6 +56,13 @@ def test_usage_without_details_counts() -> None:
     assert read(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(3, 1))]
 
 
+def test_what_the_cache_gave_and_took_is_counted() -> None:
+    details = {"cached_tokens": 20, "cache_write_tokens": 5}
+    usage = {"input_tokens": 30, "input_tokens_details": details, "output_tokens": 1}
+    done = {"type": "response.completed", "response": {"usage": usage}}
+    assert read(ResponsesReader(), done) == [Finished(Finish.STOP, usage=Usage(30, 1, 20, 5))]
+
+
 def test_tools_are_written_flat() -> None:
     assert render_tools([ToolSpec("read", "Read a file.", {})]) == [
         {

@@ -41,7 +41,7 @@ def test_text_comes_at_once_and_the_end_with_its_usage() -> None:
     usage = {
         "prompt_tokens": 7,
         "completion_tokens": 2,
-        "prompt_tokens_details": {"cached_tokens": 5},
+        "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 1},
     }
     assert read(
         chunk(role="assistant", content=""),
@@ -49,7 +49,7 @@ def test_text_comes_at_once_and_the_end_with_its_usage() -> None:
         chunk(content="lo"),
         chunk("stop"),
         {"choices": [], "usage": usage},
-    ) == [TextDelta("Hel"), TextDelta("lo"), Finished(Finish.STOP, "m", Usage(7, 2, 5))]
+    ) == [TextDelta("Hel"), TextDelta("lo"), Finished(Finish.STOP, "m", Usage(7, 2, 4, 1))]
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])

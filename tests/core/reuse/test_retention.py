@@ -89,3 +89,18 @@ def test_what_is_written_is_read_and_what_is_damaged_was_not_seen() -> None:
 )
 def test_anything_else_is_nothing(body: bytes) -> None:
     assert decode_retention(body) == Retention()
+
+
+@spec("REUSE-81")
+def test_two_resumptions_without_an_id_and_none_with_one_show_that_an_upstream_never_sends_it() -> None:
+    once = Retention().without_echo(now=0.0)
+    twice = once.without_echo(now=1.0)
+    assert (once.never_echoes(now=1.0), twice.never_echoes(now=1.0)) == (False, True)
+    assert decode_retention(encode_retention(twice)) == twice
+    assert not twice.never_echoes(now=SEEN_AGE_MAX_S + 1)
+    echoed = twice.with_echo(now=2.0)
+    assert not echoed.never_echoes(now=2.0)
+    assert echoed.with_echo(now=3.0) is echoed
+    again = echoed.without_echo(now=4.0).without_echo(now=5.0)
+    assert not again.never_echoes(now=6.0)
+    assert again.never_echoes(now=SEEN_AGE_MAX_S + 3.5)

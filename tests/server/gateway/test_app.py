@@ -51,7 +51,7 @@ HELLO: list[ModelEvent] = [
     ThinkingDelta("hm"),
     TextDelta("Hello "),
     TextDelta("you"),
-    Finished(Finish.STOP, "m-1", Usage(10, 5, 3)),
+    Finished(Finish.STOP, "m-1", Usage(10, 5, 3, 2)),
 ]
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -70,6 +70,7 @@ async def test_openais_client_is_answered_with_chat_completions() -> None:
         assert whole.usage.prompt_tokens_details is not None
         counted = (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.usage.total_tokens)
         assert (counted, whole.usage.prompt_tokens_details.cached_tokens) == ((10, 5, 15), 3)
+        assert whole.usage.prompt_tokens_details.model_dump()["cache_write_tokens"] == 2
 
         options: Any = {"include_usage": True}
         stream = await client.chat.completions.create(
@@ -154,7 +155,7 @@ async def test_anthropics_client_is_answered_with_messages() -> None:
         ThinkingDelta("hm", "signed"),
         TextDelta("I look."),
         CallRequested("toolu_7", "look", '{"at": "it"}'),
-        Finished(Finish.CALLS, "m-1", Usage(10, 5, 3)),
+        Finished(Finish.CALLS, "m-1", Usage(10, 5, 3, 2)),
     ]
     async with served([asks, text("It is there.")]) as gateway, gateway.anthropic() as client:
         tools: Any = [{"name": "look", "input_schema": {"type": "object"}}]
@@ -166,7 +167,8 @@ async def test_anthropics_client_is_answered_with_messages() -> None:
         assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
         assert (message.content[0].signature, message.content[2].input) == ("signed", {"at": "it"})  # type: ignore[union-attr]  # its types are above
         assert message.stop_reason == "tool_use"
-        assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (7, 3)
+        assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (5, 3)
+        assert message.usage.cache_creation_input_tokens == 2
 
         result: Any = {"type": "tool_result", "tool_use_id": "toolu_7", "content": "a tree"}
         messages: list[Any] = [

@@ -197,6 +197,9 @@ def usage_in_chat(usage: Usage | None) -> dict[str, Any]:
         "prompt_tokens": counted.input_tokens,
         "completion_tokens": counted.output_tokens,
         "total_tokens": counted.input_tokens + counted.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": counted.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": counted.cached_tokens,
+            "cache_write_tokens": counted.cache_write_tokens,
+        },
         "completion_tokens_details": {"reasoning_tokens": 0},
     }

@@ -207,8 +207,8 @@ def usage_in_messages(usage: Usage | None) -> dict[str, int]:
     """Return tokens as this API counts them: cached ones apart from the others."""
     counted = usage or Usage()
     return {
-        "input_tokens": max(0, counted.input_tokens - counted.cached_tokens),
-        "cache_creation_input_tokens": 0,
+        "input_tokens": max(0, counted.input_tokens - counted.cached_tokens - counted.cache_write_tokens),
+        "cache_creation_input_tokens": counted.cache_write_tokens,
         "cache_read_input_tokens": counted.cached_tokens,
         "output_tokens": counted.output_tokens,
     }

@@ -313,7 +313,10 @@ def usage_in_responses(usage: Usage | None) -> Json:
     counted = usage or Usage()
     return {
         "input_tokens": counted.input_tokens,
-        "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": counted.cached_tokens,
+            "cache_write_tokens": counted.cache_write_tokens,
+        },
         "output_tokens": counted.output_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counted.input_tokens + counted.output_tokens,

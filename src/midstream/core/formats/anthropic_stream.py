@@ -206,7 +206,7 @@ class MessageReader:
         if not self._counts:
             return None
         plain, written, made, read = (self._counts.get(name, 0) for name in _COUNTS)
-        return Usage(plain + made + read, written, read)
+        return Usage(plain + made + read, written, read, made)
 
 
 def render_tools(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:

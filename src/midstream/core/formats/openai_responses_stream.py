@@ -212,8 +212,9 @@ def _usage_of(usage: object) -> Usage | None:
     if not isinstance(usage, dict):
         return None
     details = usage.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    counts = (usage.get("input_tokens"), usage.get("output_tokens"), cached)
+    parts = details if isinstance(details, dict) else {}
+    whole = (usage.get("input_tokens"), usage.get("output_tokens"))
+    counts = (*whole, parts.get("cached_tokens"), parts.get("cache_write_tokens"))
     return Usage(*(count if isinstance(count, int) else 0 for count in counts))
 
 

@@ -63,6 +63,7 @@ class _Choice(Struct):
 
 class _PromptDetails(Struct):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
 
 
 class _Usage(Struct):
@@ -198,4 +199,5 @@ def _usage_of(usage: _Usage) -> Usage:
         usage.prompt_tokens or 0,
         usage.completion_tokens or 0,
         (details.cached_tokens or 0) if details else 0,
+        (details.cache_write_tokens or 0) if details else 0,
     )

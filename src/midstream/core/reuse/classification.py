@@ -104,7 +104,7 @@ class Fresh(Struct, frozen=True):
     """
 
     is_pooled: bool
-    passed_over: Literal["", "stale", "abilities"] = ""
+    passed_over: Literal["", "stale", "abilities", "unechoed"] = ""
 
 
 Action = Resume | Fork | Fresh
@@ -139,12 +139,14 @@ def action(
     *,
     age_s: float = 0.0,
     limit_s: float | None = None,
+    is_verifiable: bool = True,
 ) -> Action:
     """Return what to do with a request that `classify` judged.
 
     Args:
         age_s: How long the record's agent has been silent, in seconds.
         limit_s: From which age on a resume is not worth a try (`Retention.limit_s`).
+        is_verifiable: Whether the upstream will show that it resumed the record's agent (`Retention.never_echoes`).
     """
     if classification.kind is Kind.SIDE_CALL:
         return Fresh(is_pooled=False)
@@ -157,6 +159,8 @@ def action(
     if not _can_follow(classification.changed, abilities):
         return Fresh(is_pooled=True, passed_over="abilities" if classification.delivery else "")
     if classification.delivery is not None:
+        if not is_verifiable:
+            return Fresh(is_pooled=True, passed_over="unechoed")
         return Resume(classification.delivery)
     if abilities.can_fork:
         return _fork(classification.common, outline, record) or Fresh(is_pooled=True)

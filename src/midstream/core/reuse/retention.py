@@ -4,6 +4,9 @@ No upstream publishes it. Of every resumed agent its age is kept (seconds since 
 turned out alive. A resume is not tried at an age at which fewer than one in ten would be alive, by `DEATHS_MIN` deaths
 at least: deaths at that age or younger against lives at that age or older. What is not tried teaches nothing, so what
 was seen is forgotten after `SEEN_AGE_MAX_S`, and one agent is tried again.
+
+Some upstreams never send the id that they resumed, so that no resumption can be verified and each costs a replay. That
+is learned too: after `UNECHOED_MIN` resumptions without an id, and none with one, agents are not resumed by their id.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 SEEN_MAX = 64
 """Resumes remembered of an upstream, the newest."""
@@ -22,6 +26,10 @@ DEATHS_MIN = 3
 """Deaths it takes to believe in a limit: one may be an accident, two may be the same one."""
 DEATHS_A_LIFE = 9
 """Deaths that outweigh one life: below one in ten alive, trying costs more than replaying."""
+UNECHOED_MIN = 2
+"""Resumptions without an id that it takes: one may be a conversation that the upstream had dropped."""
+ECHO_AGE_MAX_S = SEEN_AGE_MAX_S / 2
+"""Seconds after which an echo is kept anew; it is not written at each resumption."""
 
 
 class Seen(Struct, frozen=True, array_like=True):
@@ -33,14 +41,38 @@ class Seen(Struct, frozen=True, array_like=True):
 
 
 class Retention(Struct, frozen=True):
-    """What was seen of one upstream, oldest first."""
+    """What was seen of one upstream, oldest first.
+
+    Args:
+        seen: What became of resumed agents.
+        unechoed: When agents were resumed and the upstream sent no id of what it resumed, since it last sent one.
+        echoed_at: When it last sent the right one, roughly (`ECHO_AGE_MAX_S`); None if it never did.
+    """
 
     seen: tuple[Seen, ...] = ()
+    unechoed: tuple[float, ...] = ()
+    echoed_at: float | None = None
 
     def learned(self, outcome: Literal["alive", "dead"], age_s: float, *, now: float) -> Retention:
         """Return this with one more outcome of a resume, and without what is too old to count."""
         fresh = [one for one in self.seen if abs(now - one.at) <= SEEN_AGE_MAX_S]
-        return Retention((*fresh, Seen(max(0.0, age_s), outcome == "alive", now))[-SEEN_MAX:])
+        return replace(self, seen=(*fresh, Seen(max(0.0, age_s), outcome == "alive", now))[-SEEN_MAX:])
+
+    def with_echo(self, *, now: float) -> Retention:
+        """Return this with one more resumption whose id the upstream sent; the same where that is known."""
+        if not self.unechoed and self.echoed_at is not None and abs(now - self.echoed_at) <= ECHO_AGE_MAX_S:
+            return self
+        return replace(self, unechoed=(), echoed_at=now)
+
+    def without_echo(self, *, now: float) -> Retention:
+        """Return this with one more resumption of which the upstream sent no id."""
+        return replace(self, unechoed=(*self.unechoed, now)[-UNECHOED_MIN:])
+
+    def never_echoes(self, *, now: float) -> bool:
+        """Whether no resumption by id can be verified, as far as is known."""
+        if self.echoed_at is not None and abs(now - self.echoed_at) <= SEEN_AGE_MAX_S:
+            return False
+        return sum(abs(now - at) <= SEEN_AGE_MAX_S for at in self.unechoed) >= UNECHOED_MIN
 
     def limit_s(self, *, now: float) -> float | None:
         """Return the youngest age at which a resume is not worth a try, in seconds, or None while none is known."""
@@ -64,5 +96,6 @@ def decode_retention(body: bytes) -> Retention:
         retention = msgspec.msgpack.decode(body, type=Retention)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Retention()
-    is_sound = all(math.isfinite(one.age_s) and math.isfinite(one.at) for one in retention.seen)
+    instants = (*(one.at for one in retention.seen), *retention.unechoed, retention.echoed_at or 0.0)
+    is_sound = all(map(math.isfinite, (*(one.age_s for one in retention.seen), *instants)))
     return retention if is_sound else Retention()

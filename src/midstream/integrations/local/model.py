@@ -111,7 +111,7 @@ class LocalModel:
             prompt = guide.arguments_prompt(due, tool)
             arguments, more = await self._constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
         yield CallRequested("", tool.name, arguments)
-        yield Finished(Finish.CALLS, self.name, _sum(used, more))
+        yield Finished(Finish.CALLS, self.name, used + more)
 
     async def _answer(self, engine: Engine, prompt: guide.Prompt) -> AsyncGenerator[ModelEvent, None]:
         said = ""
@@ -168,11 +168,3 @@ def _name_in(chosen: str) -> str:
         return msgspec.json.decode(chosen, type=_Choice).tool
     except msgspec.DecodeError as error:
         raise ModelUnavailableError("the local model did not finish the choice of a tool") from error
-
-
-def _sum(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        one.input_tokens + other.input_tokens,
-        one.output_tokens + other.output_tokens,
-        one.cached_tokens + other.cached_tokens,
-    )

@@ -64,7 +64,7 @@ export interface Reply {
   parts: (TextPart | ThinkingPart | CallPart | UpstreamCallPart)[];
   finish?: "stop" | "calls" | "length" | "filter" | "interrupted";
   model?: string;
-  usage?: { input_tokens?: number; output_tokens?: number; cached_tokens?: number };
+  usage?: { input_tokens?: number; output_tokens?: number; cached_tokens?: number; cache_write_tokens?: number };
 }
 
 export type QuestionKind = "approval" | "question" | "doubt";

@@ -445,8 +445,9 @@ export class Stream {
     if (this.phase !== "opening" && this.phase !== "live") return false;
     const before = this.phase === "live" ? this.cursor : "";
     try {
-      const outcome = this.#receive(JSON.parse(text), now);
-      if (this.phase === "live" && before !== this.cursor) this.#moved(now);
+      const frame = JSON.parse(text);
+      const outcome = this.#receive(frame, now);
+      if (this.phase === "live" && before !== this.cursor && !isSilence(frame)) this.#moved(now);
       this.heard(now);
       return outcome === "reconnect";
     } catch (error) {
@@ -737,6 +738,11 @@ export class Stream {
     this.isReconnecting = this.isStalled = false;
     this.trouble = null;
   }
+}
+
+/** Whether a frame only reports that nothing came (STREAM-47). */
+function isSilence({ type, events }) {
+  return type === "events" && events.every(({ record }) => record.type === "stall_noticed");
 }
 
 /** Frames that come after a welcome. */
