@@ -223,7 +223,7 @@ class _Toolset:
     def __init__(
         self, toolset: AbstractToolset[Any], agent: pydantic_ai.Agent[Any, Any], deps: object, place: int
     ) -> None:
-        self.name = f"{toolset.id or type(toolset).__name__}-{place}"
+        self.name = f"{(toolset.id or type(toolset).__name__).strip('<>')}-{place}"
         self._toolset = toolset
         self._agent = agent
         self._deps = deps
