@@ -10,6 +10,7 @@ import pytest
 
 from midstream.cli.agents import find_agent, find_server
 from midstream.errors import AgentNotFoundError, UsageError
+from midstream.runtime.agent import Agent
 
 APP = """
 from midstream import Agent
@@ -73,6 +74,27 @@ def test_a_module_without_any_agent_says_how_to_make_one(folder: Path) -> None:
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent("empty_app:agent")
     assert "make one with `agent = midstream.Agent(...)`" in raised.value.message
+
+
+FOREIGN_APP = """
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+plain = Agent(TestModel(), name="the porter")
+structured = Agent(TestModel(), output_type=int)
+other = 7
+"""
+
+
+def test_an_agent_of_pydantic_ai_is_converted_or_refused_by_name(folder: Path) -> None:
+    (folder / "foreign_app.py").write_text(FOREIGN_APP)
+    found = find_agent("foreign_app:plain")
+    assert (type(found), found.name) == (Agent, "the porter")
+    with pytest.raises(AgentNotFoundError, match=r"'foreign_app:structured'.*`output_type` is <class 'int'>"):
+        find_agent("foreign_app:structured")
+    with pytest.raises(
+        AgentNotFoundError, match=r"Did you mean foreign_app:plain or foreign_app:structured\?"
+    ):
+        find_agent("foreign_app:other")
 
 
 def test_a_tool_server_is_named_by_its_command_or_its_address() -> None:

@@ -75,6 +75,20 @@ async def main():
 
 asyncio.run(main())
 """
+_SERVED = """
+import asyncio
+from midstream import Host
+from midstream.integrations.pydantic_ai import PydanticAIModel
+from midstream.store.memory import MemoryStore
+from pydantic_ai.models.test import TestModel
+
+async def main():
+    served_porter.model = PydanticAIModel(TestModel(call_tools=[], custom_output_text="on it"))
+    async with Host(served_porter, MemoryStore()) as host:
+        print(await host.ask("chat-42", "Book a hotel in Oslo."), end="")
+
+asyncio.run(main())
+"""
 _ANSWER_AND_CARRY_ON = """
 import asyncio
 
@@ -165,8 +179,9 @@ TABLE = [
     Program("openai-memory.md", (0,), _MADE, "True", needs=("openai",)),
     Program("prefix-cache.md", (0,), "print('cache_control' in repr(marked), end='')", "True"),
     Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
-    Program("pydantic-ai.md", (2,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
-    Program("pydantic-ai.md", (3, 4), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
+    Program("pydantic-ai.md", (2,), _SERVED, "on it", is_of_provider=True),
+    Program("pydantic-ai.md", (3,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
+    Program("pydantic-ai.md", (4, 5), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
     Program("rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"),
     Program("retention.md", (0,), "print(app.open_streams, end='')", "0"),
     Program("reuse.md", (0,), _REUSE, "resumed"),

@@ -9,8 +9,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from midstream.errors import AgentNotFoundError, UsageError
+from midstream.errors import AgentNotFoundError, MidstreamError, UsageError
 from midstream.runtime.agent import Agent, checked_agent
 from midstream.server.access import Access
 from midstream.tools import ToolSource
@@ -19,9 +20,11 @@ from midstream.tools import ToolSource
 def find_agent(name: str) -> Agent:
     """Import the module (from the current folder first) and return its agent.
 
+    An agent of pydantic-ai is converted by `midstream.integrations.pydantic_ai_served.served`.
+
     Raises:
         AgentNotFoundError: `name` has another form, there is no such module, it fails when it is imported, it has no
-            such attribute, or that is no `Agent`. The message says what to do.
+            such attribute, or that is no agent that can be served. The message says what to do.
     """
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
@@ -30,6 +33,8 @@ def find_agent(name: str) -> Agent:
     found = getattr(module, attribute, None)
     if found is None:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
+    if _is_of_pydantic_ai(found):
+        return _converted(found, name)
     try:
         return checked_agent(found)
     except UsageError as error:
@@ -100,8 +105,23 @@ def _imported(name: str) -> ModuleType:
         ) from error
 
 
+def _is_of_pydantic_ai(value: object) -> bool:
+    """Whether `value` is an agent of pydantic-ai, which is an extra and slow to import."""
+    return any(kind.__module__.startswith("pydantic_ai.agent") for kind in type(value).__mro__)
+
+
+def _converted(agent: Any, name: str) -> Agent:  # noqa: ANN401 - of a package that may be missing
+    from midstream.integrations.pydantic_ai_served import served  # noqa: PLC0415 - an extra, and slow to import
+
+    try:
+        return served(agent)
+    except MidstreamError as error:
+        raise AgentNotFoundError(f"{name!r}: {error.message}") from error
+
+
 def _agents_in(module: ModuleType) -> str:
-    names = sorted(name for name, value in vars(module).items() if isinstance(value, Agent))
+    there = vars(module).items()
+    names = sorted(name for name, value in there if isinstance(value, Agent) or _is_of_pydantic_ai(value))
     if names:
         return f"did you mean {' or '.join(f'{module.__name__}:{name}' for name in names)}?"
     return f"make one with `agent = midstream.Agent(...)` in {module.__name__}"

@@ -113,7 +113,8 @@ class Agent:
 # The longest prefix of the module of a foreign object that stands here names what to write instead.
 _WRAPPERS = {
     "pydantic_ai.models": "Wrap it with `midstream.integrations.pydantic_ai.PydanticAIModel(model)`.",
-    "pydantic_ai": "Make it durable with `midstream.integrations.pydantic_ai_durable`, or give its model to "
+    "pydantic_ai": "Convert it with `midstream.integrations.pydantic_ai_served.served(agent)`, make it durable with "
+    "`midstream.integrations.pydantic_ai_durable`, or give its model to "
     "`midstream.Agent(PydanticAIModel(model), ...)`.",
     "langgraph": "Make it durable with `midstream.integrations.langgraph`.",
     "langchain": "Make it durable with `midstream.integrations.langgraph`.",
