@@ -3,6 +3,8 @@ from __future__ import annotations
 import inspect
 import re
 
+import pytest
+
 from midstream import errors
 from midstream.errors import MidstreamError, SeqnoGapError
 
@@ -30,3 +32,11 @@ def test_the_tree_in_the_module_text_is_the_tree() -> None:
 def test_errors_carry_data_and_not_only_words() -> None:
     assert SeqnoGapError("gap", expected=3).expected == 3
     assert MidstreamError("later", retry_after_s=2.0).retry_after_s == 2.0
+
+
+def test_an_error_that_is_raised_again_says_all_it_said_and_holds_nobody_who_raised_it() -> None:
+    with pytest.raises(SeqnoGapError) as raised:
+        raise SeqnoGapError("gap", expected=3)
+    again = raised.value.again()
+    assert (type(again), again.expected, again.message, str(again)) == (SeqnoGapError, 3, "gap", "gap")
+    assert again.__traceback__ is None

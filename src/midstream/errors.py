@@ -78,7 +78,7 @@ and never carry what a user or a model wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 Retry = Literal["never", "later", "now", "ask"]
 
@@ -94,6 +94,15 @@ class MidstreamError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         """Seconds to wait before trying again, where somebody said so."""
+
+    def again(self) -> Self:
+        """Return this error to be kept, or to be raised once more: without the traceback of where it was raised.
+
+        A traceback holds all that raised it. What keeps an error that it raises would keep itself alive with it.
+        """
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        return error
 
 
 class UsageError(MidstreamError):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+from collections import deque
 
 import click
 import pytest
@@ -72,6 +73,35 @@ def test_the_collector_of_a_server_looks_less_often_and_not_at_what_was_there_be
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+class Kept:
+    """As a session whose cycles nobody cuts: it lives for a while and has a hundred parts."""
+
+    alive = 0
+
+    def __init__(self) -> None:
+        self.me = self
+        self.parts = [[number] for number in range(100)]
+        Kept.alive += 1
+
+    def __del__(self) -> None:
+        Kept.alive -= 1
+
+
+@pytest.mark.slow
+def test_what_waits_for_the_collector_of_a_server_is_bounded() -> None:
+    before, most = gc.get_threshold(), 0
+    awake: deque[Kept] = deque(maxlen=1_000)
+    try:
+        collect_less()
+        for _ in range(20_000):
+            awake.append(Kept())
+            most = max(most, Kept.alive)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+    assert most < 6_000  # 490,000 objects of theirs, besides those that live
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")

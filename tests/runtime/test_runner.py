@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
@@ -32,6 +34,8 @@ from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Received
 from midstream.core.turn import CallFinished, Cancel, SendMessage, WhenBusy
 from midstream.errors import (
+    DrainingError,
+    LeaseLostError,
     ModelRejectedError,
     ModelUnavailableError,
     SeqnoGapError,
@@ -41,12 +45,13 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
+from midstream.runtime.journal import Journal
 from midstream.runtime.runner import APPEND_TRIES_MAX, Runner
 from midstream.store.contract import Mark
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.models import Step
-from midstream.testing.stores import StoreInFront
+from midstream.testing.stores import FailingStore, StoreInFront
 from midstream.testing.worlds import FakeWorld
 from midstream.tools import tool
 from midstream.world import World
@@ -623,3 +628,98 @@ async def test_a_bug_while_words_are_said_ends_the_session_and_says_nothing_twic
     said = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
     assert [each.text for each in said if isinstance(each, Delta)] == ["a"]
     await host.stop()
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """A server may live for hours between two full collections."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@tool
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@tool
+def shout(words: str) -> str:
+    return words.upper()
+
+
+SCRIPTS: dict[str, list[Sequence[Step]]] = {
+    "words": [text("ok")],
+    "tools": [calls(("add", '{"a":1,"b":2}')), calls(("shout", '{"words":"a"}')), text("ok")],
+    "a model's failure": [],
+}
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("name", SCRIPTS)
+async def test_of_a_session_that_sleeps_nothing_stays_in_memory(name: str) -> None:
+    script = SCRIPTS[name]
+    model = ScriptedModel(script or (lambda _: [ModelRejectedError("no")]))
+    host = await _host(model, add, shout)
+    await run_turn(host, "s", "hi")
+    kept = await _kept(host)
+    assert await host.rest("s")
+    await _pass(model)
+    assert [each() for each in kept] == [None, None]
+    await host.stop()
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_of_a_session_that_refused_what_came_too_late_nothing_stays_in_memory() -> None:
+    async def come_too_late() -> None:
+        runner = await host.session("s")
+        assert await host.rest("s")
+        for _ in range(2):  # the same refusal, raised again
+            with pytest.raises(DrainingError):
+                await runner.wait(runner.newest.position)
+            with pytest.raises(DrainingError):
+                await runner.submit(Cancel())
+
+    host = await _host(model := ScriptedModel([text("ok")]))
+    await run_turn(host, "s", "hi")
+    kept = await _kept(host)
+    await come_too_late()
+    await _pass(model)
+    assert [each() for each in kept] == [None, None]
+    await host.stop()
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_of_a_session_that_another_process_took_in_its_turn_nothing_stays_in_memory() -> None:
+    async def say_and_fail() -> None:
+        runner = await host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("hi")))
+        store.outage = LeaseLostError("another process has it")
+        going_on.set()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert runner.has_failed
+
+    store, going_on = FailingStore(MemoryStore()), asyncio.Event()
+    host = Host(Agent(model := ScriptedModel([[Gate(going_on), *text("ok")]])), store)
+    await host.start()
+    await host.recovered()
+    kept = await _kept(host)
+    await say_and_fail()
+    store.outage = None
+    assert await host.rest("s")
+    await _pass(model)
+    assert [each() for each in kept] == [None, None]
+    await host.stop()
+
+
+async def _kept(host: Host) -> list[weakref.ref[Runner] | weakref.ref[Journal]]:
+    runner = await host.session("s", create=True)
+    return [weakref.ref(runner), weakref.ref(runner.events)]
+
+
+async def _pass(model: ScriptedModel) -> None:
+    """Let what is called back at the end be done with, and the test's model forget who asked it."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    model.requests.clear()

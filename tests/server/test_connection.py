@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator, Sequence
+import weakref
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -439,3 +441,45 @@ def test_a_change_of_settings_holds_for_the_connections_made_after_it() -> None:
     for number in range(NAMES_MAX):
         among.tell("s1", str(number))
     assert among.told("s1", "old") == after, "it was heard too long ago"
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """A server may live for hours between two full collections."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(
+    "ending", ["hung up", "broke the protocol", "fenced", "fell silent", "session ended"]
+)
+async def test_of_a_connection_that_is_over_nothing_stays_in_memory(ending: str) -> None:
+    async with bench(text("ok")) as on:
+        wire = Wire()
+        wire.say(opening(connection=1), chunk())
+        serving = on.connect(wire)
+        await on.world.settle()
+        assert records_of(wire.heard("events"))[-1]["record"]["type"] == "turn_ended"
+        (kept,) = [weakref.ref(each) for each in on.among._open]
+        match ending:
+            case "hung up":
+                wire.hang_up()
+            case "broke the protocol":
+                wire.say({"type": "nonsense"})
+            case "fenced":
+                newer = Wire()
+                newer.say(opening(connection=2))
+                on.connect(newer)
+            case "fell silent":
+                wire.is_open.clear()
+                await on.world.advance(HEARTBEAT_S)
+                await on.world.advance(SEND_S)
+            case _:
+                await (await on.host.session("s1")).close(DrainingError("it ends"))
+        await ended(serving)
+        on.running.clear()
+        del serving
+        await on.world.settle()
+        assert kept() is None

@@ -474,7 +474,7 @@ class ServerStream:
         """End the connection with an `error` frame: draining, fenced, a store that does not answer."""
         if self.is_closed:
             return
-        self._failure = error
+        self._failure = error.again()
         self._queue(_frame_of(error), now=now)
         self._end()
 

@@ -336,7 +336,7 @@ class Journal:
         """
         while self.newest.position <= after:
             if self.ended is not None:
-                raise self.ended
+                raise self.ended.again()
             waiting = self.expect()
             try:
                 await waiting
@@ -355,7 +355,7 @@ class Journal:
 
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
-        self.ended = self.ended or error
+        self.ended = self.ended or error.again()
         self._wake()
 
     def _wake(self) -> None:

@@ -202,6 +202,10 @@ class Mailbox:
         self._is_taken = False
         self._let_rest()
 
+    def close(self) -> None:
+        """Forget who journals words at once: nothing is taken any more."""
+        self._say_at_once = _say_nothing
+
     def _say(self) -> None:
         """Let words that came in one moment, or while others were held back, go at once, or be taken."""
         self._held = None
@@ -248,6 +252,10 @@ class Mailbox:
             self._held = None
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+
+def _say_nothing(_words: list[Envelope]) -> bool:
+    return False
 
 
 def _soon(do: Callable[[], None]) -> Cancellable:

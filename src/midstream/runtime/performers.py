@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import logging
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Protocol, assert_never, cast
@@ -177,7 +178,8 @@ class Performer:
             case _:
                 assert_never(obligation)
 
-    def is_repeatable(self, obligation: Work) -> bool:
+    @staticmethod
+    def is_repeatable(obligation: Work) -> bool:
         """Whether cutting it loses nothing that matters: all but a tool that runs."""
         return not isinstance(obligation, RunCall)
 
@@ -461,11 +463,15 @@ class Performer:
 
     def _context(self, owed: RunCall | ProbeCall, run: int, watch: Watch | None = None) -> CallContext:
         loop, here = asyncio.get_running_loop(), threading.get_ident()
+        reports = weakref.ref(
+            self._reports
+        )  # timers keep the context in which they were set, also stopped ones
 
         def progressed(text: str) -> None:
             if watch is not None:
                 watch.heard("progress")
-            self._reports.tell(CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text))
+            if (session := reports()) is not None:
+                session.tell(CallProgress(owed.turn, owed.reply_no, owed.call_id, run, text))
 
         def tell(text: str) -> None:
             if threading.get_ident() == here:  # at once, so that the last words come before the outcome

@@ -164,7 +164,7 @@ class Runner:
             MidstreamError: It was refused (nothing was written), or the session failed under it (look again).
         """
         if self._parted is not None:
-            raise self._parted
+            raise self._parted.again()
         try:
             return await self.decide(command)
         except LeaseHeldError:
@@ -242,6 +242,7 @@ class Runner:
         self._journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
+        self._task.add_done_callback(self._untie)
         if self._is_of_other_agent:
             agent_guard.warn(self.session_id, self.state, self._agent)
         elif self.state.needs_owner and not self._family.note_left(self):
@@ -370,7 +371,7 @@ class Runner:
     async def close(self, error: MidstreamError) -> None:
         """Stop at once; readers end with `error`. What was being done is in doubt for the next owner."""
         self._is_quiescing = True
-        self._failed = self._failed or error
+        self._failed = self._failed or error.again()
         self._journal.close(error)
         self._waits.clear()
         tasks = [*self._doing.values(), *self._stopping]
@@ -470,7 +471,7 @@ class Runner:
     ) -> asyncio.Future[int]:
         """Put a command into the mailbox; the future has the journal's end once all it caused is durable."""
         if self._failed is not None:
-            raise self._failed
+            raise self._failed.again()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._mailbox.put(Envelope(command, done, reporter))
         return done
@@ -492,7 +493,7 @@ class Runner:
                 return position_of(await self._journal.hand_over(body))
         except TimeoutError as error:
             if self._failed is not None and limit not in self._asking:
-                raise self._failed from error
+                raise self._failed.again() from error
             message = f"the owner of session {self.session_id!r} does not answer: ask again later"
             raise UnavailableError(message, retry_after_s=1.0) from error
         finally:
@@ -753,7 +754,7 @@ class Runner:
             return False  # the reply that may go on waits for it
         if self._is_patient and isinstance(obligation, AskModel) and obligation in self._doing:
             return False
-        return self._is_quiescing and self._performer.is_repeatable(obligation)
+        return self._is_quiescing and Performer.is_repeatable(obligation)
 
     async def _perform(self, obligation: Work, owing: Session) -> None:
         """Do what is owed; where it ends without a report, such as by a model that cancels itself, nobody would."""
@@ -776,7 +777,7 @@ class Runner:
             self._on_failed(self, error)
 
     def _let_go(self, error: MidstreamError) -> None:
-        self._failed = self._failed or error
+        self._failed = self._failed or error.again()
         self._is_quiescing = True
         self._journal.close(error)
         self._waits.clear()
@@ -786,6 +787,13 @@ class Runner:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._refuse_all(error)
+
+    def _untie(self, _ended: asyncio.Task[None]) -> None:
+        """Let go of all that holds this runner, so that its memory is free with its last user's name for it."""
+        self._task = None
+        self._mailbox.close()
+        self._waits.close()
+        del self._performer
 
     def _refuse_all(self, error: MidstreamError) -> None:
         self._mailbox.refuse_all(error)

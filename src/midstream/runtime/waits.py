@@ -69,6 +69,11 @@ class Waits:
         """Wait for nothing."""
         self.set(())
 
+    def close(self) -> None:
+        """Wait for nothing, and never tell anybody."""
+        self.clear()
+        self._expire = _tell_nobody
+
     def _ring_at(self, at: float) -> None:
         self._stop()
         self._rings_at = at
@@ -99,6 +104,10 @@ def parted(owed: Iterable[Obligation]) -> tuple[list[Work], list[Wait]]:
         else:
             work.append(each)
     return work, waits
+
+
+def _tell_nobody(_command: Command) -> None:
+    pass
 
 
 def _end_of(wait: Wait) -> Command:

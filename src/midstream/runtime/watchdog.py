@@ -130,6 +130,7 @@ class Watch:
             self._timer.cancel()
         if self._call_id and self._warnings:  # a tool that ends makes no other sign
             self._end_episode(self._world.monotonic() - self._since)
+        self._tell = _tell_nobody  # a request that is kept must not keep a session
         if self._cut is not None:
             await self._cut.__aexit__(kind, error, trace)
 
@@ -243,6 +244,10 @@ class Watch:
             "heartbeat_s_ago": ping_s,
             "recent": recent,
         }
+
+
+def _tell_nobody(_seen: Stalled | StallOver) -> None:
+    pass
 
 
 _WORDS = {

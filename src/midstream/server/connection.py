@@ -139,7 +139,7 @@ class Connections:
             DrainingError: All are being ended.
         """
         if self._ending is not None:
-            raise self._ending
+            raise self._ending.again()
         if len(self._open) >= self._limit:
             message = f"this server has {self._limit} open streams, which is all it allows"
             raise OverloadedError(message, retry_after_s=5.0)
@@ -406,7 +406,7 @@ class Connection:
         for request in self._stream.requests():
             await self._do(request)
         if self._stream.failure is not None:
-            raise self._stream.failure
+            raise self._stream.failure.again()
 
     async def run(self) -> MidstreamError | None:
         """Serve until the client goes or the stream closes; return why the server ended it, if it did.
@@ -515,7 +515,7 @@ class Connection:
             elif stream.has_frames:
                 await self._flush()
             elif journal.ended is not None:
-                raise journal.ended
+                raise journal.ended.again()
             else:
                 news = journal.expect()
                 try:

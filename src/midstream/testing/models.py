@@ -100,7 +100,7 @@ class ScriptedModel:
                 case Gate():
                     await step.event.wait()
                 case ModelError():
-                    raise step
+                    raise step.again()
                 case _:
                     yield step
 

@@ -133,7 +133,7 @@ class FailingStore(StoreInFront):
             self.appends += 1
             failure = failure or self._failures.get(self.appends)
         if failure is not None:
-            raise failure
+            raise failure.again()
 
 
 _WRITES = frozenset(("append", "claim", "prune", "hand_over", "answer"))
