@@ -39,6 +39,16 @@ def only_cancels(commands: Commands) -> bool:
     return bool(said) and all(isinstance(each, Cancel) for each in said)
 
 
+def refuse(commands: Commands, session_id: str, state: Session, agent: Agent) -> None:
+    """Refuse everything but a resumption on purpose and a stop.
+
+    Raises:
+        AgentMismatchError: It is something else. Nothing has changed.
+    """
+    if not (adopts(commands) or only_cancels(commands)):
+        raise mismatch(session_id, state, agent)
+
+
 def warn(session_id: str, state: Session, agent: Agent) -> None:
     """Log that a turn is left as it is."""
     _log.warning("%s", mismatch(session_id, state, agent).message, extra={"session": session_id})

@@ -1,4 +1,4 @@
-"""The line of a session in listings, as its records change it."""
+"""What an append writes beside its records: the line of the session in listings, and what is left to the next owner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from midstream.core.blobs import Blob
 from midstream.core.messages import Text, UserMessage
-from midstream.core.records import MessageAccepted, Record, TurnEnded, TurnResumed, encode
+from midstream.core.records import CallStarted, MessageAccepted, Record, TurnEnded, TurnResumed, encode
 from midstream.core.session import Session
 from midstream.store.contract import RUNNING, WAITING, Appendix, Mark
 
@@ -21,6 +21,11 @@ def appendix_of(
 ) -> Appendix:
     """Return what an append of these records writes."""
     return Appendix([encode(record) for record in records], mark_of(records, before, after), blobs)
+
+
+def without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
+    """Leave the starts to the next owner: started here and not run, a call would be in doubt for nothing."""
+    return tuple(record for record in records if not isinstance(record, CallStarted))
 
 
 def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark | None:

@@ -20,7 +20,7 @@ from typing import Protocol
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
-from midstream.core.records import CallStarted, EpochStarted, Parent, Record, sync_of
+from midstream.core.records import EpochStarted, Parent, Record, sync_of
 from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.timing import Backoff
 from midstream.core.turn import (
@@ -62,7 +62,7 @@ from midstream.runtime.defects import stopped_on, undone
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
-from midstream.runtime.marks import appendix_of
+from midstream.runtime.marks import appendix_of, without_starts
 from midstream.runtime.performers import Performer
 from midstream.runtime.waits import Waits, Work, parted
 from midstream.store.contract import Appendix, Attempt, Stored
@@ -267,11 +267,9 @@ class Runner:
             await self._post(await self._first_word())
 
     def resume(self) -> None:
-        """Go on with a turn that was held back."""
+        """Go on with a turn that was held back: until `Recover` is decided, a call of an older owner is owed."""
         if self._is_held:
-            self.note(
-                Recover(self._look_back_s)
-            )  # until that is decided, a call that an older owner started is owed
+            self.note(Recover(self._look_back_s))
 
     async def refresh(self) -> None:
         """Fold what others have appended, and tell the readers; without effect where this process owns the session.
@@ -619,7 +617,7 @@ class Runner:
     ) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
         """Return what must be appended because of a command: records, and the large results they name."""
         decided = sessions.decide(state, command, epoch=self._journal.epoch, at=at)
-        return lifted(_without_starts(decided) if self._is_quiescing else decided)
+        return lifted(without_starts(decided) if self._is_quiescing else decided)
 
     def _has_answered(self, batch: list[Envelope]) -> bool:
         """Answer a batch that would write nothing, so that a refused request does not claim the session."""
@@ -673,10 +671,8 @@ class Runner:
         return self._folded(state, recovered)
 
     def _refuse_other_agent(self, commands: agent_guard.Commands) -> None:
-        if self._is_of_other_agent and not (
-            agent_guard.adopts(commands) or agent_guard.only_cancels(commands)
-        ):
-            raise agent_guard.mismatch(self.session_id, self.state, self._agent)
+        if self._is_of_other_agent:
+            agent_guard.refuse(commands, self.session_id, self.state, self._agent)
 
     @property
     def _is_of_other_agent(self) -> bool:
@@ -801,8 +797,3 @@ class Runner:
         for limit in asking:
             if not limit.expired():
                 limit.reschedule(0.0)
-
-
-def _without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Leave the starts to the next owner: started here and not run, a call would be in doubt for nothing."""
-    return tuple(record for record in records if not isinstance(record, CallStarted))
