@@ -10,6 +10,7 @@ from midstream import errors
 from midstream.core.records import StalledOn
 from midstream.core.timing import StallBudgets
 from midstream.errors import ModelError
+from midstream.integrations.http_limits import HttpLimits
 from midstream.runtime.agent import Agent
 from midstream.runtime.watchdog import Level, StallSeen
 
@@ -26,21 +27,23 @@ def _examples() -> list[dict[str, Any]]:
 
 
 def test_the_examples_run() -> None:
-    watched, claude, kept = _examples()
+    watched, limited, claude, kept = _examples()
     agent = watched["agent"]
     assert isinstance(agent, Agent)
     assert agent.on_stall is not None
     agent.on_stall(StallSeen(Level.FAIL, "s", 1, 1, StalledOn.FIRST_TOKEN, 600.0))
     assert watched["stalls"] == {("fail", "first_token"): 1}
+    assert limited["model"].name == "openai-compatible:some-model"
     assert claude["model"].name == "anthropic-messages:some-model"
     assert kept["model"].name == "openai-responses:some-model"
 
 
 def test_every_budget_is_in_the_table_with_its_default() -> None:
     rows = re.findall(r"^\| `(\w+_s)` \| (\d+) \|", GUIDE, re.MULTILINE)
-    budgets = StallBudgets()
+    budgets, limits = StallBudgets(), HttpLimits()
     assert {name: float(seconds) for name, seconds in rows} == {
-        name: getattr(budgets, name) for name in budgets.__struct_fields__
+        **{name: getattr(budgets, name) for name in budgets.__struct_fields__},
+        **{name: getattr(limits, name) for name in ("connect_s", "acquire_s")},
     }
 
 

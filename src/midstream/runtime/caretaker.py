@@ -101,6 +101,8 @@ class Caretaker:
         self._watching: asyncio.Task[None] | None = None
         self._working: set[asyncio.Task[None]] = set()
         self._taking_up: set[str] = set()
+        self._once_more: set[str] = set()
+        """Sessions that are taken up again when the attempt that is under way has ended."""
 
     def start(self) -> None:
         """Begin to watch the store."""
@@ -109,6 +111,7 @@ class Caretaker:
 
     async def stop(self) -> None:
         """Stop watching; what is being taken up or decided is let go."""
+        self._once_more.clear()
         tasks = [*self._working, *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
@@ -117,7 +120,9 @@ class Caretaker:
 
     def take_up(self, session_ids: Iterable[str]) -> None:
         """Begin to go on with turns that nobody owns."""
-        new = {session_id: None for session_id in session_ids if session_id not in self._taking_up}
+        wanted = dict.fromkeys(session_ids)
+        self._once_more.update(wanted.keys() & self._taking_up)  # what it waited for may have come meanwhile
+        new = [session_id for session_id in wanted if session_id not in self._taking_up]
         unread = Unread(len(new))
         for session_id in new:
             self._taking_up.add(session_id)
@@ -213,6 +218,9 @@ class Caretaker:
             _log.error("not taken up: %s", error.message, extra={"session": session_id})
         finally:
             self._taking_up.discard(session_id)
+            if session_id in self._once_more:
+                self._once_more.discard(session_id)
+                self.take_up({session_id})
 
     # --- commands of others
 

@@ -12,6 +12,7 @@ from midstream.core.frames import Error, encode
 from midstream.errors import (
     DrainingError,
     FrameTooLargeError,
+    InternalError,
     MidstreamError,
     ProtocolError,
     UnavailableError,
@@ -38,6 +39,7 @@ _CODES: tuple[tuple[type[MidstreamError], int], ...] = (
     (UnavailableError, TRY_LATER),
     (FrameTooLargeError, TOO_LARGE),
     (ProtocolError, BROKEN_PROTOCOL),
+    (InternalError, BUG),
     (MidstreamError, REFUSED),
 )
 
