@@ -501,4 +501,4 @@ async def test_thoughts_and_plans_are_thinking(program: Program) -> None:
     events = await asked(program.agent(), "one")
     thought = "".join(event.text for event in events if isinstance(event, ThinkingDelta))
     assert thought == "hmm\nPlan:\n- [x] look\n- [ ] act\n"
-    assert events[-1] == Finished(usage=Usage(100, 7, 60))
+    assert events[-1] == Finished(usage=Usage(100, 7, 60, 10))
