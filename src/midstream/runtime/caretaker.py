@@ -118,10 +118,16 @@ class Caretaker:
         if tasks:
             await asyncio.wait(tasks)
 
-    def take_up(self, session_ids: Iterable[str]) -> None:
-        """Begin to go on with turns that nobody owns."""
+    def take_up(self, session_ids: Iterable[str], *, once_more: bool = False) -> None:
+        """Begin to go on with turns that nobody owns.
+
+        Args:
+            session_ids: The sessions; those that are being taken up are left out.
+            once_more: Take those up again afterwards: what the attempt under way lacked has come.
+        """
         wanted = dict.fromkeys(session_ids)
-        self._once_more.update(wanted.keys() & self._taking_up)  # what it waited for may have come meanwhile
+        if once_more:
+            self._once_more.update(wanted.keys() & self._taking_up)
         new = [session_id for session_id in wanted if session_id not in self._taking_up]
         unread = Unread(len(new))
         for session_id in new:

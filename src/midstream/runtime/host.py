@@ -367,7 +367,7 @@ class Host:
         for name in left:
             del self._locked[name]
         left.update(each.session_id for each in self._awake_with_children(session_id) if each.is_following)
-        self._caretaker.take_up(left)
+        self._caretaker.take_up(left, once_more=True)
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
         """Let the readers of a session that is awake be told where its events begin now (STREAM-62)."""
