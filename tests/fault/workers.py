@@ -55,6 +55,8 @@ class Worker:
         assert self.process.stdout is not None
         async with asyncio.timeout(2 * WAIT_S):
             self.url = (await self.process.stdout.readline()).decode().strip()
+        # Each client loads the certificates of the machine: one for all requests.
+        self._client = httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S)
         return self
 
     async def __aexit__(
@@ -66,6 +68,7 @@ class Worker:
         if self.process.returncode is None:
             self.process.kill()
         await self.process.communicate()
+        await self._client.aclose()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -98,14 +101,14 @@ class Worker:
     @asynccontextmanager
     async def events(self, session: str) -> AsyncIterator[AsyncIterator[str]]:
         """Follow a session from its beginning; yields the lines."""
-        async with httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S) as client:
-            path = f"/v1/sessions/{session}/events?after=0-0"
-            async with client.stream("GET", path) as answer:
-                yield answer.aiter_lines()
+        path = f"/v1/sessions/{session}/events?after=0-0"
+        async with self._client.stream("GET", path) as answer:
+            yield answer.aiter_lines()
 
     async def _ask(self, method: str, path: str, **options: object) -> httpx2.Response:
-        async with httpx2.AsyncClient(base_url=self.url, timeout=WAIT_S) as client:
-            return await client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
+        if self._client.is_closed:
+            raise httpx2.ConnectError(f"{self.url} was killed")
+        return await self._client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
 
 
 def journal(folder: Path, session: str) -> list[Stored]:
