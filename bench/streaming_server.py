@@ -191,7 +191,7 @@ class Midstream:
 
     def __init__(self, store: Path | Store) -> None:
         self._model = Fed()
-        self._app: App = asgi(Agent(self._model), store=store, limits=NO_LIMITS)
+        self._app: App = asgi(Agent(self._model), store=store, limits=NO_LIMITS, allow_unauthenticated=True)
         place = "/s/{name}"
         self._feeding = Starlette(
             routes=[Route(place, self.start_turn, methods=["PUT"]), Route(place, self.say, methods=["POST"])]

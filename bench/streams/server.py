@@ -83,7 +83,7 @@ async def _serve(folder: Path, options: list[str]) -> None:
         print(url.rpartition(":")[2], flush=True)
         threading.Thread(target=answer, daemon=True).start()
 
-    await serve(asgi(Agent(Asker()), store=store), port=0, on_listening=listening)
+    await serve(asgi(Agent(Asker()), store=store, allow_unauthenticated=True), port=0, on_listening=listening)
 
 
 if __name__ == "__main__":

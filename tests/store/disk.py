@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import apsw
 
@@ -89,44 +88,6 @@ class DiskFile(apsw.VFSFile):
             raise apsw.IOError
         self._disk.log.append(Sync(self._name))
         super().xSync(flags)
-
-
-class AheadDisk:
-    """The module `os` for `store.ahead`, which puts what is written ahead into the log of a disk, page by page.
-
-    Args:
-        disk: Whose log it is.
-        folder: Where the database is.
-    """
-
-    PAGE_BYTES = 4096
-
-    def __init__(self, disk: Disk, folder: Path) -> None:
-        self.syncs = 0
-        self._disk = disk
-        self._folder = folder
-        self._seen: dict[str, bytes] = {}
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
-        return getattr(os, name)
-
-    def fdatasync(self, descriptor: int) -> None:
-        self.look()
-        os.fdatasync(descriptor)
-        self.syncs += 1
-        for file in self._seen:
-            self._disk.log.append(Sync(file))
-
-    def look(self) -> None:
-        """Log what was written since the last look: it may be on the disk from now on."""
-        for path in self._folder.glob("*.owners/*.ahead"):
-            file, content = str(path.relative_to(self._folder)), path.read_bytes()
-            old = self._seen.get(file, b"")
-            for start in range(0, len(content), self.PAGE_BYTES):
-                page = content[start : start + self.PAGE_BYTES]
-                if page != old[start : start + self.PAGE_BYTES]:
-                    self._disk.log.append(Write(file, start, page))
-            self._seen[file] = content
 
 
 def after_power_cut(log: list[Operation], chance: random.Random) -> dict[str, bytes]:

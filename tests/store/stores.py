@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
-
-import apsw
 
 from midstream.core.records import Sync
 from midstream.store.contract import Store
@@ -53,7 +51,7 @@ def copy_as_it_lies(folder: Path, copy: Path) -> None:
     In another process: to close a file of SQLite's frees this process' locks on it.
     """
     copy.mkdir()
-    files = [str(folder / name) for name in ("x.db", "x.db-wal", "x.db.owners")]
+    files = [str(folder / name) for name in ("x.db", "x.db-wal")]
     assert os.spawnlp(os.P_WAIT, "cp", "cp", "-r", *files, str(copy)) == 0
 
 
@@ -70,17 +68,3 @@ async def claimed(
         yield store, epoch
     finally:
         await store.close()
-
-
-def in_the_database(path: Path) -> list[bytes]:
-    """Return all records that were committed.
-
-    By the store's own SQLite: another one in this process does not see its locks, cuts the memory that they share, and
-    the process dies of that.
-    """
-    with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)) as db:
-        return [body for (body,) in db.execute("select body from record order by session_id, position")]
-
-
-def say(store: SQLiteStore, body: bytes, *, expected: int, epoch: int) -> bool:
-    return store.append_at_once("s", lambda: body, expected=expected, epoch=epoch) is not None

@@ -15,8 +15,6 @@ from midstream.errors import JournalMovedError
 from midstream.store.commits import (
     AT_ONCE_SHARE,
     IDLE_CHECKPOINT_PAGES,
-    QUICK_S,
-    QUICK_TRIES,
     Asked,
     Commits,
     Durability,
@@ -45,8 +43,6 @@ class Scribe:
 
     def __init__(self) -> None:
         self.log_pages = 0
-        self.is_behind = False
-        self.is_ahead = True
         self.commits: list[tuple[str, int]] = []
         self.bug: BaseException | None = None
 
@@ -55,9 +51,6 @@ class Scribe:
         if self.bug is not None:
             raise self.bug
         return [_answer(asked.write) for asked in batch]
-
-    def commit_ahead(self, batch: Sequence[Asked]) -> list[Any] | None:
-        return [asked.ahead() for asked in batch if asked.ahead is not None] if self.is_ahead else None
 
     def checkpoint(self) -> None:
         self.commits.append((_where(), 0))
@@ -101,15 +94,6 @@ class Bench:
     async def where(self, sync: Sync = Sync.NORMAL) -> str:
         """Let an operation be committed that may be here, and say where that was done."""
         return str(await self.after(self.ask(_where, sync)))
-
-    async def appended(self, write: Callable[[], T], sync: Sync = Sync.FULL) -> T:
-        """Let something be done that may be written ahead."""
-        answer: T = await self.after(self.commits.ask(write, sync, ahead=write))
-        return answer
-
-    async def become_quick(self) -> None:
-        """Let lone appends come back so soon that the next one may be synced on the event loop."""
-        assert [await self.appended(_where) for _ in range(QUICK_TRIES)] == [THREAD] * QUICK_TRIES
 
     def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
         """Let an operation be committed that may be here, as a store does."""
@@ -212,110 +196,6 @@ async def test_those_who_shared_a_commit_share_the_next_one() -> None:
         assert bench.scribe.commits == [(THREAD, 1), (THREAD, 3), (THREAD, 3)]
 
 
-# --- ahead of the commit
-
-
-async def test_what_nobody_syncs_is_written_ahead_where_it_is_asked_for() -> None:
-    async with Bench() as bench:
-        assert await bench.appended(_where, Sync.NORMAL) == LOOP
-        bench.scribe.is_ahead = False
-        assert await bench.appended(_where, Sync.NORMAL) == THREAD
-        assert bench.scribe.commits == [(THREAD, 1)]
-
-
-async def test_a_lone_append_is_synced_on_the_event_loop_once_the_disk_was_quick_for_a_while() -> None:
-    async with Bench() as bench:
-        await bench.become_quick()
-        assert await bench.appended(_where) == LOOP
-        assert await bench.where(Sync.FULL) == THREAD, "what is no append is committed"
-        assert await bench.appended(_where) == LOOP
-        bench.scribe.is_ahead = False
-        assert await bench.appended(_where) == THREAD
-
-
-async def test_what_nobody_syncs_does_not_say_how_quick_the_disk_is() -> None:
-    async with Bench() as bench:
-        bench.scribe.is_ahead = False
-        assert [await bench.appended(_where, Sync.NORMAL) for _ in range(20)] == [THREAD] * 20
-        bench.scribe.is_ahead = True
-        assert await bench.appended(_where) == THREAD
-
-
-async def test_a_disk_that_takes_its_time_is_waited_for_on_the_thread() -> None:
-    async with Bench() as bench:
-
-        def be_slow() -> str:
-            bench.clock.now_s += 2 * QUICK_S
-            return _where()
-
-        for _ in range(3):
-            for _ in range(QUICK_TRIES - 1):
-                assert await bench.appended(_where) == THREAD
-            assert await bench.appended(be_slow) == THREAD
-        assert await bench.appended(_where) == THREAD
-
-
-async def test_after_a_slow_sync_on_the_event_loop_syncs_are_the_threads_for_a_while() -> None:
-    async with Bench() as bench:
-
-        def be_slow() -> str:
-            bench.clock.now_s += 0.1
-            return _where()
-
-        await bench.become_quick()
-        assert await bench.appended(be_slow) == LOOP
-        await bench.become_quick()
-        assert await bench.appended(_where) == THREAD, "it was kept from others for long enough"
-        assert await bench.appended(_where, Sync.NORMAL) == LOOP
-        bench.clock.now_s += 0.1 / AT_ONCE_SHARE
-        assert await bench.appended(_where) == LOOP
-
-
-async def test_who_has_company_shares_the_threads_syncs() -> None:
-    async with Bench() as bench:
-        await bench.become_quick()
-        asked = [bench.commits.ask(_where, Sync.FULL, ahead=_where) for _ in range(4)]
-        assert [await bench.after(each) for each in asked] == [LOOP, THREAD, THREAD, THREAD]
-        assert bench.scribe.commits[-1:] == [(THREAD, 3)]
-        await bench.become_quick()
-        assert await bench.appended(_where) == LOOP
-
-
-async def test_nothing_is_written_ahead_here_while_the_thread_does_something_else() -> None:
-    async with Bench() as bench:
-        await bench.become_quick()
-        may_go_on = threading.Event()
-        working = bench.thread.ask(lambda: may_go_on.wait(WAIT_S))
-        behind = bench.commits.ask(_where, Sync.FULL, ahead=_where)
-        may_go_on.set()
-        assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
-
-
-async def test_who_asks_again_and_again_lets_others_have_the_loop() -> None:
-    async with Bench() as bench:
-        await bench.become_quick()
-        turns = 0
-
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        other = asyncio.create_task(take_turns())
-        assert [await bench.appended(_where) for _ in range(100)] == [LOOP] * 100
-        other.cancel()
-        assert turns >= 50
-
-
-async def test_a_bug_on_the_way_ahead_is_the_answer_and_the_next_one_is_written() -> None:
-    async with Bench() as bench:
-        await bench.become_quick()
-        with pytest.raises(ZeroDivisionError):
-            await bench.appended(lambda: 1 // 0)
-        assert await bench.appended(_where) == LOOP
-
-
 async def test_what_cannot_be_done_at_once_is_to_be_asked_for() -> None:
     async with Bench() as bench:
         assert bench.commits.at_once(lambda: None, Sync.NORMAL) is None
@@ -351,11 +231,8 @@ async def test_all_are_committed_in_the_order_in_which_they_were_asked_for(seed:
         for number in range(400):
             do = partial(write, number)
             sync = chance.choice([Sync.NORMAL, Sync.NORMAL, Sync.FULL])
-            bench.scribe.is_ahead = chance.random() < 0.8
             if chance.random() < 0.4:
                 asked.append(bench.ask(do, sync))
-            elif chance.random() < 0.6:
-                asked.append(bench.commits.ask(do, sync, ahead=do))
             else:
                 asked.append(bench.commits.ask(do, sync, is_alone=chance.random() < 0.2))
             if chance.random() < 0.02:

@@ -10,29 +10,20 @@ import apsw
 import pytest
 
 from midstream.core.records import Sync
-from midstream.store import ahead
 from midstream.store.commits import Durability
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import FakeWorld
 from tests.search import tried
-from tests.store.disk import AheadDisk, Disk, Note, Operation, after_power_cut
+from tests.store.disk import Disk, Note, Operation, after_power_cut
 
 CUTS = tried(250)
 SESSIONS = ("a", "b", "c")
 PRUNED = b"what the first ones fold to"
-_LINUX = pytest.mark.skipif(not ahead.CAN_SYNC, reason="nothing is promised that is not in the database")
 
 
-async def _run(
-    path: Path, disk: Disk, durability: Durability, chance: random.Random, files: AheadDisk | None = None
-) -> None:
-    """Append here and there; note in the disk's log what is promised from then on.
-
-    Args:
-        files: Remembers what is written ahead; None where nothing is.
-    """
+async def _run(path: Path, disk: Disk, durability: Durability, chance: random.Random) -> None:
+    """Append here and there; note in the disk's log what is promised from then on."""
     store = SQLiteStore(path, vfs=disk.name, durability=durability, world=FakeWorld())
-    store._file.is_plain = files is not None
     await store.open()
     ends = dict.fromkeys(SESSIONS, 0)
     synced_ends = dict(ends)
@@ -58,8 +49,6 @@ async def _run(
         for is_read in (False, chance.random() < 0.2):
             if is_read:
                 await store.read(session, after=0, limit=1)
-            if files is not None:
-                files.look()
             disk.log.append(Note(synced_ends, dict(used_epochs)))
         if number % 20 == 19 and ends[session] > 1:
             position = ends[session] - chance.randrange(2)
@@ -81,19 +70,13 @@ def _last_note(log: list[Operation]) -> Note:
     return next(notes, Note(nothing, nothing))
 
 
-@pytest.mark.parametrize("is_ahead", [False, pytest.param(True, marks=_LINUX)], ids=["committed", "ahead"])
 @pytest.mark.parametrize("durability", ["default", "power"])
 async def test_after_a_power_cut_each_journal_is_gapless_and_holds_what_was_synced(
-    folder: Path, durability: Durability, *, is_ahead: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, durability: Durability
 ) -> None:
     chance = random.Random(7)
-    disk = Disk(f"power-{durability}-{is_ahead}")
-    files = AheadDisk(disk, folder) if is_ahead else None
-    if files is not None:
-        monkeypatch.setattr(ahead, "os", files)
-    await _run(folder / "x.db", disk, durability, chance, files)
-    monkeypatch.undo()
-    assert files is None or files.syncs > 10
+    disk = Disk(f"power-{durability}")
+    await _run(folder / "x.db", disk, durability, chance)
     all_ends = _last_note(disk.log).ends
     has_schema = next(n for n, operation in enumerate(disk.log) if isinstance(operation, Note))
     lost_records = 0

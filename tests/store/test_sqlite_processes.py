@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -15,6 +17,7 @@ from midstream.core.records import Sync
 from midstream.errors import LeaseHeldError
 from midstream.store.contract import Stored
 from midstream.store.sqlite import SQLiteStore
+from tests.store.stores import found_in
 
 PROGRAM = Path(__file__).with_name("owner_process.py")
 TAKEOVER_MAX_S = 30.0
@@ -70,3 +73,31 @@ async def test_processes_share_a_file(folder: Path) -> None:
         journal = await store.read(session, after=0, limit=1000)
         assert [record.body for record in journal] == [b"%d" % number for number in range(100)]
     await store.close()
+
+
+WORDS = """
+import asyncio, os, signal, sys
+from midstream.core.records import Sync
+from midstream.store.sqlite import SQLiteStore
+
+async def main():
+    store = SQLiteStore(sys.argv[1])
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    for end in range(10):
+        sync = Sync.NORMAL if end else Sync.FULL
+        await store.append("s", [b"%d" % end], expected=end, epoch=epoch, sync=sync)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_files_of_sqlite_are_all_that_a_killed_process_leaves(folder: Path) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORDS, folder / "x.db")
+    async with asyncio.timeout(60):
+        assert await process.wait() == -signal.SIGKILL
+    (folder / "copy").mkdir()
+    for name in ("x.db", "x.db-wal"):
+        shutil.copy(folder / name, folder / "copy" / name)
+    assert await found_in(folder / "copy" / "x.db") == [b"%d" % end for end in range(10)]

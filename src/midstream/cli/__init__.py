@@ -26,6 +26,10 @@ from midstream.version import __version__
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "backup": (
+        "midstream.cli.backup:backup",
+        "Copy the sessions into one file, also while a server works on them.",
+    ),
     "cache": (
         "midstream.cli.cache:cache",
         "Show what of each turn came from the provider's cache, or an upstream's memory.",

@@ -1,16 +1,14 @@
-"""What is asked of a database on the event loop, gathered into commits: on a thread, or at once where it was asked for.
+"""Group commit for one database, on a thread or on the event loop.
 
-Whoever asks while a commit is under way shares the next one, so a hundred sessions cost hardly more syncs than one. A
-commit that waits for the disk is the thread's. One that does not costs less than the way to the thread and back: if it
-is alone, and the thread has nothing to do, it is made on the loop. So is a sync of what is written ahead, as long as
-the disk answers in less time than that way takes. Commits are made in the order in which they were asked for, and one
-thread at a time uses the connection, without a lock.
+Operations that arrive while a commit is under way share the next one, so that a hundred sessions cost hardly more syncs
+than one. A synced commit runs on the thread. One that is not synced costs less than the way to the thread and back: if
+it is alone, and the thread is idle, it runs on the event loop. Commits keep the order of the requests, and one thread
+at a time uses the connection, without a lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
@@ -18,9 +16,8 @@ from typing import Any, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from midstream.core.records import Sync
-from midstream.errors import MidstreamError
 from midstream.store.thread import WorkThread
-from midstream.world import Cancellable, World
+from midstream.world import World
 
 T = TypeVar("T")
 
@@ -34,17 +31,9 @@ IDLE_CHECKPOINT_PAGES = 2000
 """Pages in the write-ahead log from which it is copied back when nobody waits (4 MB)."""
 BUSY_CHECKPOINT_PAGES = 16_000
 """Pages from which it is copied back even if somebody waits (32 MB)."""
-BEHIND_S = 0.1
-"""Seconds for which something may be written ahead of its commit: the words of so long share one."""
-AGAIN_S = 1.0
-"""Seconds after which that commit is tried again, where the database takes nothing, as on a full disk."""
 AT_ONCE_SHARE = 0.1
 """Most of its time that the event loop spends on commits. A disk that takes its time even for a write that is not
 synced soon reaches it, and so do many sessions, which had better share commits: then they are the thread's."""
-QUICK_S = 0.0005
-"""Seconds within which a disk answers that may be waited for on the event loop, the way to the thread included."""
-QUICK_TRIES = 8
-"""Lone syncs in a row that have to come back from the thread so soon before one is made on the event loop."""
 
 
 class Asked(Struct):
@@ -55,25 +44,16 @@ class Asked(Struct):
     answer: asyncio.Future[Any]  # see `write`
     is_alone: bool
     """Whether it must not share a commit: it may end a transaction that is not only its own."""
-    ahead: Callable[[], Any] | None  # see `write`
-    """Does the same ahead of the commit, if there is a way, and returns the same; None where that does not go now."""
 
 
 class Committer(Protocol):
     """Who commits, on one thread at a time."""
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether something was written ahead that is in no commit yet. Each commit begins with all of it."""
-
     log_pages: int
     """Pages in the write-ahead log that are not yet copied back."""
 
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
-        """Do everything, in one transaction or ahead of it, and return each one's answer or refusal, in order."""
-
-    def commit_ahead(self, batch: Sequence[Asked]) -> list[Any] | None:
-        """Do everything ahead of the commit and return each one's answer; or do nothing, and return None."""
+        """Do everything, in one transaction, and return each one's answer or refusal, in order."""
 
     def checkpoint(self) -> None:
         """Copy the log back without waiting for anybody."""
@@ -104,13 +84,8 @@ class Commits:
         """Whether the next commit is likely to be of several, as the last one was."""
         self._has_new_log = False
         """Whether the next commit may begin the log anew, and sync that."""
-        self._catching_up: Cancellable | None = None
-        """The commit that will be made for what was written ahead."""
         self._at_once_from = 0.0
         """When the event loop has time for a commit again."""
-        self._began_at = 0.0
-        self._quick = 0
-        """Lone syncs in a row that came back soon."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -120,7 +95,6 @@ class Commits:
         sync: Sync,
         *,
         is_alone: bool = False,
-        ahead: Callable[[], T | None] | None = None,
     ) -> asyncio.Future[T]:
         """Let `write` be done in a commit; the future has its answer once that is as durable as `sync` says.
 
@@ -129,10 +103,9 @@ class Commits:
         Args:
             write: Does it, or refuses by a `MidstreamError` before it has written anything.
             is_alone: See `Asked`.
-            ahead: See `Asked`.
         """
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._waiting.append(Asked(write, self._sync or sync, answer, is_alone, ahead))
+        self._waiting.append(Asked(write, self._sync or sync, answer, is_alone))
         if not self._is_busy:
             self._become_busy()
             if self._is_shared:  # who asks in the same moment shares the commit
@@ -159,54 +132,13 @@ class Commits:
             self._go_on()
         return done
 
-    def ahead(self, put: Callable[[], T | None]) -> T | None:
-        """Let `put` write something ahead of its commit, and return its answer; None where it is to be asked for.
-
-        Nothing is under way meanwhile: what is put stands behind all that was asked for.
-
-        Args:
-            put: Where that is not possible it does nothing, and returns None.
-        """
-        if self._sync is Sync.FULL or self._is_busy:
-            return None
-        done = put()
-        if done is not None and self._catching_up is None:
-            self._catch_up_in(BEHIND_S)
-        return done
-
-    async def caught_up(self) -> None:
-        """Wait until what was written ahead is in the database.
-
-        Raises:
-            UnavailableError: The database takes nothing now.
-        """
-        if self._writer.is_behind:
-            await self.ask(_nothing, Sync.NORMAL)
-
-    def _catch_up_in(self, seconds: float) -> None:
-        self._catching_up = self._world.later(seconds, self._catch_up)
-
-    def _catch_up(self) -> None:
-        self._catching_up = None
-        if self._writer.is_behind:
-            self.ask(_nothing, Sync.NORMAL).add_done_callback(self._caught_up)
-
-    def _caught_up(self, done: asyncio.Future[None]) -> None:
-        if not done.cancelled() and done.exception() is not None and self._catching_up is None:
-            self._catch_up_in(AGAIN_S)
-
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
         self._has_new_log = True
         await self._thread.ask(self._writer.clear_log)
 
     async def finish(self) -> None:
-        """Wait until everything asked for is committed, and what was written ahead, where the database takes it."""
-        await self._idle.wait()
-        if self._catching_up is not None:
-            self._catching_up.cancel()
-        with contextlib.suppress(MidstreamError):
-            await self.caught_up()
+        """Wait until everything asked for is committed."""
         await self._idle.wait()
 
     def _become_busy(self) -> None:
@@ -223,28 +155,7 @@ class Commits:
             del self._waiting[:count]
         self._is_shared = len(batch) > 1
         self._has_new_log = False
-        self._began_at = self._world.monotonic()
-        try:
-            done = self._commit_here(batch)
-        except Exception as bug:  # noqa: BLE001 - whatever it is belongs to who asked, as on the thread
-            done = [bug]
-        if done is None:
-            self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
-        else:  # whoever asks again and again lets others have the loop in between
-            self._loop.call_soon(self._answer, batch, done)
-
-    def _commit_here(self, batch: Sequence[Asked]) -> list[Any] | None:
-        """Write a lone append ahead, on the event loop; None where the disk may keep it waiting, or it has to."""
-        if len(batch) > 1 or batch[0].ahead is None or self._thread.is_at_work:
-            return None
-        is_synced = batch[0].sync is Sync.FULL
-        if is_synced and (self._quick < QUICK_TRIES or self._began_at < self._at_once_from):
-            return None
-        done = self._writer.commit_ahead(batch)
-        if is_synced and self._world.monotonic() - self._began_at > QUICK_S:
-            self._quick = 0
-            self._rest_after(self._began_at)
-        return done
+        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
 
     def _rest_after(self, began_at: float) -> None:
         """Leave the event loop to others for a while, after what it was kept from them."""
@@ -252,23 +163,14 @@ class Commits:
         self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
 
     def _committed(self, batch: Sequence[Asked], done: list[Any] | None, bug: BaseException | None) -> None:
-        if len(batch) > 1:
-            self._quick = 0
-        elif batch[0].ahead is not None and batch[0].sync is Sync.FULL:
-            is_quick = self._world.monotonic() - self._began_at <= QUICK_S
-            self._quick = self._quick + 1 if is_quick else 0
-        self._answer(batch, [bug] * len(batch) if done is None else done)
-
-    def _answer(self, batch: Sequence[Asked], answers: Sequence[Any]) -> None:
+        answers = [bug] * len(batch) if done is None else done
         for asked, answer in zip(batch, answers, strict=True):
             if asked.answer.done():
-                continue  # nobody waits any more
+                continue  # the caller was cancelled
             if isinstance(answer, BaseException):
                 asked.answer.set_exception(answer)
             else:
                 asked.answer.set_result(answer)
-        if self._catching_up is None and self._writer.is_behind:
-            self._catch_up_in(BEHIND_S)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -282,7 +184,3 @@ class Commits:
         else:
             self._is_busy = False
             self._idle.set()
-
-
-def _nothing() -> None:
-    """What is asked for where the commit itself is wanted."""

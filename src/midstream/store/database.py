@@ -53,8 +53,6 @@ class DatabaseFile:
         self.owners = self.path.with_name(f"{self.path.name}.owners")
         self.world = world
         self._vfs = vfs
-        self.is_plain = vfs is None
-        """Whether what is written goes to the system as it is: another file system may encrypt it."""
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[inbox.Sight]:

@@ -14,7 +14,6 @@ import apsw
 from midstream.core.parts import PART_MARK, PART_MARK_END
 from midstream.errors import NotFoundError
 from midstream.store import shelves
-from midstream.store.ahead import Ahead, seen_in
 from midstream.store.contract import Kept, Mark, SessionInfo, Stored
 from midstream.store.database import DatabaseFile
 from midstream.world import World
@@ -24,7 +23,6 @@ select position, epoch, body from record
 where session_id = (select id from session where name = ?) and position > ? order by position limit ?
 """
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
-FIND_EPOCH = "select id, epoch from session where name = ?"
 COLUMNS = """
 select session.id, session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
     session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
@@ -49,17 +47,11 @@ LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value or
 
 
 class Reader:
-    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread).
+    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread)."""
 
-    Args:
-        looks_ahead: Whether to show also what owners have written ahead. The store of an owner has no need to: it
-            waits until what it wrote itself is in the database, and nobody else writes ahead beside it.
-    """
-
-    def __init__(self, file: DatabaseFile, db: apsw.Connection, *, looks_ahead: bool = False) -> None:
+    def __init__(self, file: DatabaseFile, db: apsw.Connection) -> None:
         self._file = file
         self._db = db
-        self._looks_ahead = looks_ahead
 
     def close(self) -> None:
         """Let go of the file."""
@@ -67,14 +59,7 @@ class Reader:
 
     def records(self, session: str, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
-        ahead = self._ahead()
-        found = [Stored(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
-        if ahead and len(found) < limit:
-            end = found[-1].position if found else after
-            for number, epoch in self.rows(FIND_EPOCH, (session,)):
-                late = _following(ahead, number, epoch, end)[: limit - len(found)]
-                found += [Stored(each.position, each.epoch, each.body) for each in late]
-        return found
+        return [Stored(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
 
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
@@ -99,8 +84,7 @@ class Reader:
     def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
         """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
         wanted = ",".join(map(str, numbers))
-        ahead = self._ahead()
-        return [_line(row, ahead) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
+        return [_line(row) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
 
     def shelf(self, shelf: str) -> list[Kept]:
         """See `Shelf.shelf`. A file of an older version has none."""
@@ -112,13 +96,8 @@ class Reader:
             return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
 
     def _find(self, query: str, session: str) -> SessionInfo | None:
-        ahead = self._ahead()
         rows = self.rows(query, (session,))
-        return _line(rows[0], ahead) if rows else None
-
-    def _ahead(self) -> Sequence[Ahead]:
-        """Return what was written ahead. To be asked before the database, which has what leaves there."""
-        return seen_in(self._file.owners) if self._looks_ahead else ()
+        return _line(rows[0]) if rows else None
 
 
 @contextlib.contextmanager
@@ -141,22 +120,12 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[Reader]:
         with file.named_errors(db):
             if not file.patiently(partial(file.require_ours, db)):
                 raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
-        yield Reader(file, db, looks_ahead=True)
+        yield Reader(file, db)
     finally:
         db.close()
 
 
-def _following(ahead: Sequence[Ahead], number: int, epoch: int, end: int) -> list[Ahead]:
-    """Return what continues a journal that ends there."""
-    following: list[Ahead] = []
-    for each in ahead:
-        if (each.number, each.epoch, each.position) == (number, epoch, end + 1 + len(following)):
-            following.append(each)
-    return following
-
-
-def _line(row: tuple[Any, ...], ahead: Sequence[Ahead]) -> SessionInfo:  # as SQLite has them
-    number, session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest, *seal = row
+def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
+    _, session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest, *seal = row
     mark = Mark(bool(is_live), at, title, turns, status)
-    end += len(_following(ahead, number, epoch, end))
     return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest, *seal)

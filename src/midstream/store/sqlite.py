@@ -1,7 +1,6 @@
 """Journals in one SQLite file: group commit on one connection, readers apart, owners by operating-system locks.
 
-What is read stands in `reading`, what is written in `writing`. While one process has the file for itself, plain
-records are written ahead of their commit (`ahead`).
+Reads are in `reading`, writes in `writing`.
 
 Every operation checks first and writes after: a refused one leaves nothing to undo, and what it shares a commit with
 is not disturbed. The write-ahead log is copied into the database between commits, never inside one.
@@ -26,16 +25,15 @@ from midstream.core.records import Sync
 from midstream.errors import (
     UsageError,
 )
-from midstream.store import inbox, shelves
+from midstream.store import inbox, older, shelves
 from midstream.store import owner as owners
-from midstream.store.ahead import take_in
 from midstream.store.commits import Commits, Durability
 from midstream.store.contract import Appendix, Attempt, Kept, Mark, News, SessionInfo, Stored
 from midstream.store.database import DatabaseFile
 from midstream.store.reading import Reader
 from midstream.store.thread import WorkThread
 from midstream.store.watch import Watcher
-from midstream.store.writing import Writer, bring_in
+from midstream.store.writing import Writer
 from midstream.world import World
 
 T = TypeVar("T")
@@ -53,8 +51,8 @@ class SQLiteStore:
 
     Args:
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
-            (`-wal`, `-shm`) and a folder (`.owners`) appear beside it; until the next store is opened there, the last
-            records of one that crashed may stand in them: they belong to the database, and to every copy of it.
+            (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
+            of locks (`.owners`), which does not.
         durability: "power" syncs every append, "process" none, "default" does what the records say.
         lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
         world: Where the owner's id and the jitter come from.
@@ -141,10 +139,7 @@ class SQLiteStore:
             if self.append_at_once(session, work, expected=expected, epoch=epoch) is not None:
                 return expected + 1
         write = partial(opened.writer.append, session, Appendix(bodies, mark, blobs, seal), expected, epoch)
-        ahead = None
-        if bodies and not (mark or blobs):
-            ahead = partial(opened.writer.append_ahead, session, bodies, expected, epoch, seal)
-        end = await opened.commits.ask(write, sync, ahead=ahead)
+        end = await opened.commits.ask(write, sync)
         if is_first:
             opened.synced_epochs[session] = epoch
         return end
@@ -156,8 +151,6 @@ class SQLiteStore:
         opened = self._opened
         if opened is None or opened.synced_epochs.get(session) != epoch:
             return None
-        if opened.writer.may_write_ahead:
-            return opened.commits.ahead(partial(opened.writer.write_ahead, session, work, expected, epoch))
         at_once = partial(opened.writer.append_at_once, session, work, expected, epoch)
         return opened.commits.at_once(at_once, Sync.NORMAL)
 
@@ -296,7 +289,6 @@ class _Opened:
         return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
 
     async def read(self, question: Callable[[], T]) -> T:
-        await self.commits.caught_up()
         return await self._threads.reading.ask(question)
 
     async def close(self) -> None:
@@ -327,18 +319,11 @@ def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[Writer, Reade
         lock = owners.OwnerLock(file.owners, owner)
         undo.callback(lock.give_up)
         owners.sweep(file.owners)
-        ahead = take_in(
-            file.owners,
-            owner,
-            lambda found: file.patiently(partial(bring_in, db, found)),
-            may_write=file.is_plain,
-        )
-        if ahead is not None:
-            undo.callback(ahead.close)
+        older.take_in(file, db)
         peers = owners.Peers(file.owners, lock, lease_s=lease_s)
         file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
         undo.pop_all()
-    return Writer(file, db, lock, peers, ahead), Reader(file, looking)
+    return Writer(file, db, lock, peers), Reader(file, looking)
 
 
 def engine_version() -> str:

@@ -14,7 +14,6 @@ from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, MidstreamError
 from midstream.store import inbox, shelves
 from midstream.store import owner as owners
-from midstream.store.ahead import CAN_SYNC, Ahead, AheadFile
 from midstream.store.commits import Asked
 from midstream.store.contract import Appendix, Attempt
 from midstream.store.database import BEGIN, DatabaseFile, number_of
@@ -24,9 +23,6 @@ T = TypeVar("T")
 
 AT_ONCE_BYTES_MAX = 16 * 1024
 """Bytes of a record up to which it may be committed on the event loop: some ten pages."""
-AHEAD_BATCH_MAX = 16
-"""Appends in a batch up to which they are written ahead. For more, one commit costs each of them less."""
-
 FIND_OWNED = "select id, epoch, owner from session where name = ?"
 FIND_EPOCH = "select id, epoch from session where name = ?"
 # A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
@@ -42,12 +38,6 @@ APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?
 APPEND_AT_ONCE = """
 insert into record (session_id, position, epoch, body)
 select id, ?, epoch, ? from session where id = ? and epoch = ?
-"""
-# Of a session that has another epoch by now, or of a journal that has it already, nothing.
-APPEND_AHEAD = """
-insert into record (session_id, position, epoch, body)
-select id, ?2, epoch, ?4 from session where id = ?1 and epoch = ?3
-    and ?2 = 1 + (select ifnull(max(position), 0) from record where session_id = id)
 """
 FOLD_INTO = """
 update record set body = ?1 where session_id = (select id from session where name = ?2) and position = ?3 and epoch = ?4
@@ -88,7 +78,6 @@ class Writer:
         db: apsw.Connection,
         lock: owners.OwnerLock,
         peers: owners.Peers,
-        ahead: AheadFile | None,
     ) -> None:
         self.lock = lock
         self.peers = peers
@@ -96,17 +85,11 @@ class Writer:
         """See `commits.Committer`."""
         self._file = file
         self._db = db
-        self._ahead = ahead
         self._execute = db.cursor().execute
         """For what every commit does: a cursor for each statement costs a tenth of a short commit."""
         self._is_full: bool | None = None
-        self._is_synced = False
-        """Whether all that is in the database would survive a power cut."""
         self._ends: dict[str, _End] = {}
         """Where a session's journal ends, as was last seen here."""
-        self._staged: list[Ahead] = []
-        """What `commit_ahead` is about to write, and where the journals ended before."""
-        self._passed: dict[str, _End] = {}
         self._copied_pages = 0
         """Pages that were in the log when it was copied back last, as far as readers allowed."""
         self._effects = Effects(db, partial(file.patiently, partial(db.execute, BEGIN)), file.world)
@@ -114,36 +97,19 @@ class Writer:
 
     def close(self) -> None:
         """Give up all leases and close; the last connection of all empties the log."""
-        if self._ahead is not None:
-            self._ahead.close()
         self.lock.give_up()
         self._db.close()
 
     # --- commits
 
-    @property
-    def may_write_ahead(self) -> bool:
-        """Whether `write_ahead` is worth trying."""
-        return self._ahead is not None and not self._ahead.is_stopped
-
-    @property
-    def is_behind(self) -> bool:
-        """See `commits.Committer`."""
-        return self._ahead is not None and bool(self._ahead.entries)
-
     def commit(self, batch: Sequence[Asked]) -> list[Any]:
         """See `commits.Committer`."""
-        if (done := self.commit_ahead(batch)) is not None:
-            return done
-        is_full = _is_full(batch) or (self._ahead is not None and self._ahead.is_promised)
         try:
-            self._sync_if(is_full)
-            changes = self._db.total_changes()
+            self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
             self._file.patiently(partial(self._execute, BEGIN))
         except apsw.Error as error:
             return [self._file.refusal(error, self._db) for _ in batch]
         try:
-            count = self._append_ahead()
             answers = [_answer(asked.write) for asked in batch]
             is_refused = batch[0].is_alone and isinstance(answers[0], MidstreamError)
             self._execute("rollback" if is_refused else "commit")
@@ -156,38 +122,8 @@ class Writer:
         except BaseException:
             self._undo()
             raise
-        if self._db.total_changes() != changes:
-            self._is_synced = is_full
-        if count and not is_refused and self._ahead is not None:
-            self._ahead.forget(count)
         self._count_log()
         return answers
-
-    def commit_ahead(self, batch: Sequence[Asked]) -> list[Any] | None:
-        """See `commits.Committer`. It is synced where anything in it is to be.
-
-        What comes before it in the database must survive what it is to survive: it would have nothing to stand on.
-        """
-        if self._ahead is None or self._ahead.is_stopped or not CAN_SYNC or len(batch) > AHEAD_BATCH_MAX:
-            return None
-        is_full = _is_full(batch)
-        if (is_full and not self._is_synced) or any(asked.ahead is None for asked in batch):
-            return None
-        answers = [asked.ahead() for asked in batch if asked.ahead is not None]
-        staged, passed = self._staged, self._passed
-        self._staged, self._passed = [], {}
-        if None in answers or not self._ahead.put_all(staged, is_synced=is_full):
-            self._ends |= passed
-            return None
-        return answers
-
-    def _append_ahead(self) -> int:
-        """Append what was written ahead; return how much that was."""
-        if self._ahead is None:
-            return 0
-        for each in self._ahead.entries:
-            _append_entry(self._db, self._execute, each)
-        return len(self._ahead.entries)
 
     def _sync_if(self, is_full: bool) -> None:  # noqa: FBT001 - one value of SQLite's
         if is_full is not self._is_full:
@@ -196,7 +132,6 @@ class Writer:
 
     def _undo(self) -> None:
         self._ends.clear()
-        self._is_synced = False
         # A commit whose sync failed may lie in the log as if it were whole; the next opening of the file would
         # find it there. Another one is written over it.
         with contextlib.suppress(apsw.Error):
@@ -247,7 +182,7 @@ class Writer:
     ) -> bytes | None:
         """Append one record and return it; None where `append` has to look closer. See `Commits.at_once`."""
         known = self._known(session, expected, epoch)
-        if known is None or self.is_behind:
+        if known is None:
             return None
         body = work()
         if len(body) > AT_ONCE_BYTES_MAX:
@@ -260,41 +195,9 @@ class Writer:
             return None  # the thread meets it again, and tells it
         if not self._db.changes():
             return None
-        self._is_synced = False
         self._ends[session] = _End(expected + 1, epoch, known.number)
         self._count_log()
         return body
-
-    def write_ahead(self, session: str, work: Callable[[], bytes], expected: int, epoch: int) -> bytes | None:
-        """As `append_at_once`, ahead of the commit. See `Commits.ahead`."""
-        known = self._known(session, expected, epoch)
-        if known is None or self._ahead is None:
-            return None
-        body = work()
-        if len(body) > AT_ONCE_BYTES_MAX:
-            return None
-        if not self._ahead.put(Ahead(known.number, expected + 1, epoch, body)):
-            return None
-        self._ends[session] = _End(expected + 1, epoch, known.number)
-        return body
-
-    def append_ahead(
-        self, session: str, bodies: Sequence[bytes], expected: int, epoch: int, seal: bytes
-    ) -> int | None:
-        """As `append`, for `commit_ahead` to write. See `Asked.ahead`."""
-        known = self._known(session, expected, epoch)
-        if known is None:
-            return None
-        if any(len(body) > AT_ONCE_BYTES_MAX for body in bodies):
-            return None
-        entries = [
-            Ahead(known.number, position, epoch, body) for position, body in enumerate(bodies, expected + 1)
-        ]
-        entries[-1] = entries[-1]._replace(seal=seal)
-        self._staged += entries
-        self._passed.setdefault(session, known)
-        self._ends[session] = known._replace(position=entries[-1].position)
-        return entries[-1].position
 
     def append_within(
         self, session: str, work: Callable[[Attempt], Appendix], expected: int, epoch: int
@@ -391,8 +294,6 @@ class Writer:
         """See `commits.Committer`."""
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        if self._ahead is not None:
-            self._ahead.forget_for_good()
 
     def _count_log(self) -> None:
         try:
@@ -402,32 +303,6 @@ class Writer:
         if pages < self._copied_pages:  # it was started anew
             self._copied_pages = 0
         self.log_pages = pages - self._copied_pages
-
-
-def bring_in(db: apsw.Connection, entries: Sequence[Ahead]) -> None:
-    """Append what others had written ahead, where it is not there yet, and sync it: it may have been promised."""
-    db.execute("pragma synchronous = full")
-    db.execute(BEGIN)
-    try:
-        for each in entries:
-            _append_entry(db, db.execute, each)
-        db.execute("commit")
-    finally:
-        if db.in_transaction:
-            db.execute("rollback")
-
-
-def _append_entry(
-    db: apsw.Connection, execute: Callable[[str, tuple[int | bytes, ...]], object], entry: Ahead
-) -> None:
-    number, position, epoch, body, seal = entry
-    execute(APPEND_AHEAD, (number, position, epoch, body))
-    if seal and db.changes():
-        execute(SEAL, (seal, number))
-
-
-def _is_full(batch: Sequence[Asked]) -> bool:
-    return any(asked.sync is Sync.FULL for asked in batch)
 
 
 def _answer(write: Callable[[], T]) -> T | MidstreamError:
