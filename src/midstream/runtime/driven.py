@@ -56,7 +56,7 @@ from midstream.errors import (
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.marks import mark_of
 from midstream.runtime.observing import Observer, Observers
-from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX
+from midstream.runtime.outages import APPEND_BACKOFF, APPEND_TRIES_MAX
 from midstream.store.contract import RUNNING, Appendix, Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
