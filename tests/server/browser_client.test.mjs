@@ -92,7 +92,7 @@ test("asking twice to stop is asking once, also in the next life", () => {
 });
 
 test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
-  const { stream } = saying({}, welcome({ acked: 1, turn: 1, status: "model" }));
+  const { stream } = saying({}, welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }));
   const taken = stream.take();
   assert.deepEqual(taken.frames, []);
   assert.deepEqual(
@@ -195,7 +195,7 @@ test("an old position under a new epoch is no duplicate but another line", () =>
 test("gone moves the cursor back, says so, and what follows is applied from there", () => {
   const { stream } = saying(
     { cursor: "1-9" },
-    welcome({ resume_from: "0-0", event_id: "2-2", status: "idle", turn: 1, acked: 1 }),
+    welcome({ resume_from: "0-0", event_id: "2-2", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
   );
   assert.equal(stream.phase, "live");
   stream.receive('{"type":"gone","resume_from":"0-0","reason":"not on the line"}', NOW);
@@ -220,7 +220,7 @@ test("a snapshot takes the place of what came before, and what follows is applie
 test("a stream whose turn had ended where the snapshot stands ends with it, and not before", () => {
   const { stream } = saying(
     { cursor: "1-2" },
-    welcome({ resume_from: "1-9", event_id: "1-9", status: "idle", turn: 1, acked: 1 }),
+    welcome({ resume_from: "1-9", event_id: "1-9", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
   );
   stream.receive('{"type":"gone","resume_from":"1-9","reason":"not kept","oldest":10,"has_snapshot":true}', NOW);
   assert.equal(stream.phase, "live");
@@ -255,7 +255,7 @@ test("a stream taken up after its turn had ended ends at once", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
-  stream.receive(welcome({ acked: 1, turn: 1, status: "idle", event_id: "1-5", resume_from: "1-5" }), NOW);
+  stream.receive(welcome({ acked: 1, turn: 1, turn_status: "completed", status: "completed", event_id: "1-5", resume_from: "1-5" }), NOW);
   assert.equal(stream.phase, "ended");
   assert.equal(stream.error, null);
 });
@@ -264,7 +264,7 @@ test("a stream whose turn was over when it was taken up ends with what was there
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
-  const now = { acked: 1, turn: 1, turn_status: "completed", status: "model", event_id: "1-6", resume_from: "1-5" };
+  const now = { acked: 1, turn: 1, turn_status: "completed", status: "running", event_id: "1-6", resume_from: "1-5" };
   stream.receive(welcome(now), NOW);
   assert.equal(stream.phase, "live");
   stream.receive(events(["1-6", { ...delta("x"), turn: 2 }]), NOW);
@@ -504,7 +504,8 @@ class SmallServer {
       resume_from: `1-${socket.at}`,
       acked: known ? 1 : 0,
       turn: known ? 1 : 0,
-      status: isIdle ? "idle" : "model",
+      turn_status: isIdle ? "completed" : "running",
+      status: isIdle ? "completed" : "running",
     });
     this.publish();
   }
@@ -936,7 +937,7 @@ test("bugs over plain HTTP count the same, and anything new begins the count aga
   };
   again();
   again();
-  stream.receive(welcome({ acked: 1, turn: 1, status: "model" }), NOW);
+  stream.receive(welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }), NOW);
   again();
   again();
   assert.equal(stream.phase, "opening");

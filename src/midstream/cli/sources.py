@@ -20,7 +20,7 @@ from midstream.client.transports import base_url
 from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
-from midstream.core.records import decode
+from midstream.core.records import OPEN_STATUSES, decode
 from midstream.core.session import Session, evolve
 from midstream.errors import (
     ConnectionLostError,
@@ -35,7 +35,7 @@ from midstream.errors import (
 from midstream.local_keys import shown_to
 from midstream.places import Places
 from midstream.store.closed import ENCRYPTED_MARKS, decrypted, is_under_client_key
-from midstream.store.contract import RUNNING, WAITING, SessionInfo, Store
+from midstream.store.contract import SessionInfo, Store
 from midstream.store.reading import Reader, reading
 from midstream.store.sqlite import SQLiteStore
 
@@ -160,7 +160,7 @@ class FileSource:
         found: list[Question] = []
         for line in self.list():
             is_meant = session is None or line.id == session or line.id.startswith(session + PART_MARK)
-            if line.status in (RUNNING, WAITING) and is_meant:
+            if line.status in OPEN_STATUSES and is_meant:
                 found += questions_of(line.id, self._fold(line.id))
         return sorted(found, key=lambda question: question.asked_at)
 

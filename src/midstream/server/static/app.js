@@ -7,6 +7,7 @@
  */
 
 import { MidstreamError, connect, randomText } from "./client/midstream.js";
+import { OPEN } from "./client/stream.js";
 import { Transcript } from "./transcript.js";
 import { TurnView, element, statusWord, textOf, visible } from "./view.js";
 
@@ -34,8 +35,6 @@ const LISTED = new Set([
   "question_answered",
   "question_closed",
 ]);
-/** How a session is listed in which something is due. */
-const OPEN = new Set(["running", "waiting", "locked"]);
 /** How a session is listed of which its time says more than its status. */
 const TELLS_NO_MORE = new Set(["completed", ""]);
 /** With fewer sessions there is nothing to search. */

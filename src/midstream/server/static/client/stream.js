@@ -38,6 +38,8 @@ const CHUNKS_MAX = 10_000;
 const CONNECTIONS_OF_A_LIFE = 2 ** 24;
 /** How a turn stands that is over. */
 const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
+/** The statuses of a session with an open turn. */
+export const OPEN = new Set(["running", "waiting", "locked"]);
 /** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
 const BUSY = "session_busy";
 const WRONG_SECRET = "wrong_secret";
@@ -527,8 +529,7 @@ export class Stream {
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
-    const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
-    this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
+    this.#turnEnd = frame.turn && OVER.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
   }
 
@@ -553,7 +554,7 @@ export class Stream {
     this.#progressed();
     this.#tell({ type: "snapshot", id: frame.event_id, session: frame.session });
     this.#write({ op: "stream", value: this.record() });
-    if (this.damage) return frame.session?.status === "idle" ? this.#end(null, now) : undefined;
+    if (this.damage) return !OPEN.has(frame.session?.status) ? this.#end(null, now) : undefined;
     return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
   }
 
