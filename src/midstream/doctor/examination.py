@@ -33,7 +33,7 @@ from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_v
 from midstream.doctor.storages import FolderRemedy, examine_storage
 from midstream.doctor.writing import Settle, Written, write_beside, write_in_place
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
 

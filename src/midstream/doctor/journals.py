@@ -36,7 +36,7 @@ from midstream.errors import (
     UnreadableHistoryError,
     UsageError,
 )
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from midstream.store.closed import ENCRYPTED_MARKS, decrypted, is_under_client_key
 from midstream.store.contract import Store
 from midstream.store.contract import Stored as StoredRecord
