@@ -944,3 +944,21 @@ test("bugs over plain HTTP count the same, and anything new begins the count aga
   again();
   assert.deepEqual([stream.phase, stream.error.code], ["ended", "internal"]);
 });
+
+test("a stall budget below the interval of heartbeats is kept: what the turn waits for is requested", () => {
+  for (const [waiting_on, isStalled] of [["tool", true], ["person", false]]) {
+    const kept = { session: "s", key: "k", secret: "x", cursor: null };
+    const stream = new Stream(kept, NOW, { stallAfterMs: 3000 });
+    stream.say("hi", NOW);
+    open(stream);
+    stream.receive(welcome(), NOW);
+    stream.take();
+    assert.equal(stream.dueAt, NOW + 3000);
+    stream.tick(NOW + 3000);
+    stream.tick(NOW + 3001);
+    assert.deepEqual(stream.take().frames, ['{"type":"ping"}']);
+    assert.equal(stream.isStalled, false);
+    stream.receive(JSON.stringify({ type: "heartbeat", event_id: "1-1", waiting_on }), NOW + 3100);
+    assert.equal(stream.isStalled, isStalled);
+  }
+});

@@ -143,6 +143,8 @@ export class Stream {
   #stallAfterMs;
   #connection; // number of the last connection
   #stallAt = Infinity;
+  #isWaitKnown = false; // a heartbeat came since the last event
+  #isWaitAsked = false; // one was requested, since the turn may have stalled
 
   /**
    * @param kept What `record` gave before, with its `secret` and the `chunks` that were not acknowledged; or a new
@@ -422,9 +424,13 @@ export class Stream {
       return false;
     }
     if (now >= this.#stallAt) {
-      // STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
-      this.isStalled = MACHINES.has(this.waitingOn);
-      this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
+      // STREAM-47: reported, and nothing else. What is waited for stands in heartbeats only.
+      if (this.#isWaitKnown) this.#judgeSilence(now);
+      else {
+        this.#isWaitAsked = true;
+        this.#stallAt = Infinity;
+        this.#frames.push('{"type":"ping"}');
+      }
     }
     if (now < this.deadlineAt) return false;
     if (this.phase === "waiting") {
@@ -433,6 +439,12 @@ export class Stream {
       return false;
     }
     return this.wantsSocket;
+  }
+
+  /** A person may be waited for; then this is decided again later. */
+  #judgeSilence(now) {
+    this.isStalled = MACHINES.has(this.waitingOn);
+    this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
   }
 
   /** Bytes came: a whole frame, or a part of one (STREAM-46). */
@@ -485,7 +497,7 @@ export class Stream {
       case "snapshot":
         return this.#replace(frame, now);
       case "heartbeat":
-        return this.#heartbeat(frame);
+        return this.#heartbeat(frame, now);
       default:
         return undefined; // a newer server's frame; the version in the welcome says which matter
     }
@@ -635,9 +647,12 @@ export class Stream {
     return this.isDetached || isOver ? this.#end(null, now) : undefined;
   }
 
-  #heartbeat(frame) {
+  #heartbeat(frame, now) {
     const newest = parseEventId(frame.event_id).position;
     this.waitingOn = frame.waiting_on ?? "";
+    this.#isWaitKnown = true;
+    if (this.#isWaitAsked) this.#judgeSilence(now);
+    this.#isWaitAsked = false;
     if (this.#announced !== null && this.#at.position < this.#announced) return "reconnect";
     this.#announced = newest;
     if (this.#sent > this.acked + this.#apart.size) this.#unanswered += 1;
@@ -690,7 +705,7 @@ export class Stream {
 
   /** Count the turn's silence from `now` on; Infinity: there is no line to hear it on. */
   #moved(now) {
-    this.isStalled = false;
+    this.isStalled = this.#isWaitKnown = this.#isWaitAsked = false;
     this.#stallAt = this.key && this.phase === "live" ? now + this.#stallAfterMs : Infinity;
   }
 
