@@ -913,36 +913,17 @@ test("who answers where the server was will go again, and who never met it is to
 
 // --- bugs of the server ----------------------------------------------------------------------------------------
 
-const bug = JSON.stringify({ type: "error", code: "internal", message: "a bug", retry: "later" });
-
-test("a bug that each try meets ends the stream, which is kept", () => {
-  const { stream } = saying();
-  for (let tries = 1; tries < 3; tries += 1) {
-    assert.equal(stream.receive(bug, NOW), true);
-    stream.lost(0, NOW);
-    assert.equal(stream.phase, "waiting");
-    open(stream);
-    stream.receive(welcome(), NOW);
+test("a bug of the server ends the stream at once, over each transport, and the stream is kept", () => {
+  const frame = { type: "error", code: "internal", message: "a bug", retry: "never" };
+  for (const meet of [
+    (stream) => stream.receive(JSON.stringify(frame), NOW),
+    (stream) => stream.lost(0, NOW, { error: new MidstreamError("internal", "a bug", "never") }),
+  ]) {
+    const { stream } = saying();
+    meet(stream);
+    assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
+    assert.equal(stream.isKept, true);
   }
-  stream.receive(bug, NOW);
-  assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
-  assert.equal(stream.isKept, true);
-});
-
-test("bugs over plain HTTP count the same, and anything new begins the count again", () => {
-  const { stream } = saying();
-  const again = () => {
-    stream.lost(0, NOW, { error: new MidstreamError("internal", "a bug", "later") });
-    open(stream);
-  };
-  again();
-  again();
-  stream.receive(welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }), NOW);
-  again();
-  again();
-  assert.equal(stream.phase, "opening");
-  again();
-  assert.deepEqual([stream.phase, stream.error.code], ["ended", "internal"]);
 });
 
 test("a stall budget below the interval of heartbeats is kept: what the turn waits for is requested", () => {

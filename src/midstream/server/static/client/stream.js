@@ -43,9 +43,6 @@ export const OPEN = new Set(["running", "waiting", "locked"]);
 /** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
 const BUSY = "session_busy";
 const WRONG_SECRET = "wrong_secret";
-/** A bug of the server's, which another try meets again; after so many without anything new between them the stream ends. */
-const INTERNAL = "internal";
-const BUGS_MAX = 3;
 
 /** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
 const KEPT_CODES = new Set([
@@ -119,7 +116,6 @@ export class Stream {
   #inFlightMax = IN_FLIGHT_MAX;
   #silenceMs = HEARTBEATS_MISSED_MAX * 1000 * HEARTBEAT_S;
   #failures = 0;
-  #bugs = 0; // that the server met since anything new came
   #lostAt = 0; // when the first of them was
   #notBefore = 0;
   #wokenAt = -Infinity;
@@ -357,7 +353,6 @@ export class Stream {
       const message = "the connection broke and this server cannot resume";
       return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
     }
-    if (this.#isStuck(error)) return this.#end(error, now);
     if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
     else if (error !== null && ["never", "ask"].includes(error.retry) && !this.#willGo(error)) return this.#end(error, now);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
@@ -375,12 +370,6 @@ export class Stream {
     // The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
     this.deadlineAt = Math.min(now + backoffMs(this.#failures - 1, chance), this.#lostAt + patienceMs);
     return this.#keepAway(notBefore);
-  }
-
-  /** Count the server's bugs; return whether there were too many. */
-  #isStuck(error) {
-    if (error?.code === INTERNAL) this.#bugs += 1;
-    return this.#bugs >= BUGS_MAX;
   }
 
   /** Whether it is said by somebody who answers where the server was, and not for good (STREAM-107). */
@@ -670,7 +659,7 @@ export class Stream {
       this.#refusal = { error, shown: this.#shown };
       return "reconnect";
     }
-    if (this.isDegraded || (isFinal && !canPlayBack) || this.#isStuck(error)) return this.#end(error, now);
+    if (this.isDegraded || (isFinal && !canPlayBack)) return this.#end(error, now);
     this.trouble = error;
     this.#askedToWait(error, now);
     return "reconnect";
@@ -699,7 +688,7 @@ export class Stream {
 
   /** Something new came: the next failure is a first one. */
   #progressed() {
-    this.#failures = this.#bugs = 0;
+    this.#failures = 0;
     this.trouble = null;
   }
 
