@@ -7,7 +7,7 @@ import { connect, randomText } from "../../src/midstream/server/static/client/mi
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
 import { refusalOf } from "../../src/midstream/server/static/client/lines.js";
 import { SharedLine } from "../../src/midstream/server/static/client/shared.js";
-import { MidstreamError, Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
+import { MidstreamError, Stream, backoffMs, parseEventId, mended } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 
@@ -942,4 +942,26 @@ test("a stall budget below the interval of heartbeats is kept: what the turn wai
     stream.receive(JSON.stringify({ type: "heartbeat", event_id: "1-1", waiting_on }), NOW + 3100);
     assert.equal(stream.isStalled, isStalled);
   }
+});
+
+test("a lost chunk costs what stood in it: an outcome of no call has its number, unless the server has the chunk", () => {
+  const kept = { session: "s", key: "k", secret: "x", cursor: "1-3", life: 0, turn: 1, acked: 1, nextSeqno: 3 };
+  const abort = { seqno: 2, frame: '{"type":"chunk","seqno":2,"payload":{"type":"abort"}}' };
+  for (const lost of [[], [{ seqno: 1, frame: "{" }]]) {
+    for (const [acked, sent] of [[1, [1, 2]], [2, [2]], [3, []]]) {
+      const whole = mended({ ...kept, chunks: [...lost, abort] });
+      assert.equal(whole.damage, "");
+      const stream = new Stream(whole, NOW);
+      stream.take();
+      open(stream);
+      assert.equal(stream.take().frames.length, 1, "the open alone");
+      const now = { event_id: "1-3", resume_from: "1-3", acked, turn: 1, turn_status: "running", status: "running" };
+      stream.receive(welcome(now), NOW);
+      const frames = stream.take().frames.map((frame) => JSON.parse(frame));
+      assert.deepEqual(frames.map(({ seqno }) => seqno), sent);
+      if (acked === 1) assert.deepEqual(frames[0].payload.turn, 0);
+      assert.equal(stream.phase, "live");
+    }
+  }
+  assert.match(mended({ ...kept, cursor: null, acked: 0, nextSeqno: 1, chunks: [] }).damage, /^chunk 0 is missing/);
 });

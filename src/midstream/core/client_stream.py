@@ -25,7 +25,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core import records
-from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.core.checkpoint import (
+    FILLER,
+    Checkpoint,
+    ChunkKept,
+    ChunksAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
 from midstream.core.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
@@ -775,6 +783,8 @@ class ClientStream:
         if self._state not in (_State.OPENING, _State.LIVE):
             return
         for seqno in self._sendable():
+            if self._state is _State.OPENING and self._unacked[seqno] == FILLER:
+                return  # STREAM-48: the server may have the chunk that was lost
             self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
             self._sent = seqno + 1
 

@@ -81,15 +81,27 @@ export function backoffMs(failures, chance) {
   return Math.round(most * (1 - chance));
 }
 
-/** Return what is wrong with what was kept of a stream, or "" where nothing is. */
-export function damageOf({ acked, nextSeqno, chunks, secret }) {
-  if (typeof secret !== "string") return "its secret is gone";
+/**
+ * Return what was kept of a stream as it can be resumed: in the place of each chunk that is lost stands an outcome of no
+ * call, which a server takes and drops (STREAM-48). `damage` says why it cannot be, or is "".
+ */
+export function mended(kept) {
+  const { key, acked, nextSeqno, secret, cursor = null } = kept;
+  if (typeof secret !== "string") return { ...kept, damage: "its secret is gone" };
+  const chunks = [];
   for (let seqno = acked; seqno < nextSeqno; seqno += 1) {
-    const frame = chunks.find((chunk) => chunk.seqno === seqno)?.frame;
-    if (frame === undefined) return `chunk ${seqno} is missing`;
-    if (read(frame)?.seqno !== seqno) return `chunk ${seqno} cannot be read`;
+    const found = kept.chunks.find((chunk) => chunk.seqno === seqno);
+    const isWhole = found !== undefined && read(found.frame)?.seqno === seqno;
+    if (!isWhole && seqno === 0 && cursor === null)
+      return { ...kept, damage: `chunk ${seqno} ${found === undefined ? "is missing" : "cannot be read"}` };
+    chunks.push(isWhole ? found : { key, seqno, frame: fillerOf(seqno), isFiller: true });
   }
-  return "";
+  return { ...kept, chunks, damage: "" };
+}
+
+function fillerOf(seqno) {
+  const result = { call_id: "", content: "", outcome: "unknown" };
+  return JSON.stringify({ type: "chunk", seqno, payload: { type: "result", turn: 0, reply: 0, result } });
 }
 
 /**
@@ -588,8 +600,9 @@ export class Stream {
   #sendChunks() {
     if (this.phase !== "opening" && this.phase !== "live") return;
     const room = this.acked + this.#apart.size + this.#inFlightMax;
-    for (const { seqno, frame } of this.#chunks) {
+    for (const { seqno, frame, isFiller } of this.#chunks) {
       if (seqno < this.#sent || seqno >= room) continue;
+      if (isFiller && this.phase === "opening") return; // the server may have the chunk that was lost
       if (!this.#apart.has(seqno)) this.#frames.push(frame);
       this.#sent = seqno + 1;
     }
