@@ -16,7 +16,6 @@ the session anew and says so by `show`, before any connection. Clause numbers re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from typing import assert_never
 
@@ -782,17 +781,13 @@ class ClientStream:
     def _send_chunks(self) -> None:
         if self._state not in (_State.OPENING, _State.LIVE):
             return
-        for seqno in self._sendable():
+        room = self._acked + len(self._acked_apart) + self._in_flight_max
+        for seqno in range(self._sent, min(self._next_seqno, room)):
             if self._state is _State.OPENING and self._unacked[seqno] == FILLER:
                 return  # STREAM-48: the server may have the chunk that was lost
-            self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
+            if seqno not in self._acked_apart:
+                self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
             self._sent = seqno + 1
-
-    def _sendable(self) -> Iterator[int]:
-        room = self._acked + len(self._acked_apart) + self._in_flight_max
-        return (
-            each for each in range(self._sent, min(self._next_seqno, room)) if each not in self._acked_apart
-        )
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))
