@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import get_args, get_type_hints
+
 import pytest
 
 import midstream
+from midstream.core import profiles
+from midstream.core.formats import named
 from midstream.errors import HistoryRefusedError, InvalidHistoryError, UsageError
+from midstream.history import FormatName, ProfileName, repair_by_name
 from tests.core.repair.histories import FORMATS
 from tests.core.repair.reported import reply, result, thought, use, user
 
@@ -56,6 +61,22 @@ def test_what_is_no_list_is_refused(odd: object) -> None:
 
 def test_formats_have_the_names_people_use() -> None:
     for name in (*FORMATS, "openai", "responses", "pydantic_ai", "google", "langgraph"):
-        assert midstream.repair([], format=name).messages == []
+        assert repair_by_name([], format=name).messages == []
     with pytest.raises(UsageError, match="openai-chat"):
-        midstream.repair([], format="nobody")
+        midstream.repair([], format="nobody")  # type: ignore[arg-type]
+
+
+def test_a_type_checker_knows_every_name_of_a_format_and_of_a_profile_and_no_other() -> None:
+    assert sorted(get_args(FormatName)) == sorted({*named.FORMATS, *named._ALIASES})
+    assert sorted(get_args(ProfileName)) == sorted({*profiles.PROFILES, *profiles._ALIASES})
+    for function, parameters in (
+        (midstream.repair, {"format": FormatName | None, "profile": ProfileName | None}),
+        (midstream.check, {"format": FormatName | None, "profile": ProfileName | None}),
+        (midstream.convert, {"source": FormatName, "target": FormatName}),
+    ):
+        hints = get_type_hints(function)
+        assert {name: hints[name] for name in parameters} == parameters
+    for name in get_args(FormatName):
+        assert named.format_named(name).name in named.FORMATS
+    for name in get_args(ProfileName):
+        assert profiles.profile_named(name).name in profiles.PROFILES

@@ -161,7 +161,7 @@ class UnreadableHistoryError(InvalidHistoryError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
         """A stable code: `not-json`, `cut-json`, `binary`, `too-deep`, `too-large`, `wrong-format`,
-        `mixed-formats`, `no-history`, `no-permission`, `not-a-file`, `not-found`, `busy`, `damaged`; or
+        `mixed-formats`, `no-history`, `no-permission`, `not-a-file`, `not-found`, `busy`, `damaged`, `encrypted`; or
         nothing where the error came over a wire."""
 
 

@@ -5,20 +5,32 @@ Needs nothing else of midstream: plain dicts of one provider in, plain dicts out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from midstream.core.convert import Converted, converted
-from midstream.core.formats.named import FORMATS, format_named
+from midstream.core.formats.named import FORMATS, FormatName, format_named
 from midstream.core.formats.parts import Format, Value
 from midstream.core.formats.recognition import candidates_for
-from midstream.core.profiles import profile_for, profile_named
+from midstream.core.profiles import ProfileName, profile_for, profile_named
 from midstream.core.repair.engine import Thinking
 from midstream.core.repair.modes import Given, Mode, finding_of, repaired_as, require_mode
 from midstream.core.repair.report import Advice, Edit, Finding, Repaired
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
 
-__all__ = ["Advice", "Converted", "Edit", "Finding", "Mode", "Repaired", "check", "convert", "repair"]
+__all__ = [
+    "Advice",
+    "Converted",
+    "Edit",
+    "Finding",
+    "FormatName",
+    "Mode",
+    "ProfileName",
+    "Repaired",
+    "check",
+    "convert",
+    "repair",
+]
 
 Outcome = Literal["unknown", "interrupted", "denied", "not-started"]
 
@@ -26,8 +38,8 @@ Outcome = Literal["unknown", "interrupted", "denied", "not-started"]
 def repair(
     messages: list[Value],
     *,
-    format: str | None = None,  # noqa: A002 - the word every caller will look for
-    profile: str | None = None,
+    format: FormatName | None = None,  # noqa: A002 - the word every caller will look for
+    profile: ProfileName | None = None,
     model: str | None = None,
     thinking: Thinking = None,
     system: Value = None,
@@ -108,9 +120,9 @@ def _recognized(messages: list[Value], profile: str | None, given: Given) -> For
 
 def check(
     messages: list[Value],
-    profile: str | None = None,
+    profile: ProfileName | None = None,
     *,
-    format: str | None = None,  # noqa: A002 - the word every caller will look for
+    format: FormatName | None = None,  # noqa: A002 - the word every caller will look for
     system: Value = None,
     live_tail: bool = False,
     prefill: bool = False,
@@ -131,7 +143,9 @@ def check(
     return [finding_of(edit) for edit in done.edits]
 
 
-def convert(messages: list[Value], *, source: str, target: str, system: Value = None) -> Converted:
+def convert(
+    messages: list[Value], *, source: FormatName, target: FormatName, system: Value = None
+) -> Converted:
     """Write one provider's messages as another's.
 
     Literal: nothing is repaired, so repair before or after. What the target cannot hold (another provider's
@@ -144,3 +158,9 @@ def convert(messages: list[Value], *, source: str, target: str, system: Value = 
     if not isinstance(messages, list):
         raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
     return converted(messages, format_named(source), format_named(target), system=system)
+
+
+repair_by_name: Callable[..., Repaired] = repair
+check_by_name: Callable[..., list[Finding]] = check
+convert_by_name: Callable[..., Converted] = convert
+"""The same three for formats and profiles that are known at run time only, such as from a file: a wrong name raises."""

@@ -13,6 +13,9 @@ from midstream.core.messages import History, UserMessage
 from midstream.core.reuse.fingerprint import outline
 from midstream.core.reuse.records import answered, asked_fresh, confirmed, encode
 from midstream.runtime.pool_entries import POOL_SHELF, key_of
+from midstream.store.ciphers import FileKeys
+from midstream.store.contract import Shelf
+from midstream.store.encrypted import encrypted
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
@@ -162,3 +165,39 @@ def test_without_a_name_it_looks_where_the_gateway_and_serve_keep_theirs(run: Ru
     assert listed()[2:] == ["harbour", "harvest", "claude:opus/torn"]
     assert "3 records removed." in run("pool", "clear", "served", "harbour", "qua", "--yes").stderr
     assert listed() == ["harvest", "claude:opus/torn"]
+
+
+@pytest.fixture
+async def encrypted_pool(tmp_path: Path) -> tuple[Path, Path]:
+    path, keys = tmp_path / "encrypted.db", tmp_path / "keys"
+    FileKeys.make(keys)
+    store = encrypted(SQLiteStore(path), FileKeys(keys))
+    await store.open()
+    asked = asked_fresh(outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0)
+    record = answered(confirmed(asked, "agent-1", now=1.0), agent="agent-1", mark="", open_calls=(), now=2.0)
+    assert isinstance(store, Shelf)
+    await store.keep(POOL_SHELF, key_of("claude:opus", "harbour"), encode(record), expected=0, at=2.0)
+    await store.close()
+    return path, keys
+
+
+def test_the_records_of_an_encrypted_store_are_read_and_removed_with_its_key_file(
+    run: Run, encrypted_pool: tuple[Path, Path]
+) -> None:
+    path, keys = encrypted_pool
+    assert json.loads(run("pool", "ls", "--json", "--store", path).stdout)["state"] == "encrypted"
+    opened = ("--store", path, "--key-file", keys)
+    line = json.loads(run("pool", "ls", "--json", *opened).stdout)
+    assert (line["session"], line["state"], line["agent"]) == ("harbour", "ready", "agent-1")
+    assert "agent-1" in run("pool", "show", "harbour", *opened).stdout
+    assert run("pool", "clear", "harbour", "--yes", *opened).exit_code == 0
+    assert run("pool", "ls", *opened).stdout == ""
+
+
+def test_another_key_file_opens_no_record(run: Run, encrypted_pool: tuple[Path, Path]) -> None:
+    path, keys = encrypted_pool
+    other = keys.with_name("other")
+    FileKeys.make(other)
+    done = run("pool", "ls", "--store", path, "--key-file", other)
+    assert "[key_missing]" in done.stderr
+    assert done.exit_code != 0

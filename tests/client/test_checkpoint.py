@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from midstream.client.checkpoint import (
-    FILLER,
     LOG_BYTES_MAX,
     CallAnswered,
     CallAsked,
@@ -26,7 +25,7 @@ from midstream.client.checkpoint import (
 from midstream.client.local_tools import LocalTools
 from midstream.client.secret_store import SecretStore
 from midstream.core.calls import CallPlan, CallState, Site
-from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.core.checkpoint import FILLER, Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.core.frames import EventId, ResultPayload, SayPayload, digest_of, encode
 from midstream.core.messages import Call, Outcome, Result, Text
 from midstream.core.promises import KnownEpoch
@@ -210,6 +209,8 @@ async def test_a_second_process_is_refused(file: CheckpointFile, path: Path, sec
 DAMAGES = {
     "another byte": ("UPDATE chunk SET payload = x'00' WHERE seqno = 1", (ABORT, FILLER), 2),
     "a lost row": ("DELETE FROM chunk WHERE seqno = 1", (ABORT, FILLER), 2),
+    "the numbers of the acks": ("UPDATE stream SET acked = 'one' WHERE stream = 'a'", (ABORT, ONE), 2),
+    "every row": ("DELETE FROM chunk WHERE stream = 'a'", (FILLER, FILLER), 2),
     "a later version": (
         f"UPDATE chunk SET payload = x'7b7d', digest = '{digest_of(b'{}')}' WHERE seqno = 1",
         (ABORT, FILLER),
@@ -246,6 +247,20 @@ async def test_damage_costs_what_is_damaged_and_not_the_stream(
     assert damaged.has_lost_chunks == (FILLER in payloads)
     assert (kept["b"].damage, len(kept["b"].checkpoint.unacked)) == ("", 1)
     assert "stream a" in caplog.text
+
+
+@spec("STREAM-48")
+async def test_the_last_chunk_is_missed_where_its_row_is_gone_and_those_before_were_acknowledged(
+    file: CheckpointFile, path: Path
+) -> None:
+    await file.write("a", [*BEGUN, ChunksAcked(0), ChunkKept(1, ONE)])
+    await _changed(file, path, "DELETE FROM chunk")
+    [kept] = await file.streams()
+    assert (kept.damage, kept.has_lost_chunks) == ("", True)
+    assert (kept.checkpoint.next_seqno, kept.checkpoint.unacked) == (2, ((1, FILLER),))
+    await file.write("a", [ChunksAcked(1)])
+    [kept] = await file.streams()
+    assert (kept.has_lost_chunks, kept.checkpoint.next_seqno, kept.checkpoint.unacked) == (False, 2, ())
 
 
 @spec("STREAM-48")

@@ -505,6 +505,7 @@ async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
     "change",
     [
         "UPDATE chunk SET payload = x'00'",
+        "DELETE FROM chunk",
         "UPDATE call SET plan = 'what'",
         "UPDATE stream SET position = 'what'",
         "UPDATE call SET result = substr(result, 1, 9)",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from midstream.client import ClientSettings, Event, InterruptedTurn, connect
 from midstream.client.secret_store import Survey, survey
+from midstream.client.ways import TransportName
 from midstream.core.records import CallEnded, TurnEnded
+from midstream.core.settings import StreamSettings
 from midstream.errors import ConnectionLostError, UsageError
 from midstream.testing import Gate, calls, text
 from midstream.testing.models import Step
@@ -181,3 +184,35 @@ async def test_what_taking_up_raises_is_told_at_the_end_and_leaving_detaches(tmp
             async with connect(server.url, state=state, on_interrupted=fail):
                 await asyncio.wait_for(begun.wait(), WAIT_S)
         gate.set()
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("transport", ["websocket", "sse", "poll"])
+async def test_a_stall_is_reported_before_the_first_heartbeat(transport: TransportName) -> None:
+    gate, stalled = asyncio.Event(), asyncio.Event()
+    app = make_app([_held(gate)])
+    app.settings = StreamSettings(heartbeat_s=300.0)
+    waits: list[tuple[str, str]] = []
+
+    def note(session: str, waiting_on: str) -> None:
+        waits.append((session, waiting_on))
+        stalled.set()
+
+    settings = ClientSettings(stall_after_s=0.2)
+    async with (
+        served(app) as server,
+        connect(server.url, transport=transport, settings=settings, on_stalled=note) as client,
+    ):
+        events = client.send("s1", "hi")
+        reading = asyncio.create_task(_last(events))
+        await asyncio.wait_for(stalled.wait(), WAIT_S)
+        gate.set()
+        await asyncio.wait_for(reading, WAIT_S)
+    assert waits == [("s1", "model")]
+
+
+async def _last(events: AsyncGenerator[Event, None]) -> Event:
+    async with aclosing(events) as reading:
+        async for event in reading:
+            last = event
+    return last

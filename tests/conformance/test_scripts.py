@@ -66,6 +66,7 @@ NOT_SEEN_AT_A_SERVER = {
     "STREAM-103": "of the requests below the frames: tests/client/test_http.py, tests/fault/test_fencing.py",
     "STREAM-105": "of clients",
     "STREAM-114": "of what a server holds: tests/server/test_copies.py",
+    "STREAM-115": "of what is inside, a full disk: tests/runtime/test_outages.py",
 }
 """Clause: why no script can look for it from outside."""
 

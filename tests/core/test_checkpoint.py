@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from midstream.core import frames
 from midstream.core.calls import Choice
-from midstream.core.checkpoint import Checkpoint
-from midstream.core.frames import AbortPayload, AnswerPayload, Payload, SayPayload, WithdrawPayload
+from midstream.core.checkpoint import FILLER, Checkpoint
+from midstream.core.client_stream import ClientStream
+from midstream.core.frames import (
+    AbortPayload,
+    AnswerPayload,
+    Chunk,
+    EventId,
+    Payload,
+    SayPayload,
+    Welcome,
+    WithdrawPayload,
+)
 from midstream.core.messages import Text
+from tests.spec import spec
 
 ANSWER = AnswerPayload(1, 1, "c1", "digest", Choice.ALLOW)
 
@@ -31,3 +43,18 @@ def test_neither_the_secret_nor_what_was_said_is_in_a_log() -> None:
     shown = repr(Checkpoint("a", "secret", None, 1, ((0, b'{"type":"say"}'),)))
     assert "secret" not in shown
     assert "say" not in shown
+
+
+@spec("STREAM-48")
+@pytest.mark.parametrize(("acked", "sent"), [(1, [Chunk(1, msgspec.Raw(FILLER))]), (2, [])])
+def test_in_the_place_of_a_lost_chunk_nothing_is_sent_that_the_server_has(
+    acked: int, sent: list[Chunk]
+) -> None:
+    kept = Checkpoint("a", "secret", EventId(1, 3), 2, ((1, FILLER),))
+    stream = ClientStream.resume(kept, now=0.0)
+    stream.handle_deadline(now=0.0)
+    stream.connected(now=0.0)
+    assert len(stream.frames_to_send()) == 1, "the open alone"
+    stream.receive(frames.encode(Welcome("a", "1-3", "1-3", acked, 1)), now=0.0)
+    stream.writes()
+    assert stream.frames_to_send() == [frames.encode(each) for each in sent]

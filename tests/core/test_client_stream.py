@@ -14,6 +14,7 @@ from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, Cursor
 from midstream.core.client_stream import (
     CHUNK_OVERHEAD_BYTES,
     RETRY_AFTER_S_MAX,
+    STALL_AFTER_S,
     Applied,
     ClientStream,
     Forget,
@@ -729,9 +730,9 @@ def test_nothing_a_server_sends_raises(is_reader: bool, script: list[tuple[bytes
             stream.disconnected(chance=0.5, now=now)
 
 
-def _opening(*said: Payload) -> ClientStream:
+def _opening(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     """Return a stream that has sent its open and these payloads behind it."""
-    stream = ClientStream("a", "secret", now=0.0)
+    stream = ClientStream("a", "secret", stall_after_s=stall_after_s, now=0.0)
     for payload in said:
         stream.submit(payload)
     stream.handle_deadline(now=0.0)
@@ -741,16 +742,16 @@ def _opening(*said: Payload) -> ClientStream:
     return stream
 
 
-def _live(*said: Payload) -> ClientStream:
-    stream = _opening(*said)
+def _live(*said: Payload, stall_after_s: float = STALL_AFTER_S) -> ClientStream:
+    stream = _opening(*said, stall_after_s=stall_after_s)
     receive(stream, Welcome("a", "0-0", "0-0"))
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
     return stream
 
 
-def begun() -> ClientStream:
+def begun(stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
-    stream = _live(HI)
+    stream = _live(HI, stall_after_s=stall_after_s)
     said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
     opened: tuple[Record, ...] = (StreamOpened("a", "d"), ChunkAccepted("a", 0, "d"), said)
     receive(stream, Events(tuple(event(number, record) for number, record in enumerate(opened, 1))))

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.core import frames
 from midstream.core.client_stream import STALL_AFTER_S, ClientStream
-from midstream.core.frames import Events, Heartbeat, Welcome
+from midstream.core.frames import Events, Heartbeat, Ping, Welcome
 from midstream.core.records import StalledOn, StallNoticed
 from tests.core.test_client_stream import begun, delta, due_at, event, receive
 from tests.spec import spec
@@ -94,3 +94,18 @@ def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
     assert (stream.is_stalled, due_at(stream)) == (False, 89.0)
     stream.detach()
     assert stream.next_deadline() is None
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize(("waiting_on", "is_stalled"), [("tool", True), ("person", False)])
+def test_a_budget_below_the_interval_of_heartbeats_is_kept(waiting_on: str, is_stalled: bool) -> None:  # noqa: FBT001 - a parameter
+    stream = begun(stall_after_s=3.0)
+    assert due_at(stream) == 3.0
+    stream.handle_deadline(now=3.0)
+    assert (stream.frames_to_send(), stream.is_stalled) == ([frames.encode(Ping())], False)
+    stream.handle_deadline(now=3.1)
+    assert stream.frames_to_send() == [], "it is requested once"
+    stream.receive(frames.encode(Heartbeat("1-3", waiting_on)), now=3.2)
+    assert stream.is_stalled is is_stalled
+    stream.receive(frames.encode(Events((event(4, delta("on")),))), now=4.0)
+    assert (stream.is_stalled, due_at(stream)) == (False, 7.0)

@@ -10,7 +10,7 @@ from midstream.core.compaction import FILE_CHARS_MAX, LEFT_OUT, next_cut, shown
 from midstream.core.messages import Call, Entry, Exchange, File, History, Reply, Result, Text, UserMessage
 from midstream.core.profiles import PROFILES
 from midstream.core.rendering import render
-from midstream.history import check
+from midstream.history import check_by_name as check
 from tests.core.histories import histories
 from tests.spec import spec
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from midstream import convert
 from midstream.errors import InvalidHistoryError
+from midstream.history import convert_by_name as convert
 from tests.core.repair.histories import FORMATS, markers, valid
 from tests.core.repair.reported import reply, text, thought, user
 from tests.core.repair.rules import refusals

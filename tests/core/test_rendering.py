@@ -28,7 +28,7 @@ from midstream.core.profiles import PROFILES
 from midstream.core.rendering import Rendered, arguments_of, render
 from midstream.core.repair.words import NO_REASONING, NO_REPLY, NO_WORDS, SENTINEL
 from midstream.errors import UsageError
-from midstream.history import check
+from midstream.history import check_by_name as check
 from tests.core.histories import MODEL, SIGNATURES, histories
 from tests.core.lives import Life, lives
 from tests.search import tried

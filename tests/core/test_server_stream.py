@@ -62,7 +62,6 @@ from midstream.core.server_stream import (
     SnapshotDue,
     Submit,
     events_frames,
-    status_of,
     turn_status_of,
     waiting_on,
 )
@@ -244,7 +243,7 @@ def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> N
 def test_a_known_stream_goes_on_where_the_client_was() -> None:
     stream = _opened(Open("a", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
-    welcome = Welcome("a", "3-5", "3-4", 1, 1, "running", "model", began_at=1.0)
+    welcome = Welcome("a", "3-5", "3-4", 1, 1, "running", "running", began_at=1.0)
     assert _sent(stream) == [welcome]
     assert stream.cursor == 4
 
@@ -254,7 +253,7 @@ def test_a_known_stream_without_an_event_id_begins_where_it_began() -> None:
     stream = _opened(Open("a", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [
-        Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="model", began_at=1.0)
+        Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="running", began_at=1.0)
     ]
 
 
@@ -264,7 +263,7 @@ def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int |
     stream = _opened(Open("a", SECRET, event_id=event_id, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
     welcome, gone = _sent(stream)
-    assert welcome == Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="model", began_at=1.0)
+    assert welcome == Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="running", began_at=1.0)
     assert gone == Gone("3-1", f"the event {event_id} is not on this session's line")
     assert stream.cursor == 1
 
@@ -294,7 +293,7 @@ def test_a_welcome_says_when_the_epoch_began_in_which_the_events_go_on(
 def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> None:
     stream = _opened(Open(event_id="0-0"))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("", "3-5", "0-0", status="model")]
+    assert _sent(stream) == [Welcome("", "3-5", "0-0", status="running")]
     stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
 
@@ -311,7 +310,7 @@ def test_a_stream_the_server_forgot_is_refused() -> None:
 def test_a_first_chunk_that_never_arrived_is_no_forgotten_stream() -> None:
     stream = _opened(Open("b", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
-    assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="model", began_at=1.0)]
+    assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="running", began_at=1.0)]
 
 
 @spec("STREAM-9")
@@ -411,7 +410,7 @@ def test_a_failure_of_the_shell_is_told_once(error: MidstreamError) -> None:
 def test_what_a_session_does_and_waits_for() -> None:
     server, client = (_with_call(site) for site in (Site.SERVER, Site.CLIENT))
     sessions = [Session(), _session(*_said()), server, client]
-    assert [status_of(session) for session in sessions] == ["idle", "model", "tools", "tools"]
+    assert [session.status for session in sessions] == ["", "running", "running", "running"]
     assert [waiting_on(session) for session in sessions] == ["nothing", "model", "tool", "client"]
     ended = fold([(3, TurnEnded(1, TurnStatus.COMPLETED, 4.0))], server)
     assert waiting_on(ended) == "nothing"
@@ -665,7 +664,7 @@ def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str)
     stream = _opened(Open(event_id=event_id, snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     welcome, gone = _sent(stream)
-    assert welcome == Welcome("", "3-5", "3-4", status="model", oldest=5, began_at=1.0)
+    assert welcome == Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)
     reason = "the events before position 5 are not kept any more"
     assert gone == Gone("3-4", reason, oldest=5, has_snapshot=True)
     assert (stream.cursor, stream.snapshot_due) == (4, SnapshotDue.BEGINNING)
@@ -679,7 +678,7 @@ def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str)
 def test_the_last_event_that_was_pruned_is_as_good_an_id_as_any() -> None:
     stream = _opened(Open(event_id="3-4", snapshots=SnapshotWhen.GONE))
     stream.admit(_session(*_said()), epoch_at=3, pruned_to=EventId(3, 4), now=0.0)
-    assert _sent(stream) == [Welcome("", "3-5", "3-4", status="model", oldest=5, began_at=1.0)]
+    assert _sent(stream) == [Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)]
     assert (stream.cursor, stream.snapshot_due) == (4, None)
 
 

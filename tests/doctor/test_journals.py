@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -16,8 +17,12 @@ from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.journals import is_export, judged
 from midstream.errors import ConflictError
+from midstream.store.ciphers import FileKeys
 from midstream.store.contract import Mark
+from midstream.store.encrypted import encrypted
 from midstream.store.sqlite import SQLiteStore
+from tests.cli.conftest import Run
+from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture is found by its name
 
 RECORDS = [
     encode(EpochStarted(1, "owner-1", 1.0)),
@@ -137,3 +142,58 @@ def test_a_pruned_journal_is_no_gap_and_folds_from_where_it_begins() -> None:
     assert done.session == fold([(1, decode(begins)), (1, decode(RECORDS[1]))])
     assert [each.code for each in judged([(8, 1, begins), (10, 1, RECORDS[1])]).findings] == ["journal-gap"]
     assert [each.code for each in judged([(2, 1, RECORDS[1])]).findings] == ["journal-gap"]
+
+
+@pytest.fixture
+async def sealed(tmp_path: Path) -> tuple[Path, Path]:
+    path, keys = tmp_path / "sessions.db", tmp_path / "keys"
+    FileKeys.make(keys)
+    opened = encrypted(SQLiteStore(path), FileKeys(keys))
+    await opened.open()
+    epoch = await opened.claim("harbour", at=1.0)
+    mark = Mark(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
+    await opened.append("harbour", RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark)
+    await opened.close()
+    return path, keys
+
+
+def _doctor(run: Run, *arguments: object) -> tuple[int, dict[str, Any]]:
+    done = run("doctor", "--json", *arguments)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return done.exit_code, report
+
+
+def test_an_encrypted_store_is_examined_with_its_key_file(run: Run, sealed: tuple[Path, Path]) -> None:
+    path, keys = sealed
+    code, report = _doctor(run, path)
+    assert (code, report["status"], report["reason"]) == (7, "unreadable", "encrypted")
+    assert "--key-file" in report["problem"]
+    code, report = _doctor(run, "--key-file", keys, "--for", "anthropic", path)
+    assert (code, report["status"], report["messages"]) == (0, "clean", 2)
+
+
+def test_a_wrong_key_file_is_named_and_no_copy_is_written(run: Run, sealed: tuple[Path, Path]) -> None:
+    path, keys = sealed
+    other = keys.with_name("other")
+    FileKeys.make(other)
+    code, report = _doctor(run, "--fix", "--key-file", other, path)
+    assert (code, report["reason"], report["written"]) == (7, "encrypted", "")
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        ("update record set body = x'0100' where position = 2", [("unreadable-record", 2)]),
+        ("delete from record where position = 2", [("journal-gap", 3)]),
+        ("delete from record where position = 1", [("journal-gap", 2)]),
+    ],
+)
+def test_what_was_changed_in_an_encrypted_store_is_found_and_no_copy_is_made(
+    run: Run, sealed: tuple[Path, Path], damage: str, found: list[tuple[str, int]]
+) -> None:
+    path, keys = sealed
+    with closing(apsw.Connection(str(path))) as db:
+        db.execute(damage)
+    code, report = _doctor(run, "--fix", "--key-file", keys, path)
+    assert [(each["code"], each["message"]) for each in report["findings"]] == found
+    assert (code, report["written"]) == (7, "")

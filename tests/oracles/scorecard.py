@@ -44,7 +44,7 @@ def _row(form: str, cases: int, seed: int, accidents: dict[str, Any], notes: lis
         made.how = [f"case {number}", *how]
         scores.append(made)
         fine = valid(form, Random(f"valid/{form}/{seed}/{number}"))
-        untouched += midstream.history.repair(fine, format=form).messages is fine
+        untouched += midstream.history.repair_by_name(fine, format=form).messages is fine
     notes += _notes(form, scores)
     good = sum(not made.refused for made in scores)
     whole_count = sum(not made.lost and not made.refused for made in scores)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import cast
 
 import pytest
 
+from midstream.core.records import Record, TurnEnded
 from midstream.core.replies import (
     Finished,
     Heartbeat,
@@ -14,10 +15,16 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     Working,
 )
+from midstream.core.timing import StallBudgets
 from midstream.errors import ModelStalledError, UpstreamFailedError, UpstreamGoneError, UsageError
+from midstream.runtime.agent import Agent
 from midstream.runtime.agent_runs import EVENTS_MAX, AgentRun, SilenceLimits
-from midstream.runtime.upstreams import Opened, UpstreamEvent
-from midstream.testing import FakeWorld
+from midstream.runtime.host import Host as SessionHost
+from midstream.runtime.pool import Pooled
+from midstream.runtime.upstreams import Opened, Said, Setup, UpstreamEvent
+from midstream.store.memory import MemoryStore
+from midstream.testing import FakeWorld, run_turn
+from midstream.testing.upstreams import ScriptedAgent, ScriptedUpstream
 
 LIMITS = SilenceLimits()
 
@@ -60,6 +67,17 @@ async def test_after_a_tool_the_short_budget_holds_again() -> None:
     call = [UpstreamCallStarted("1", "build", "{}"), UpstreamCallEnded("1", "ok")]
     with pytest.raises(ModelStalledError, match=r"for 120 s$"):
         await _heard([*call, 121.0, Finished()])
+
+
+async def test_after_the_first_word_the_short_budget_holds_also_where_the_first_token_may_take_long() -> None:
+    thinking = [Opened("a"), 599.0, Heartbeat(), 599.0]
+    assert (await _heard([*thinking, TextDelta("x"), Finished()], first_token_s=600.0))[-1] == Finished()
+    with pytest.raises(ModelStalledError, match=r"for 120 s$"):
+        await _heard([*thinking, TextDelta("x"), 121.0, Finished()], first_token_s=600.0)
+    with pytest.raises(ModelStalledError, match=r"for 600 s$"):
+        await _heard([Opened("a"), 601.0, TextDelta("x")], first_token_s=600.0)
+    with pytest.raises(ModelStalledError, match=r"for 120 s$"):
+        await _heard([Opened("a"), 121.0, TextDelta("x")], first_token_s=60.0)
 
 
 async def test_a_slow_reader_is_no_silence() -> None:
@@ -148,13 +166,54 @@ async def test_a_run_that_does_not_stop_is_left_and_reaches_nobody() -> None:
     await world.settle()
 
 
-async def _heard(steps: Sequence[object], heard: list[UpstreamEvent] | None = None) -> list[UpstreamEvent]:
+class Thinker(ScriptedUpstream):
+    """An upstream whose agents name themselves, and think for five minutes before the first word."""
+
+    async def open(self, setup: Setup, *, resume: str = "") -> ThinkingAgent:
+        return ThinkingAgent(self, setup, resume)
+
+
+class ThinkingAgent(ScriptedAgent):
+    async def send(
+        self, said: Said, *, key: str, is_forced: bool = False
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        async for event in super().send(said, key=key, is_forced=is_forced):
+            yield event
+            if isinstance(event, Opened):
+                await self._upstream.world.sleep(300.0)
+
+
+@pytest.mark.parametrize(("first_token_max_s", "status"), [(600.0, "completed"), (120.0, "failed")])
+async def test_a_slow_first_token_is_cut_when_the_budget_of_the_agent_says_so(
+    first_token_max_s: float, status: str
+) -> None:
+    world, store = FakeWorld(), MemoryStore()
+    upstream = Thinker(world=world)
+    pool = Pooled(upstream, store, world=world)
+    stalls = StallBudgets(first_token_max_s=first_token_max_s)
+    host = SessionHost(Agent(pool, stalls=stalls), store, world=world)
+
+    async def talk() -> Record:
+        await host.start()
+        return (await run_turn(host, "s", "one"))[-1]
+
+    ended = await world.live_through(talk())
+    assert isinstance(ended, TurnEnded)
+    assert ended.status.value == status
+    assert (len(upstream.sends) == 1) is (status == "completed")
+    await world.live_through(host.stop())
+
+
+async def _heard(
+    steps: Sequence[object], heard: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
+) -> list[UpstreamEvent]:
     """Let an agent say this (events, seconds of silence, errors), and return what is heard of it."""
     world = FakeWorld()
     events: list[UpstreamEvent] = [] if heard is None else heard
 
     async def hear() -> None:
-        async with AgentRun(_said(world, steps), LIMITS, world, name="scripted") as run:
+        said = _said(world, steps)
+        async with AgentRun(said, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
             while not isinstance(event := await run.next(), Finished):
                 events.append(event)
             events.append(event)

@@ -27,7 +27,7 @@ from midstream.errors import (
     ModelStalledError,
     ModelUnavailableError,
 )
-from midstream.history import check
+from midstream.history import check_by_name as check
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner

@@ -46,7 +46,8 @@ from midstream.errors import (
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.journal import Journal
-from midstream.runtime.runner import APPEND_TRIES_MAX, Runner
+from midstream.runtime.outages import APPEND_TRIES_MAX
+from midstream.runtime.runner import Runner
 from midstream.store.contract import Mark
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
@@ -413,6 +414,31 @@ async def test_while_an_outcome_waits_for_the_disk_clients_are_told_and_the_outc
         with pytest.raises(StoreFullError):
             await runner.submit(Cancel(turn=7))
         records = await records_until_end(runner, after=0)
+    assert _ended(records) == {"c1": Outcome.OK}
+    await host.stop()
+
+
+async def test_a_command_that_comes_with_an_outcome_to_a_full_disk_is_refused_and_the_outcome_is_kept() -> (
+    None
+):
+    store = FullOnce()
+    asked: list[asyncio.Future[int]] = []
+
+    @tool
+    async def write(path: str) -> str:
+        store.left = 3
+        asked.append(asyncio.ensure_future(runner.submit(Cancel(turn=7))))
+        return path
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}')), text("done")])
+    host = Host(Agent(model, tools=[write]), store, world=SwiftWorld())
+    await host.start()
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(30):
+        records = await records_until_end(runner, after=0)
+        with pytest.raises(StoreFullError):
+            await asked[0]
     assert _ended(records) == {"c1": Outcome.OK}
     await host.stop()
 

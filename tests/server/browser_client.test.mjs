@@ -7,7 +7,7 @@ import { connect, randomText } from "../../src/midstream/server/static/client/mi
 import { LOOK_BACK_MS, MemoryStorage, sortInterrupted } from "../../src/midstream/server/static/client/storage.js";
 import { refusalOf } from "../../src/midstream/server/static/client/lines.js";
 import { SharedLine } from "../../src/midstream/server/static/client/shared.js";
-import { MidstreamError, Stream, backoffMs, parseEventId } from "../../src/midstream/server/static/client/stream.js";
+import { MidstreamError, Stream, backoffMs, parseEventId, mended } from "../../src/midstream/server/static/client/stream.js";
 
 const NOW = 1_000_000;
 
@@ -92,7 +92,7 @@ test("asking twice to stop is asking once, also in the next life", () => {
 });
 
 test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
-  const { stream } = saying({}, welcome({ acked: 1, turn: 1, status: "model" }));
+  const { stream } = saying({}, welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }));
   const taken = stream.take();
   assert.deepEqual(taken.frames, []);
   assert.deepEqual(
@@ -195,7 +195,7 @@ test("an old position under a new epoch is no duplicate but another line", () =>
 test("gone moves the cursor back, says so, and what follows is applied from there", () => {
   const { stream } = saying(
     { cursor: "1-9" },
-    welcome({ resume_from: "0-0", event_id: "2-2", status: "idle", turn: 1, acked: 1 }),
+    welcome({ resume_from: "0-0", event_id: "2-2", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
   );
   assert.equal(stream.phase, "live");
   stream.receive('{"type":"gone","resume_from":"0-0","reason":"not on the line"}', NOW);
@@ -220,7 +220,7 @@ test("a snapshot takes the place of what came before, and what follows is applie
 test("a stream whose turn had ended where the snapshot stands ends with it, and not before", () => {
   const { stream } = saying(
     { cursor: "1-2" },
-    welcome({ resume_from: "1-9", event_id: "1-9", status: "idle", turn: 1, acked: 1 }),
+    welcome({ resume_from: "1-9", event_id: "1-9", turn_status: "completed", status: "completed", turn: 1, acked: 1 }),
   );
   stream.receive('{"type":"gone","resume_from":"1-9","reason":"not kept","oldest":10,"has_snapshot":true}', NOW);
   assert.equal(stream.phase, "live");
@@ -255,7 +255,7 @@ test("a stream taken up after its turn had ended ends at once", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
-  stream.receive(welcome({ acked: 1, turn: 1, status: "idle", event_id: "1-5", resume_from: "1-5" }), NOW);
+  stream.receive(welcome({ acked: 1, turn: 1, turn_status: "completed", status: "completed", event_id: "1-5", resume_from: "1-5" }), NOW);
   assert.equal(stream.phase, "ended");
   assert.equal(stream.error, null);
 });
@@ -264,7 +264,7 @@ test("a stream whose turn was over when it was taken up ends with what was there
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 };
   const stream = new Stream(kept, NOW);
   open(stream);
-  const now = { acked: 1, turn: 1, turn_status: "completed", status: "model", event_id: "1-6", resume_from: "1-5" };
+  const now = { acked: 1, turn: 1, turn_status: "completed", status: "running", event_id: "1-6", resume_from: "1-5" };
   stream.receive(welcome(now), NOW);
   assert.equal(stream.phase, "live");
   stream.receive(events(["1-6", { ...delta("x"), turn: 2 }]), NOW);
@@ -504,7 +504,8 @@ class SmallServer {
       resume_from: `1-${socket.at}`,
       acked: known ? 1 : 0,
       turn: known ? 1 : 0,
-      status: isIdle ? "idle" : "model",
+      turn_status: isIdle ? "completed" : "running",
+      status: isIdle ? "completed" : "running",
     });
     this.publish();
   }
@@ -912,34 +913,55 @@ test("who answers where the server was will go again, and who never met it is to
 
 // --- bugs of the server ----------------------------------------------------------------------------------------
 
-const bug = JSON.stringify({ type: "error", code: "internal", message: "a bug", retry: "later" });
-
-test("a bug that each try meets ends the stream, which is kept", () => {
-  const { stream } = saying();
-  for (let tries = 1; tries < 3; tries += 1) {
-    assert.equal(stream.receive(bug, NOW), true);
-    stream.lost(0, NOW);
-    assert.equal(stream.phase, "waiting");
-    open(stream);
-    stream.receive(welcome(), NOW);
+test("a bug of the server ends the stream at once, over each transport, and the stream is kept", () => {
+  const frame = { type: "error", code: "internal", message: "a bug", retry: "never" };
+  for (const meet of [
+    (stream) => stream.receive(JSON.stringify(frame), NOW),
+    (stream) => stream.lost(0, NOW, { error: new MidstreamError("internal", "a bug", "never") }),
+  ]) {
+    const { stream } = saying();
+    meet(stream);
+    assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
+    assert.equal(stream.isKept, true);
   }
-  stream.receive(bug, NOW);
-  assert.deepEqual([stream.phase, stream.error.code, stream.error.message], ["ended", "internal", "a bug"]);
-  assert.equal(stream.isKept, true);
 });
 
-test("bugs over plain HTTP count the same, and anything new begins the count again", () => {
-  const { stream } = saying();
-  const again = () => {
-    stream.lost(0, NOW, { error: new MidstreamError("internal", "a bug", "later") });
+test("a stall budget below the interval of heartbeats is kept: what the turn waits for is requested", () => {
+  for (const [waiting_on, isStalled] of [["tool", true], ["person", false]]) {
+    const kept = { session: "s", key: "k", secret: "x", cursor: null };
+    const stream = new Stream(kept, NOW, { stallAfterMs: 3000 });
+    stream.say("hi", NOW);
     open(stream);
-  };
-  again();
-  again();
-  stream.receive(welcome({ acked: 1, turn: 1, status: "model" }), NOW);
-  again();
-  again();
-  assert.equal(stream.phase, "opening");
-  again();
-  assert.deepEqual([stream.phase, stream.error.code], ["ended", "internal"]);
+    stream.receive(welcome(), NOW);
+    stream.take();
+    assert.equal(stream.dueAt, NOW + 3000);
+    stream.tick(NOW + 3000);
+    stream.tick(NOW + 3001);
+    assert.deepEqual(stream.take().frames, ['{"type":"ping"}']);
+    assert.equal(stream.isStalled, false);
+    stream.receive(JSON.stringify({ type: "heartbeat", event_id: "1-1", waiting_on }), NOW + 3100);
+    assert.equal(stream.isStalled, isStalled);
+  }
+});
+
+test("a lost chunk costs what stood in it: an outcome of no call has its number, unless the server has the chunk", () => {
+  const kept = { session: "s", key: "k", secret: "x", cursor: "1-3", life: 0, turn: 1, acked: 1, nextSeqno: 3 };
+  const abort = { seqno: 2, frame: '{"type":"chunk","seqno":2,"payload":{"type":"abort"}}' };
+  for (const lost of [[], [{ seqno: 1, frame: "{" }]]) {
+    for (const [acked, sent] of [[1, [1, 2]], [2, [2]], [3, []]]) {
+      const whole = mended({ ...kept, chunks: [...lost, abort] });
+      assert.equal(whole.damage, "");
+      const stream = new Stream(whole, NOW);
+      stream.take();
+      open(stream);
+      assert.equal(stream.take().frames.length, 1, "the open alone");
+      const now = { event_id: "1-3", resume_from: "1-3", acked, turn: 1, turn_status: "running", status: "running" };
+      stream.receive(welcome(now), NOW);
+      const frames = stream.take().frames.map((frame) => JSON.parse(frame));
+      assert.deepEqual(frames.map(({ seqno }) => seqno), sent);
+      if (acked === 1) assert.deepEqual(frames[0].payload.turn, 0);
+      assert.equal(stream.phase, "live");
+    }
+  }
+  assert.match(mended({ ...kept, cursor: null, acked: 0, nextSeqno: 1, chunks: [] }).damage, /^chunk 0 is missing/);
 });

@@ -34,8 +34,8 @@ async function afterHarm(harm, lost = {}) {
       send(text) {
         said.push(JSON.parse(text));
         if (said.length > 1) return;
-        hear({ type: "welcome", event_id: "1-9", resume_from: "1-9", status: "model" });
-        hear({ type: "snapshot", event_id: "1-9", session: { status: "model" } });
+        hear({ type: "welcome", event_id: "1-9", resume_from: "1-9", status: "running" });
+        hear({ type: "snapshot", event_id: "1-9", session: { status: "running" } });
         hear({ type: "events", events: [END, { ...END, id: "1-11" }] });
       },
     };
@@ -131,7 +131,7 @@ async function until(isSo) {
 }
 
 const keptOf = (storage, session) => storage.sessionSecret("http://x", session, (kept) => kept);
-const WELCOME = { type: "welcome", event_id: "1-9", resume_from: "1-9", acked: 0, status: "idle" };
+const WELCOME = { type: "welcome", event_id: "1-9", resume_from: "1-9", acked: 0, status: "completed" };
 
 test("a session has one secret, whichever tab asks first, for its streams, readers and sub-agents", async (t) => {
   const storage = new MemoryStorage();

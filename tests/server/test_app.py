@@ -152,7 +152,7 @@ async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at(
         "draining",
         "1",
     )
-    assert shown.json()["status"] == "model"
+    assert shown.json()["status"] == "running"
 
 
 async def test_who_meets_a_store_that_was_closed_at_the_end_is_told_to_come_back() -> None:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 import httpx2
 import pytest
+from msgspec.structs import replace
 
+from midstream.core.records import SessionStatus
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import (
     MidstreamError,
+    ModelRejectedError,
     StoreBusyError,
     StoreDamagedError,
     StoreFullError,
 )
 from midstream.store.contract import Stored
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.models import Gate, Stall, calls, text
+from midstream.testing.models import Gate, Script, Stall, calls, text
 from midstream.testing.stores import FailingStore
 from midstream.testing.turns import records_until_end
 from midstream.tools import tool
 from midstream.world import World
+from tests.house.source import ROOT
 from tests.server.serving import (
     KEYS,
     WAIT_S,
     Served,
+    Socket,
     abort,
     called,
     chunk,
     make_app,
+    opening,
     post,
     said,
     served,
@@ -337,7 +344,11 @@ async def test_a_transcript_says_all_and_where_to_follow_from() -> None:
         transcript = (await server.http.get("/v1/sessions/s1")).json()
 
     assert transcript["event_id"] == events[-1].id
-    assert (transcript["status"], transcript["running"], transcript["last"]) == ("idle", None, "completed")
+    assert (transcript["status"], transcript["running"], transcript["last"]) == (
+        "completed",
+        None,
+        "completed",
+    )
     user, exchange, answer = transcript["history"]
     assert user == {"type": "user", "parts": said("double 21")["parts"]}
     assert exchange["reply"]["parts"][0]["name"] == "double"
@@ -354,7 +365,7 @@ async def test_a_transcript_of_a_running_turn_has_what_was_said_so_far() -> None
                 if event.event == "record" and json.loads(event.data)["type"] == "delta":
                     break
         transcript = (await server.http.get("/v1/sessions/s1")).json()
-    assert transcript["status"] == transcript["waiting_on"] == "model"
+    assert (transcript["status"], transcript["waiting_on"]) == ("running", "model")
     assert transcript["running"]["turn"] == transcript["running"]["attempt"] == 1
     assert transcript["running"]["said"]["parts"][0]["text"].startswith("half")
     assert transcript["event_id"] == event.id
@@ -472,3 +483,43 @@ async def test_a_session_id_of_another_form_is_refused(session: str) -> None:
     async with called(make_app()) as client:
         answer = await client.get(f"/v1/sessions/{session}")
     assert (answer.status_code, answer.json()["code"]) == (400, "usage")
+
+
+@spec("STREAM-116")
+@pytest.mark.parametrize(
+    ("script", "until", "status"),
+    [
+        ([[Stall()]], "attempt_started", "running"),
+        ([calls(("double", '{"number": 21}'))], "question_asked", "waiting"),
+        ([text("done")], "turn_ended", "completed"),
+        ([[ModelRejectedError("no")]], "turn_ended", "failed"),
+    ],
+)
+async def test_listing_transcript_and_welcome_have_one_word_for_the_state_of_a_session(
+    script: Script, until: str, status: str
+) -> None:
+    asking = replace(double, needs_approval=status == "waiting")
+    async with served(make_app(script, tools=[asking])) as server:
+        async with Socket(server.socket()) as socket:
+            await socket.say(opening())
+            await socket.say(chunk())
+            frames = await socket.hear_until(until)
+            [line] = (await server.http.get("/v1/sessions")).json()["sessions"]
+            transcript = (await server.http.get("/v1/sessions/s1")).json()
+        async with Socket(server.socket()) as socket:
+            await socket.say(opening())
+            [welcome] = await socket.hear_until("welcome")
+    assert frames[0]["status"] == ""
+    assert [line["status"], transcript["status"], welcome["status"]] == [status] * 3
+
+
+def test_the_browser_client_and_the_reference_have_every_status() -> None:
+    words = {status.value for status in SessionStatus}
+    declared = (ROOT / "src/midstream/server/static/client/midstream.d.ts").read_text()
+    union = declared.partition("export type SessionStatus =")[2].partition(";")[0]
+    assert {*re.findall(r'"(\w*)"', union)} == words
+    section = (ROOT / "docs/reference/http.md").read_text().partition("## The status of a session")[2]
+    rows = [
+        row.split("|")[1] for row in section.partition("What an")[0].splitlines() if row.startswith("| `")
+    ]
+    assert {*re.findall(r'`"?(\w*)"?`', "".join(rows))} == words

@@ -1,4 +1,4 @@
-"""What the page shows of a bug in the server, in a real browser."""
+"""A bug in the server and a full disk, as the page shows them, in a real browser."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from midstream.core.replies import ModelRequest
+from midstream.errors import StoreFullError
 from midstream.store.contract import Stored
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import Step
+from midstream.testing.models import Step, text
+from midstream.testing.stores import FailingStore
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
@@ -61,3 +63,16 @@ async def test_an_exception_in_a_turn_is_shown_as_its_end_and_no_retry_is_promis
         await expect(chat.turn.locator(".how")).to_contain_text("a bug of the model")
         await expect(chat.turn.locator(".again")).to_have_text("The model did not answer (model).")
         await chat.sees_light("live")
+
+
+async def test_a_full_disk_is_shown_until_there_is_space(browser: Browser) -> None:
+    store = FailingStore(MemoryStore())
+    async with served(make_app([text("with space again")], store=store)) as server:
+        chat = await opened(browser, server.url)
+        store.outage = StoreFullError("no space left: free some and try again")
+        await chat.say("are you there?")
+        await expect(chat.page.locator("#notice")).to_contain_text("free some", timeout=WAIT_MS)
+        await expect(chat.page.locator("#notice")).to_contain_text("(store_full)")
+        store.outage = None
+        await chat.sees("with space again")
+        await expect(chat.page.locator("#notice")).to_be_hidden()

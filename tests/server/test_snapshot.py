@@ -20,6 +20,7 @@ from midstream.core.records import (
     QuestionAsked,
     Record,
     ReplyCompleted,
+    SessionStatus,
     TurnEnded,
     TurnStatus,
 )
@@ -51,7 +52,7 @@ def test_a_session_at_rest() -> None:
     assert shown(*OPENED, TurnEnded(1, TurnStatus.FAILED, 5.0)) == Snapshot(
         session="s1",
         event_id="1-4",
-        status="idle",
+        status=SessionStatus.FAILED,
         waiting_on="nothing",
         turns=1,
         last="failed",
@@ -76,7 +77,7 @@ def test_words_of_an_attempt_that_was_given_up_are_gone() -> None:
 def test_calls_are_shown_as_far_as_they_have_come() -> None:
     result = Result("a", "contents")
     snapshot = shown(*RUNNING, CallEnded(1, 1, result, 4.5))
-    assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("tools", "tool", (HI,))
+    assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("running", "tool", (HI,))
     assert snapshot.running == RunningTurn(
         1,
         1,
@@ -91,7 +92,7 @@ def test_calls_are_shown_as_far_as_they_have_come() -> None:
 
 def test_a_cancel_is_seen_before_its_turn_has_ended() -> None:
     snapshot = shown(*RUNNING, CancelRequested(1, 5.0, 10.0))
-    assert snapshot.status == "cancelling"
+    assert snapshot.status == "running"
     assert snapshot.running is not None
     assert [call.status for call in snapshot.running.calls] == ["running", "running", "waiting"]
 
@@ -112,6 +113,6 @@ def test_what_an_upstreams_agent_wants_leave_for_stands_beside_its_words() -> No
     )
     snapshot = shown(*OPENED, asked)
     assert snapshot.running == RunningTurn(1, 1, 1, questions=(asked,))
-    assert (snapshot.status, snapshot.waiting_on) == ("model", "person")
+    assert (snapshot.status, snapshot.waiting_on) == ("running", "person")
     answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 4.0)
     assert shown(*OPENED, asked, answered).running == RunningTurn(1, 1, 1)

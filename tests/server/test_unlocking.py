@@ -348,7 +348,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         await until(is_known)
         bearer = {"authorization": f"Bearer {word}"}
         shown = await http.get("/v1/sessions/s1", headers=bearer)
-        assert (shown.status_code, shown.json()["status"]) == (200, "tools")
+        assert (shown.status_code, shown.json()["status"]) == (200, "running")
         assert second.host.turns_running == 1
         runner = second.host.awake("s1")
         assert runner is not None
@@ -356,7 +356,7 @@ async def test_a_viewer_does_not_set_going_what_waits_for_its_client(tmp_path: P
         assert (await http.get("/v1/sessions/s1", headers=SHOWN)).status_code == 200
 
         async def has_gone_on() -> bool:
-            return bool((await http.get("/v1/sessions/s1", headers=SHOWN)).json()["status"] != "tools")
+            return bool((await http.get("/v1/sessions/s1", headers=SHOWN)).json()["status"] != "running")
 
         await until(has_gone_on)
 

@@ -93,7 +93,7 @@ async def test_an_abort_stops_the_turn_and_a_disconnect_does_not() -> None:
             await socket.say(opening())
             await socket.say(chunk())
             await socket.hear_until("attempt_started")
-        assert (await server.http.get("/v1/sessions/s1")).json()["status"] == "model"
+        assert (await server.http.get("/v1/sessions/s1")).json()["status"] == "running"
         async with Socket(server.socket()) as socket:
             await socket.say(opening())
             await socket.say(abort(1))

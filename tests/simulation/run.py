@@ -20,12 +20,12 @@ from midstream.core.records import (
     CancelRequested,
     EpochStarted,
     QuestionAnswered,
+    SessionStatus,
     TurnEnded,
     decode,
 )
 from midstream.core.session import Session
 from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
-from midstream.store.contract import WAITING
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
 from tests.core.edges import Step, steps_of
 from tests.simulation.actors import (
@@ -371,7 +371,7 @@ async def _come_to_rest(lab: Lab, plan: Plan) -> None:
 def _open_turns(lab: Lab) -> list[str]:
     """Return the sessions with an open turn, also one that waits for nothing but people."""
     marks = {name: found.mark for name, found in lab.memory.sessions.items()}
-    return [name for name, mark in marks.items() if mark.is_live or mark.status == WAITING]
+    return [name for name, mark in marks.items() if mark.is_live or mark.status == SessionStatus.WAITING]
 
 
 def _judged(lab: Lab, logs: list[ClientLog]) -> list[str]:

@@ -27,7 +27,7 @@ from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.ways import AUTO, TransportName, Way
 from midstream.core.frames import Gone
-from midstream.core.records import MessageAccepted, TurnEnded, TurnStatus
+from midstream.core.records import OPEN_STATUSES, MessageAccepted, TurnEnded, TurnStatus
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError, WrongSecretError
 from midstream.local_keys import shown_to
 from midstream.world import World
@@ -278,7 +278,7 @@ class Talk:
     async def _running(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
         """The turn that runs, which somebody else began, or this terminal too long ago."""
         now = await self._now()
-        if now is None or now.status == "idle":
+        if now is None or now.status not in OPEN_STATUSES:
             return
         with self._chats.shown(self.session) as shown:
             after = shown.newest or now.event_id

@@ -7,7 +7,8 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
 from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
 from midstream.cli.kept_secrets import check_secrets
 from midstream.cli.network import check_network, is_address
+from midstream.cli.session_options import key_file_option
 from midstream.cli.terminal import COLUMNS, columns
 from midstream.client.os_keyring import OsKeyring
 from midstream.core.profiles import profile_named
@@ -58,6 +60,7 @@ For a URL:
 @click.option(
     "--format", "named", metavar="FORMAT", help="What the files are (default: what they look like)."
 )
+@key_file_option
 @click.option(
     "--fix", is_flag=True, help="Write a repaired copy, NAME.repaired.EXT, beside each broken file."
 )
@@ -72,6 +75,7 @@ def doctor(
     named_places: tuple[str, ...],
     profile: str | None,
     named: str | None,
+    key_file: Path | None,
     fix: bool,  # noqa: FBT001 - click passes options so
     in_place: bool,  # noqa: FBT001 - see above
     port: int,
@@ -84,7 +88,7 @@ def doctor(
     checked. Of a server's URL it is told what a proxy in between does to each transport, and which one will work.
     """
     if any(is_address(place) for place in named_places):
-        if len(named_places) > 1 or fix or profile or named:
+        if len(named_places) > 1 or fix or profile or named or key_file:
             raise UsageError("a server is probed alone: give its address and nothing else but --json")
         return check_network(surroundings, named_places[0], is_json=is_json)
     paths = tuple(Path(place) for place in named_places)
@@ -93,13 +97,13 @@ def doctor(
     if fix and STDIN in paths:
         raise UsageError("--fix has no place to write for standard input: name a file")
     rules = profile_named(profile).name if profile else None
-    form = known_format(named) if named else None
+    look = partial(examine, named=known_format(named) if named else None, profile=rules, key_file=key_file)
     if not paths:
         return _check_installation(surroundings, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
     width = columns() if surroundings.out.is_terminal else COLUMNS
     with Progress(surroundings.talk.is_terminal, World()) as progress:
-        for examined in _examined(paths, form, rules, progress):
+        for examined in _examined(paths, look, progress):
             report = _fixed(examined, in_place=in_place) if fix else examined.report
             progress.clear()
             statuses[report.status] += 1
@@ -115,16 +119,16 @@ def doctor(
 
 
 def _examined(
-    paths: tuple[Path, ...], form: str | None, rules: str | None, progress: Progress
+    paths: tuple[Path, ...], look: Callable[..., Examined], progress: Progress
 ) -> Iterator[Examined]:
     found = 0
     if STDIN in paths:
         found += 1
         progress.next(str(STDIN))
-        yield _of_stdin(form, rules, progress)
+        yield _of_stdin(look, progress)
     for place in places_in(path for path in paths if path != STDIN):
         progress.next(place.path.name)
-        examined = examine(place.path, named=form, profile=rules, tick=progress.tick)
+        examined = look(place.path, tick=progress.tick)
         if examined.report.reason == "no-history" and not place.is_named:
             continue  # folders hold other files too
         found += 1
@@ -135,13 +139,13 @@ def _examined(
             yield Examined(Report(str(path), Status.MISSING, reason="no-history", problem=problem))
 
 
-def _of_stdin(form: str | None, rules: str | None, progress: Progress) -> Examined:
+def _of_stdin(look: Callable[..., Examined], progress: Progress) -> Examined:
     """Keep standard input in a file, since a history is read twice."""
     with tempfile.TemporaryDirectory(prefix="midstream-") as folder:
         file = Path(folder) / "stdin"
         with file.open("wb") as copy:
             shutil.copyfileobj(sys.stdin.buffer, copy)
-        examined = examine(file, named=form, profile=rules, tick=progress.tick)
+        examined = look(file, tick=progress.tick)
     return Examined(replace(examined.report, path=str(STDIN)))
 
 

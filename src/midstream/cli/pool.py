@@ -12,14 +12,15 @@ import click
 from msgspec import Struct
 
 from midstream.cli import Surroundings
-from midstream.cli.session_options import json_of
+from midstream.cli.session_options import json_of, key_file_option
 from midstream.cli.terminal import Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import time_of
 from midstream.core.reuse.records import PoolRecord, decode
 from midstream.errors import NotFoundError, UsageError
 from midstream.runtime.pool_entries import CALLS_SHELF, POOL_SHELF, session_of
+from midstream.store.closed import ENTRY_MARK, decrypted
 from midstream.store.contract import Kept
-from midstream.store.reading import reading
+from midstream.store.reading import Reader, reading
 from midstream.store.sqlite import SQLiteStore
 
 SESSION_COLUMNS = 24
@@ -37,7 +38,7 @@ class PoolLine(Struct, frozen=True):
 
     Args:
         state: `ready` (the next turn may resume the agent), `running` (a turn has it, or died with it), `pending`
-            (nobody knows what it heard), `damaged` (the next turn begins anew).
+            (nobody knows what it heard), `damaged` (the next turn begins anew), `encrypted` (needs `--key-file`).
         users: User messages that the agent knows.
         system, tools, servers, identity: The beginnings of their digests.
         store: The database it stands in.
@@ -79,15 +80,17 @@ _json_option = click.option("--json", "is_json", is_flag=True, help="Answer in J
 
 @pool.command("ls")
 @_store_option
+@key_file_option
 @_json_option
 @click.pass_obj
 def list_records(
     surroundings: Surroundings,
     store: Path | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """List the records, last used first: a table, or tab-separated lines where stdout is no terminal."""
-    found = _found(_stores(surroundings, store))
+    found = _found(_stores(surroundings, store, key_file), key_file)
     ink = surroundings.out
     if is_json:
         for line in found:
@@ -113,16 +116,18 @@ def list_records(
 @pool.command()
 @click.argument("session")
 @_store_option
+@key_file_option
 @_json_option
 @click.pass_obj
 def show(
     surroundings: Surroundings,
     session: str,
     store: Path | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Show what is known of a session's agents; the session is named by its id or the beginning of it."""
-    for line in _of_session(_found(_stores(surroundings, store)), session):
+    for line in _of_session(_found(_stores(surroundings, store, key_file), key_file), session):
         if is_json:
             click.echo(json_of(line))
             continue
@@ -139,6 +144,7 @@ def show(
 @click.option("--all", "is_all", is_flag=True, help="All records.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_store_option
+@key_file_option
 @_json_option
 @click.pass_obj
 def clear(
@@ -147,12 +153,13 @@ def clear(
     is_all: bool,  # noqa: FBT001 - click passes options so
     yes: bool,  # noqa: FBT001 - see above
     store: Path | None,
+    key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
     """Remove records: the next turn of these sessions begins with a fresh agent. Upstream nothing is deleted."""
     if bool(sessions) == is_all:
         raise UsageError("name the sessions to clear, or say --all")
-    found = _found(_stores(surroundings, store))
+    found = _found(_stores(surroundings, store, key_file), key_file)
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if wanted and not yes:
         if not sys.stdin.isatty():
@@ -187,20 +194,33 @@ async def _removed(path: Path, keys: Sequence[str]) -> list[str]:
         await store.close()
 
 
-def _stores(surroundings: Surroundings, named: Path | None) -> list[Path]:
-    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any."""
+def _stores(surroundings: Surroundings, named: Path | None, key_file: Path | None) -> list[Path]:
+    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any.
+
+    Raises:
+        UsageError: There are two, and a key file opens one.
+    """
     if named is not None:
         return [named]
     places = surroundings.places
-    return [path for path in (places.gateway_store, places.store) if path.exists()]
+    stores = [path for path in (places.gateway_store, places.store) if path.exists()]
+    if key_file is not None and len(stores) > 1:
+        raise UsageError("--key-file opens one database, and there are two: name one with --store")
+    return stores
 
 
-def _found(stores: Sequence[Path]) -> list[PoolLine]:
+def _found(stores: Sequence[Path], key_file: Path | None) -> list[PoolLine]:
     found = []
     for path in stores:
         with reading(path) as reader:
-            found += [_line_of(kept, str(path)) for kept in reader.shelf(POOL_SHELF)]
+            found += [_line_of(kept, str(path)) for kept in _records_in(reader, key_file)]
     return sorted(found, key=lambda line: line.used_at, reverse=True)
+
+
+def _records_in(reader: Reader, key_file: Path | None) -> Sequence[Kept]:
+    if key_file is None:
+        return reader.shelf(POOL_SHELF)
+    return asyncio.run(decrypted(reader, key_file).shelf(POOL_SHELF))
 
 
 def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
@@ -230,7 +250,8 @@ def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
 def _line_of(kept: Kept, store: str) -> PoolLine:
     record, size = decode(kept.body), len(kept.body)
     if record is None:
-        return PoolLine(kept.key, kept.key, "", "", "damaged", 0, 0, (), kept.at, kept.at, size, store)
+        state = "encrypted" if kept.body.startswith(ENTRY_MARK) else "damaged"
+        return PoolLine(kept.key, kept.key, "", "", state, 0, 0, (), kept.at, kept.at, size, store)
     fingerprint = record.fingerprint
     digests = (fingerprint.system, fingerprint.tools, fingerprint.servers, fingerprint.identity)
     return PoolLine(

@@ -25,6 +25,13 @@ COMPLETIONS_MAX = 50
 """Ids offered by a shell; more would not fit the screen."""
 
 
+key_file_option = click.option(
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The key file of that database, where it is encrypted.",
+)
+
+
 def source_options(command: F) -> F:
     """Where to look, and in which form to answer."""
     for option in (
@@ -35,11 +42,7 @@ def source_options(command: F) -> F:
             type=click.Path(dir_okay=False, path_type=Path),
             help="Look into this database (default: the one `midstream serve` uses).",
         ),
-        click.option(
-            "--key-file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="The key file of that database, where it is encrypted.",
-        ),
+        key_file_option,
     ):
         command = option(command)
     return command

@@ -18,9 +18,9 @@ from midstream.cli import Surroundings
 from midstream.cli.session_secret import FILE_VARIABLE, forget_for, shown_for
 from midstream.client.transports import base_url
 from midstream.core.frames import EventId
-from midstream.core.parts import PART_MARK, root_of
+from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
-from midstream.core.records import decode
+from midstream.core.records import OPEN_STATUSES, decode
 from midstream.core.session import Session, evolve
 from midstream.errors import (
     ConnectionLostError,
@@ -34,8 +34,8 @@ from midstream.errors import (
 )
 from midstream.local_keys import shown_to
 from midstream.places import Places
-from midstream.store.closed import decrypted
-from midstream.store.contract import ESCROW, RUNNING, WAITING, SessionInfo, Store
+from midstream.store.closed import ENCRYPTED_MARKS, decrypted, is_under_client_key
+from midstream.store.contract import SessionInfo, Store
 from midstream.store.reading import Reader, reading
 from midstream.store.sqlite import SQLiteStore
 
@@ -150,7 +150,7 @@ class FileSource:
         with reading(self._path) as reader:
             if reader.find(session) is None:
                 raise SessionNotFoundError(f"there is no session {session!r}")
-            if self._key_file is not None and not _is_under_client_key(reader, session):
+            if self._key_file is not None and not is_under_client_key(reader, session):
                 yield from _decrypted_lines_of(decrypted(reader, self._key_file), session)
             else:
                 yield from _lines_of(reader, session)
@@ -160,7 +160,7 @@ class FileSource:
         found: list[Question] = []
         for line in self.list():
             is_meant = session is None or line.id == session or line.id.startswith(session + PART_MARK)
-            if line.status in (RUNNING, WAITING) and is_meant:
+            if line.status in OPEN_STATUSES and is_meant:
                 found += questions_of(line.id, self._fold(line.id))
         return sorted(found, key=lambda question: question.asked_at)
 
@@ -214,7 +214,7 @@ def _lines_of(reader: Reader, session: str) -> Iterator[Line]:
     while page := reader.records(session, after, PAGE):
         after = page[-1].position
         for stored in page:
-            if stored.body[:1] in _ENCRYPTED:
+            if stored.body[:1] in ENCRYPTED_MARKS:
                 raise _unreadable(reader, session)
             yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
 
@@ -231,17 +231,9 @@ async def _all_of(store: Store) -> list[SessionInfo]:
     return [info async for info in store.list()]
 
 
-def _is_under_client_key(reader: Reader, session: str) -> bool:
-    return any(kept.key == root_of(session) for kept in reader.shelf(ESCROW))
-
-
-_ENCRYPTED = (b"\x01", b"\x02")
-"""How what is encrypted begins: see `store.ciphers`."""
-
-
 def _unreadable(reader: Reader, session: str) -> MidstreamError:
     name, ask = repr(session), "ask the server that has it, with --url"
-    if not _is_under_client_key(reader, session):
+    if not is_under_client_key(reader, session):
         brought = f"name the file with --key-file, or {ask}"
         return KeyMissingError(f"session {name} is encrypted under a key of its server's operator: {brought}")
     brought = f"{FILE_VARIABLE} names the file of the secret where another client has it"

@@ -31,16 +31,24 @@ from msgspec.structs import replace
 from midstream.client.databases import is_laid_out, lay_out, transaction, translated
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.core.calls import CallPlan, CallState
-from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
-from midstream.core.frames import EventId, ResultPayload, decode_payload, digest_of, encode
-from midstream.core.messages import Call, Outcome, Result
+from midstream.core.checkpoint import (
+    FILLER,
+    Checkpoint,
+    ChunkKept,
+    ChunksAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
+from midstream.core.frames import EventId, ResultPayload, decode_payload, digest_of
+from midstream.core.messages import Call, Result
 from midstream.core.promises import KnownEpoch
 from midstream.errors import MidstreamError, ProtocolError, UsageError
 from midstream.world import Fault, World
 
 T = TypeVar("T")
 
-USER_VERSION = 3
+USER_VERSION = 4
 """Layout of the file; any other one is refused. Those before it were never released."""
 APPLICATION_ID = 0x6D_69_64_63
 """Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
@@ -51,9 +59,6 @@ FREE_PAGES_MAX = 256
 LOG_BYTES_MAX = 4 * 1024 * 1024
 """What the file's log is cut to when its content is in the file: SQLite moves it there every 1,000 pages (4 MB)."""
 CALLED = "state file"
-FILLER = encode(ResultPayload(0, 0, Result("", "", Outcome.UNKNOWN)))
-"""Sent under the number of a chunk that cannot be read: an outcome of no call, which a server takes and drops. A server
-that has taken the chunk itself is not sent it."""
 DAMAGED_DIGEST = "damaged"
 """In the plan of a call that cannot be read: the digest of no call."""
 BUSY = "another process uses this state file: give each its own"
@@ -153,7 +158,8 @@ CREATE TABLE stream (
     touched_at REAL NOT NULL,
     promised TEXT,
     known_epoch INTEGER,
-    began_at REAL
+    began_at REAL,
+    acked INTEGER NOT NULL
 ) WITHOUT ROWID;
 -- Chunks whose ack has not come.
 CREATE TABLE chunk (
@@ -188,7 +194,8 @@ CREATE TABLE IF NOT EXISTS beginning (stream TEXT PRIMARY KEY, event_id TEXT NOT
 """
 # A stream with all that is kept of it.
 _STREAMS = """
-SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at FROM stream
+SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at,
+    acked FROM stream
 WHERE server = ? ORDER BY touched_at
 """
 _MOVE = """
@@ -399,7 +406,7 @@ class CheckpointFile:
     def _apply(self, stream: str, write: FileWrite, at: float) -> None:
         match write:
             case StreamBegun(session):
-                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL, NULL, NULL)"
+                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL, NULL, NULL, 0)"
                 self._execute(insert, stream, self._server, session, at)
             case BeginningSeen(event_id):
                 self._execute("INSERT OR REPLACE INTO beginning VALUES (?, ?)", stream, str(event_id))
@@ -409,6 +416,7 @@ class CheckpointFile:
                 self._execute("UPDATE stream SET next_seqno = ? WHERE stream = ?", seqno + 1, stream)
             case ChunksAcked(seqno):
                 self._execute("DELETE FROM chunk WHERE stream = ? AND seqno <= ?", stream, seqno)
+                self._execute("UPDATE stream SET acked = ? WHERE stream = ?", seqno + 1, stream)
             case CursorMoved(event_id, promised, known):
                 place = (event_id.epoch, event_id.position) if event_id else (None, None)
                 began = (known.epoch, known.began_at) if known else (None, None)
@@ -471,14 +479,15 @@ class CheckpointFile:
         known = None if known_epoch is None else KnownEpoch(known_epoch, began_at or 0.0)
         promised = _event_id_of(read("promised", str) or "", damaged)
         touched_at = read("touched_at", float)
-        chunks = self._unacked(stream, read("next_seqno", int), is_begun=event_id is not None)
+        numbers = read("acked", int), read("next_seqno", int)
+        chunks = self._unacked(stream, *numbers, is_begun=event_id is not None)
         if damaged:
             _log.warning("of the stream %s in the state file %s is damaged", stream, ", ".join(damaged))
         checkpoint = Checkpoint(stream, "", event_id, chunks.next_seqno, chunks.unacked, promised, known)
         at = math.inf if touched_at is None else touched_at
         return KeptStream(session, checkpoint, at, chunks.damage, chunks.has_lost)
 
-    def _unacked(self, stream: str, next_seqno: int | None, *, is_begun: bool) -> _Chunks:
+    def _unacked(self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool) -> _Chunks:
         """Return a stream's chunks. One that cannot be read becomes a filler, except a message nobody else has."""
         unacked: dict[int, bytes] = {}
         lost: dict[int, str] = {}
@@ -496,7 +505,8 @@ class CheckpointFile:
         if next_seqno is None and not rows:
             return _Chunks(1, (), "its place in the state file is damaged")  # something was said
         end = rows[-1] + 1 if next_seqno is None else next_seqno
-        for seqno in range(rows[0] if rows else end, end):
+        first = rows[0] if rows else end
+        for seqno in range(first if acked is None else min(acked, first), end):
             if seqno not in unacked:
                 lost.setdefault(seqno, "the state file has lost chunks")
         if 0 in lost and not is_begun and self._execute(_CALLS, stream).fetchone() is None:
@@ -507,7 +517,7 @@ class CheckpointFile:
         return _Chunks(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
 
     def _calls(self, stream: str) -> Iterator[KeptCall]:
-        said = [decode_payload(body) for _, body in self._unacked(stream, None, is_begun=True).unacked]
+        said = [decode_payload(body) for _, body in self._unacked(stream, None, None, is_begun=True).unacked]
         results = {
             (each.turn, each.reply, each.result.call_id): each.result
             for each in said
@@ -539,7 +549,7 @@ def sessions_left(path: Path, *, server: str) -> list[str]:
         return []
 
 
-_COLUMNS = ("epoch", "position", "next_seqno", "touched_at", "promised", "known_epoch", "began_at")
+_COLUMNS = ("epoch", "position", "next_seqno", "touched_at", "promised", "known_epoch", "began_at", "acked")
 """Of `_STREAMS`, after stream and session."""
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from midstream.client.transports import refusal_of, session_path
 from midstream.core.questions import Question
+from midstream.core.records import OPEN_STATUSES
 from midstream.errors import ConnectionLostError, ProtocolError
 
 ANSWER_S = 10.0
@@ -58,7 +59,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
         now = msgspec.json.decode(body, type=_Now)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"{url} does not answer like a midstream server") from error
-    return now.event_id, now.status == "idle", body
+    return now.event_id, now.status not in OPEN_STATUSES, body
 
 
 async def delete(url: str, session: str, headers: Mapping[str, str]) -> None:

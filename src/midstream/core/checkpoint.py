@@ -7,8 +7,21 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.core.frames import AbortPayload, AnswerPayload, EventId, WithdrawPayload, decode_payload
+from midstream.core.frames import (
+    AbortPayload,
+    AnswerPayload,
+    EventId,
+    ResultPayload,
+    WithdrawPayload,
+    decode_payload,
+    encode,
+)
+from midstream.core.messages import Outcome, Result
 from midstream.core.promises import KnownEpoch
+
+FILLER = encode(ResultPayload(0, 0, Result("", "", Outcome.UNKNOWN)))
+"""Sent under the number of a chunk that cannot be read: an outcome of no call, which a server takes and drops. It is
+sent after the welcome only: a server that has taken the chunk itself is not sent it."""
 
 
 class Checkpoint(Struct, frozen=True):

@@ -16,7 +16,6 @@ the session anew and says so by `show`, before any connection. Clause numbers re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from typing import assert_never
 
@@ -25,7 +24,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core import records
-from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.core.checkpoint import (
+    FILLER,
+    Checkpoint,
+    ChunkKept,
+    ChunksAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
 from midstream.core.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.core.frames import (
     FRAME_BYTES_MAX,
@@ -43,6 +50,7 @@ from midstream.core.frames import (
     Heartbeat,
     Open,
     Payload,
+    Ping,
     ServerFrame,
     Snapshot,
     SnapshotWhen,
@@ -68,6 +76,7 @@ from midstream.core.session import CHUNKS_MAX
 from midstream.core.shown_secrets import ShownSecrets
 from midstream.core.timing import RECONNECT_BACKOFF, Backoff, Deadline
 from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn_silence import TurnSilence
 from midstream.errors import (
     ConnectionLostError,
     FrameTooLargeError,
@@ -96,8 +105,6 @@ CONNECTIONS_OF_A_LIFE = 2**24
 CHUNK_OVERHEAD_BYTES = 64
 """What a chunk's frame adds to its payload, at most."""
 _NEXT_TRY = "the next try to connect"
-_MACHINES = ("model", "tool", "client")
-"""What a turn should not wait for in silence; a person may take days."""
 
 
 # --- what is to be delivered to the application ---------------------------------------------------------------------
@@ -178,7 +185,8 @@ class ClientStream:
         self._shown = ShownSecrets(secret, old_secret, own=secret if stream else "")
         self._cancel_after_s = cancel_after_s
         self._backoff = backoff
-        self._patience_s, self._stall_after_s = patience_s, stall_after_s
+        self._patience_s = patience_s
+        self._silence = TurnSilence(stall_after_s)
         self._state = _State.WAITING
         self._deadline: Deadline | None = Deadline(now, "the first connection")
         self._error: MidstreamError | None = None
@@ -212,10 +220,6 @@ class ClientStream:
         """The event a heartbeat spoke of before it came; if it has not come by the next one, it is lost."""
         self._unanswered = 0
         """Heartbeats that came while an ack was owed."""
-        self._waiting_on = "nothing"
-        self._stall_at: float | None = None
-        """When silence of the turn is to be told; None for a reader, without a connection, and once it was."""
-        self._is_stalled = False
         self._writes: list[Write] = []
         self._frames: list[bytes] = []
         self._events: list[ClientEvent] = []
@@ -299,7 +303,7 @@ class ClientStream:
     @property
     def is_stalled(self) -> bool:
         """Whether no event came for long while the turn waits for a machine: for a user's eyes (STREAM-47)."""
-        return self._is_stalled
+        return self._silence.is_stalled
 
     @property
     def trouble(self) -> MidstreamError | None:
@@ -355,7 +359,7 @@ class ClientStream:
     @property
     def waiting_on(self) -> str:
         """What the turn waited for at the last heartbeat: model, tool, client, person, nothing."""
-        return self._waiting_on
+        return self._silence.waiting_on
 
     def writes(self) -> list[Write]:
         """Return what to write into the checkpoint, in one transaction, before any frame is sent."""
@@ -375,9 +379,9 @@ class ClientStream:
 
     def next_deadline(self) -> Deadline | None:
         """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
-        if self._stall_at is None or self._deadline is None:
+        if self._silence.due_at is None or self._deadline is None:
             return self._deadline
-        return min(self._deadline, Deadline(self._stall_at, "the turn owes an event"))
+        return min(self._deadline, Deadline(self._silence.due_at, "the turn owes an event"))
 
     # --- what the application does ------------------------------------------------------------------------------
 
@@ -524,7 +528,7 @@ class ClientStream:
             return
         before, told = (self._state, self._received), len(self._events)
         try:
-            self._take(decode_server(body))
+            self._take(decode_server(body), now)
         except ProtocolError:
             self._drop()
         except StoreDamagedError as error:  # a record that cannot be read, or is not there any more
@@ -541,15 +545,12 @@ class ClientStream:
     def listens_again(self, *, now: float) -> None:
         """Count all silence from now on; for a shell that did not read for a while."""
         self.was_heard(now=now)
-        if self._stall_at is not None:
-            self._stall_at = now + self._stall_after_s
+        self._silence.pause(now)
 
     def handle_deadline(self, *, now: float) -> None:
         """Do what is owed by now; harmless when it is early."""
-        if self._stall_at is not None and now >= self._stall_at:
-            # STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
-            self._is_stalled = self._waiting_on in _MACHINES
-            self._stall_at = None if self._is_stalled else now + self._stall_after_s
+        if self._silence.judge(now):  # STREAM-47: reported, and nothing else
+            self._queue(Ping())
         if self._deadline is None or now < self._deadline.at:
             return
         if self._state is _State.WAITING:
@@ -560,13 +561,14 @@ class ClientStream:
 
     def _was_moved(self, now: float | None) -> None:
         """Count the turn's silence anew: an event came, or a connection began, or there is none to hear it on."""
-        self._is_stalled = False
-        is_live = self._state is _State.LIVE and bool(self._stream)
-        self._stall_at = now + self._stall_after_s if is_live and now is not None else None
+        if now is not None and self._state is _State.LIVE and self._stream:
+            self._silence.begin(now)
+        else:
+            self._silence.stop()
 
     # --- frames -------------------------------------------------------------------------------------------------
 
-    def _take(self, frame: ServerFrame) -> None:
+    def _take(self, frame: ServerFrame, now: float) -> None:
         if isinstance(frame, Error):
             self._take_error(frame)
             return
@@ -584,7 +586,7 @@ class ClientStream:
             case Snapshot():
                 self._take_snapshot(frame)
             case Heartbeat():
-                self._take_heartbeat(frame)
+                self._take_heartbeat(frame, now)
             case _:
                 assert_never(frame)
 
@@ -717,9 +719,9 @@ class ClientStream:
         if frame.is_over and self._stream:
             self._finish_at(self._received)
 
-    def _take_heartbeat(self, frame: Heartbeat) -> None:
+    def _take_heartbeat(self, frame: Heartbeat, now: float) -> None:
         newest = EventId.parse(frame.event_id)
-        self._waiting_on = frame.waiting_on
+        self._silence.heartbeat(frame.waiting_on, now)
         assert self._received is not None
         if self._announced is not None and self._received.position < self._announced.position:
             raise ProtocolError(f"the event {self._announced} was announced and did not come")
@@ -760,8 +762,7 @@ class ClientStream:
     def _end_with(self, error: MidstreamError | None, *, is_resumable: bool = False) -> None:
         self._state = _State.ENDED
         self._deadline = None
-        self._stall_at = None
-        self._is_stalled = False
+        self._silence.stop()
         self._error = error
         self._is_reconnecting = False
         if not is_resumable and (error is None or error.code not in KEEPS_CHECKPOINT):
@@ -780,15 +781,13 @@ class ClientStream:
     def _send_chunks(self) -> None:
         if self._state not in (_State.OPENING, _State.LIVE):
             return
-        for seqno in self._sendable():
-            self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
-            self._sent = seqno + 1
-
-    def _sendable(self) -> Iterator[int]:
         room = self._acked + len(self._acked_apart) + self._in_flight_max
-        return (
-            each for each in range(self._sent, min(self._next_seqno, room)) if each not in self._acked_apart
-        )
+        for seqno in range(self._sent, min(self._next_seqno, room)):
+            if self._state is _State.OPENING and self._unacked[seqno] == FILLER:
+                return  # STREAM-48: the server may have the chunk that was lost
+            if seqno not in self._acked_apart:
+                self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
+            self._sent = seqno + 1
 
     def _queue(self, frame: ClientFrame) -> None:
         self._frames.append(encode(frame))

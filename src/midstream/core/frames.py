@@ -250,7 +250,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         turn: The stream's turn, 0 before its first chunk.
         turn_status: How that turn stands: "" (there is none yet), queued, running, completed, cancelled, failed,
             interrupted, or ended (how, its events say).
-        status: What the session is doing: idle, model, tools, cancelling.
+        status: What the session is doing, or how its last turn ended (STREAM-116).
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max: Bytes of one frame of a client.
         in_flight_max: Chunks that a client may have sent and not seen acknowledged.
@@ -273,7 +273,7 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
     acked: int = 0
     turn: int = 0
     turn_status: str = ""
-    status: str = "idle"
+    status: str = ""
     is_degraded: bool = False
     reason: str = ""
     heartbeat_s: float = HEARTBEAT_S

@@ -109,6 +109,36 @@ class Profile(Struct, frozen=True, kw_only=True):
         return test
 
 
+ProfileName = Literal[
+    "anthropic",
+    "bedrock-claude",
+    "bedrock-mistral",
+    "vertex",
+    "openai-chat",
+    "claude-proxy",
+    "responses",
+    "gemini",
+    "gemini-3",
+    "mistral",
+    "mistral-v3",
+    "mistral-legacy",
+    "deepseek",
+    "kimi",
+    "minimax",
+    "strict-template",
+    "neutral",
+    "pydantic-ai",
+    "portable",
+    # The same by other names.
+    "bedrock",
+    "openai",
+    "openai-responses",
+    "google",
+    "chat",
+    "langchain",
+]
+"""The names of profiles, for a type checker: those of `PROFILES` and their aliases."""
+
 _PROFILES = (
     Profile(
         name="anthropic",

@@ -42,6 +42,28 @@ class TurnStatus(StrEnum):
     """Nobody went on with it in time, or it kept killing its owner; what had finished was kept."""
 
 
+class SessionStatus(StrEnum):
+    """The state of a session: the words of listings, snapshots, welcomes, commands and the page."""
+
+    NEW = ""
+    """No turn has begun."""
+    RUNNING = "running"
+    """A turn is open."""
+    WAITING = "waiting"
+    """A turn is open and waits for people only."""
+    LOCKED = "locked"
+    """A turn is open and waits for its client to bring the session's secret."""
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """The last four: how the last turn ended, see `TurnStatus`."""
+
+
+OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, SessionStatus.LOCKED))
+"""Those of a session with an open turn."""
+
+
 class StalledOn(StrEnum):
     """What is waited for in silence."""
 

@@ -541,7 +541,7 @@ class ServerStream:
             acked=known.accepted if known else 0,
             turn=known.turn if known else 0,
             turn_status=turn_status_of(session, self._open.stream),
-            status=status_of(session),
+            status=session.status,
             is_degraded=bool(self._degraded_reason),
             reason=self._degraded_reason,
             heartbeat_s=self._heartbeat_s,
@@ -685,21 +685,6 @@ def _events_frame(events: list[bytes]) -> bytes:
 
 NATIVE = Wire(encode, events_frames)
 """One JSON object per message, as `core/frames.py` defines them."""
-
-
-def status_of(session: Session) -> str:
-    """Return what a session is doing: idle, model, tools, cancelling."""
-    match session.turn:
-        case Idle():
-            return "idle"
-        case AwaitingModel():
-            return "model"
-        case RunningCalls():
-            return "tools"
-        case Cancelling():
-            return "cancelling"
-        case _:
-            assert_never(session.turn)
 
 
 def turn_status_of(session: Session, stream: str) -> str:

@@ -34,6 +34,7 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    SessionStatus,
     StreamOpened,
     StreamTaken,
     ToolsChanged,
@@ -229,6 +230,13 @@ class Session(Struct, frozen=True, gc=False):
     def is_live(self) -> bool:
         """Whether a turn is open, so that somebody owes this session something."""
         return not isinstance(self.turn, Idle)
+
+    @property
+    def status(self) -> SessionStatus:
+        """What it is doing, or how its last turn ended. `LOCKED` is the host's to see."""
+        if self.is_live:
+            return SessionStatus.WAITING if self.rests_on_people else SessionStatus.RUNNING
+        return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW
 
     @property
     def needs_owner(self) -> bool:

@@ -33,7 +33,7 @@ from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_v
 from midstream.doctor.storages import FolderRemedy, examine_storage
 from midstream.doctor.writing import Settle, Written, write_beside, write_in_place
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
 
@@ -74,6 +74,7 @@ def examine(
     *,
     named: str | None = None,
     profile: str | None = None,
+    key_file: Path | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> Examined:
     """Look at one history. Nothing is written.
@@ -82,13 +83,14 @@ def examine(
         path: A file, or opencode's storage folder.
         named: The format or kind of file somebody says it is.
         profile: The rules to judge by; None for those of the format.
+        key_file: The operator's keys of a store of midstream's that is encrypted.
         tick: Told how many bytes were read so far.
 
     Raises:
         UsageError: `profile` is the name of none.
     """
     try:
-        return _examined(path, named, profile, tick)
+        return _examined(path, named, profile, tick, key_file)
     except UnreadableHistoryError as error:
         return _unreadable(path, error)
     except OSError as error:  # it was taken away meanwhile, or the disk fails
@@ -108,7 +110,13 @@ def _unreadable(path: Path, error: UnreadableHistoryError) -> Examined:
     return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
 
 
-def _examined(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
+def _examined(
+    path: Path,
+    named: str | None,
+    profile: str | None,
+    tick: Callable[[int], None],
+    key_file: Path | None,
+) -> Examined:
     if os.path.isdir(path):  # noqa: PTH112 - false where we may not even look
         return Examined(*examine_storage(path, profile, tick))
     require_file(path)
@@ -118,7 +126,7 @@ def _examined(path: Path, named: str | None, profile: str | None, tick: Callable
         return Examined(*examine_opencode(path, profile, tick))
     if journals.is_database(head):
         confirmed(Shape("midstream", "midstream", ()), named)
-        return Examined(*journals.examine_database(path, profile))
+        return Examined(*journals.examine_database(path, profile, key_file))
     if not head.strip():
         raise UnreadableHistoryError("there is nothing in it", reason="no-history")
     sample = _sample(path)

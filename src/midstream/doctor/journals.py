@@ -6,8 +6,9 @@ wrong is the file. Then a copy can be made in which each damaged session ends be
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,14 +26,20 @@ from midstream.doctor.shapes import Json
 from midstream.doctor.writing import Written, copy_of, make_whole
 from midstream.errors import (
     ConflictError,
+    EventsLostError,
     InvalidHistoryError,
+    KeyMissingError,
     MidstreamError,
     NotFoundError,
     RecordUndecodableError,
+    StoreDamagedError,
     UnreadableHistoryError,
     UsageError,
 )
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
+from midstream.store.closed import ENCRYPTED_MARKS, decrypted, is_under_client_key
+from midstream.store.contract import Store
+from midstream.store.contract import Stored as StoredRecord
 from midstream.store.reading import Reader, reading
 
 PAGE = 500
@@ -48,6 +55,8 @@ LOST = {
     "journal-unfolded": "a record and what follows it",
 }
 """What a copy no longer holds."""
+
+_KEYS = "name the file of its keys with --key-file"
 
 _EVENT_ID = re.compile(r"(\d+)-(\d+)")
 
@@ -115,11 +124,14 @@ def is_export(line: Json) -> bool:
     return isinstance(name, str) and isinstance(record, dict) and _EVENT_ID.fullmatch(name) is not None
 
 
-def examine_database(path: Path, profile: str | None = None) -> tuple[Report, JournalRemedy | None]:
-    """Look at every session of a store.
+def examine_database(
+    path: Path, profile: str | None = None, key_file: Path | None = None
+) -> tuple[Report, JournalRemedy | None]:
+    """Look at every session of a store. Of an encrypted one no copy is made: what ends it is sealed.
 
     Args:
         profile: Also render each session by these rules, and look whether it would be accepted.
+        key_file: The operator's keys, where it is encrypted under them.
 
     Raises:
         UnreadableHistoryError: It is another program's database, or damaged.
@@ -127,28 +139,40 @@ def examine_database(path: Path, profile: str | None = None) -> tuple[Report, Jo
     """
     findings: list[Finding] = []
     cuts: dict[str, Session] = {}
-    sessions = live = records = 0
+    sessions = live = records = locked = 0
     try:
         with reading(path) as reader:
+            store = None if key_file is None else decrypted(reader, key_file)
             for number in reader.numbers(None):
                 for line in reader.lines([number]):
                     sessions += 1
                     live += line.mark.is_live
                     records += line.end
-                    done = judged(_records(reader, line.session), file=line.session)
+                    if is_under_client_key(reader, line.session):
+                        locked += 1
+                        continue
+                    if store is None:
+                        done = judged(_records(reader, line.session), file=line.session)
+                    else:
+                        stored = _decrypted(reader, store, line.session)
+                        done = judged(stored, file=line.session, repair=NO_REPAIR)
                     findings += done.findings
-                    if done.findings:
+                    if done.findings and store is None:
                         cuts[line.session] = done.session
                     findings += rendered(done.session, profile, file=line.session) if profile else []
     except NotFoundError:
         pass  # an empty database is a store in which nothing was said yet
     except UsageError as error:
         raise UnreadableHistoryError(error.message, reason="no-history") from error
+    except KeyMissingError as error:
+        raise UnreadableHistoryError(f"{error.message}: {_KEYS}", reason="encrypted") from error
     except MidstreamError as error:
         raise UnreadableHistoryError(f"{error.message}: restore a copy", reason="damaged") from error
     if not sqlite_files.is_whole(path):
         findings.append(finding("damaged-file", NO_REPAIR, lost="what the damaged pages held"))
-    notes = (f"{_count(live)} open: the next owner carries it on",) if live else ()
+    notes: tuple[str, ...] = (f"{_count(live)} open: the next owner carries it on",) if live else ()
+    if locked:
+        notes += (f"not examined, as only their clients can open them: {locked} of {sessions} sessions",)
     report = _report(path, findings, records, sessions, notes, profile)
     return report, JournalRemedy(path, cuts) if cuts else None
 
@@ -212,7 +236,7 @@ def _report(
     )
 
 
-def judged(stored: Iterable[Stored], *, file: str = "") -> Judged:
+def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> Judged:
     """Say what is wrong with one session's records: gaps, unreadable ones, and what does not fold."""
     done = Judged([], Session())
     expected = 1
@@ -233,7 +257,7 @@ def judged(stored: Iterable[Stored], *, file: str = "") -> Judged:
                 except (InvalidHistoryError, KeyError, AttributeError, AssertionError, TypeError):
                     code = "journal-unfolded"
         if code:
-            done.findings.append(finding(code, CUT, message=position, lost=LOST[code], file=file))
+            done.findings.append(finding(code, repair, message=position, lost=LOST[code], file=file))
     return done
 
 
@@ -254,4 +278,35 @@ def _records(reader: Reader, session: str) -> Iterator[Stored]:
     while page := reader.records(session, after, PAGE):
         after = page[-1].position
         for each in page:
-            yield each.position, each.epoch, bytes(each.body)
+            body = bytes(each.body)
+            if body.startswith(ENCRYPTED_MARKS):
+                raise KeyMissingError(
+                    f"session {session!r} is encrypted under a key of its server's operator"
+                )
+            yield each.position, each.epoch, body
+
+
+async def _opened(store: Store, session: str, page: Sequence[StoredRecord]) -> list[StoredRecord]:
+    """Return records decrypted; those that cannot be are empty."""
+    found: list[StoredRecord] = []
+    for each in page:
+        try:
+            found += await store.read(session, after=each.position - 1, limit=1)
+        except KeyMissingError:
+            raise
+        except StoreDamagedError:
+            found.append(StoredRecord(each.position, each.epoch, b""))
+    return found
+
+
+def _decrypted(reader: Reader, store: Store, session: str) -> Iterator[Stored]:
+    """Yield the records of an encrypted session; one that was changed or moved without its body."""
+    after = 0
+    while page := reader.records(session, after, PAGE):
+        for found in asyncio.run(_opened(store, session, page)):
+            yield found.position, found.epoch, found.body
+        after = page[-1].position
+    try:
+        asyncio.run(store.read(session, after=after, limit=1))
+    except EventsLostError:
+        yield after + 2, 0, b""  # its seal names a later end: a gap

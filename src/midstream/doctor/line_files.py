@@ -21,7 +21,7 @@ from midstream.doctor.rollbacks import Rollbacks
 from midstream.doctor.shapes import Json
 from midstream.doctor.threads import Threads
 from midstream.errors import UnreadableHistoryError
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 
 
 class LineFile:

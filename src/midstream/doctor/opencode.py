@@ -13,7 +13,7 @@ from msgspec import Struct
 from midstream.core.repair.words import UNKNOWN
 from midstream.doctor.findings import Finding, finding_of
 from midstream.doctor.shapes import Json
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 
 ITS_OWN = {"dangling-call"}
 """What opencode would send as it is; it settles the rest itself when it sends."""

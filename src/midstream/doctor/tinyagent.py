@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from midstream.core.formats.parts import as_json, as_words
 from midstream.core.repair.report import Edit, Repaired
 from midstream.doctor.shapes import Json
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 
 NAME = "tinyagent"
 CHAT = "openai-chat"

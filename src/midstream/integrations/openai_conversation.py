@@ -43,6 +43,7 @@ from midstream.errors import (
 )
 from midstream.extras import extra
 from midstream.integrations.http_limits import WRITE_S, HttpLimits
+from midstream.runtime.agent_runs import SILENCE_MAX_S
 from midstream.runtime.openings import Openings
 from midstream.runtime.upstreams import (
     Abilities,
@@ -61,8 +62,8 @@ with extra("openai"):
 
 Memory = Literal["responses", "conversation"]
 
-SILENCE_S = 600.0
-"""Seconds of silence that the connection allows where no limit is set: the pool's `SilenceLimits` cut before."""
+SILENCE_S = SILENCE_MAX_S
+"""Seconds of silence that the connection allows where no limit is set: the pool and the agent's budgets cut before."""
 RECONNECTS_MAX = 3
 """Connections in a row that may bring nothing new before a background reply is given up."""
 RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)

@@ -17,9 +17,9 @@ from typing import Self, cast
 from msgspec import Struct
 
 from midstream.core.permissions import Ask, Decision, Permission, Person
-from midstream.core.replies import Finished, UpstreamCallEnded, UpstreamCallStarted, Working
+from midstream.core.replies import Finished, Heartbeat, UpstreamCallEnded, UpstreamCallStarted, Working
 from midstream.errors import ModelError, ModelStalledError, UpstreamFailedError, UsageError
-from midstream.runtime.upstreams import UpstreamEvent
+from midstream.runtime.upstreams import Marked, Opened, UpstreamEvent
 from midstream.world import World
 
 EVENTS_MAX = 64
@@ -36,7 +36,8 @@ class SilenceLimits(Struct, frozen=True):
     """How long an agent may say nothing, in seconds. Any event ends a silence, also one that shows nothing.
 
     Args:
-        idle_s: While it thinks.
+        idle_s: While it thinks. Before the first word or call of an answer, `StallBudgets.first_token_max_s` of the
+            agent that sends the request holds where it is longer.
         tool_s: While a tool of its own is open: builds and test suites are long.
         sign_s: How often a reader is told that a tool still works, so that nobody outside takes it for a stall.
         close_s: How long a run may take to stop, and an agent to close.
@@ -100,6 +101,7 @@ class AgentRun:
         events: What `UpstreamAgent.send` returned; it is closed here.
         name: Whose silence it is, for people.
         leave: How it asks people while it answers.
+        first_token_s: The silence allowed before the first word or call, where it is longer than `limits.idle_s`.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class AgentRun:
         *,
         name: str,
         leave: Leave | None = None,
+        first_token_s: float = 0.0,
     ) -> None:
         self.is_left = False
         """Whether it did not stop in time; its agent must not be spoken to again in this process."""
@@ -118,6 +121,8 @@ class AgentRun:
         self._world = world
         self._name = name
         self._leave = leave or Leave(None)
+        self._idle_s = max(limits.idle_s, first_token_s)
+        """The silence allowed while no tool is open."""
         self._line: asyncio.Queue[UpstreamEvent | _Ended] = asyncio.Queue(EVENTS_MAX)
         self._heard_at = world.monotonic()
         self._open: dict[str, str] = {}
@@ -181,6 +186,8 @@ class AgentRun:
 
     def _note(self, event: UpstreamEvent) -> None:
         self._heard_at = self._world.monotonic()
+        if not isinstance(event, Opened | Marked | Heartbeat):
+            self._idle_s = self._limits.idle_s
         match event:
             case UpstreamCallStarted():
                 self._open[event.id] = event.name
@@ -196,7 +203,7 @@ class AgentRun:
                 self._heard_at = self._world.monotonic()
             now = self._world.monotonic()
             silent_s = now - self._heard_at
-            limit_s = self._limits.tool_s if self._open else self._limits.idle_s
+            limit_s = self._limits.tool_s if self._open else self._idle_s
             if silent_s >= limit_s:
                 self._is_over = True
                 self._line.put_nowait(_Ended(self._stalled(silent_s)))

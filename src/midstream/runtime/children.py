@@ -25,7 +25,15 @@ from midstream.core.records import (
     decode,
 )
 from midstream.core.session import Session
-from midstream.core.turn import Cancel, ChildSpoke, RunChild, RunningCalls, SendMessage
+from midstream.core.turn import (
+    SUSPECTED_CODE,
+    CallFinished,
+    Cancel,
+    ChildSpoke,
+    RunChild,
+    RunningCalls,
+    SendMessage,
+)
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.runtime.agent import SubAgent
 from midstream.store.contract import Stored
@@ -89,14 +97,16 @@ async def run_child(
     parent: Session,
     state: CallState,
     found: SubAgent,
-) -> Result:
+) -> CallFinished:
     """Let a session of its own do the work of a call, from wherever it is, and return what came of it.
 
     Cancelling this leaves the child as it is; see `stop_child`.
     """
     place = _place(shows.session_id, owed, parent, state, found)
     if len(place.path) > DEPTH_MAX:
-        return Result(owed.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR)
+        return _finished(
+            owed, Result(owed.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR)
+        )
     task = found.task_of(state.call)
     shown = state.child_position
     while True:
@@ -111,11 +121,18 @@ async def run_child(
                 )
                 await child.submit(said)
             shown = await _follow(child, shows, owed, _child_id(place, state, parent), shown)
-            return result_of(owed.call_id, child.state)
+            end = child.state.last_turn
+            is_suspect = end is not None and end.code == SUSPECTED_CODE
+            return _finished(owed, result_of(owed.call_id, child.state), is_suspect=is_suspect)
         except _AWAY:
             await world.sleep(POLL_S)
         except MidstreamError as error:
-            return Result(owed.call_id, f"The sub-agent could not go on: {error.message}", Outcome.ERROR)
+            why = f"The sub-agent could not go on: {error.message}"
+            return _finished(owed, Result(owed.call_id, why, Outcome.ERROR))
+
+
+def _finished(owed: RunChild, result: Result, *, is_suspect: bool = False) -> CallFinished:
+    return CallFinished(owed.turn, owed.reply_no, result, is_suspect)
 
 
 def children_at_work(session_id: str, parent: Session) -> list[str]:
@@ -136,7 +153,7 @@ async def stop_child(
     parent: Session,
     state: CallState,
     found: SubAgent,
-) -> Result:
+) -> CallFinished:
     """Stop the child of a call and return what it had.
 
     Raises:
@@ -156,7 +173,7 @@ async def stop_child(
             await world.sleep(POLL_S)
     with contextlib.suppress(*_AWAY):
         await _follow(child, shows, owed, name, state.child_position)
-    return result_of(owed.call_id, child.state)
+    return _finished(owed, result_of(owed.call_id, child.state))
 
 
 def result_of(call_id: str, child: Session) -> Result:

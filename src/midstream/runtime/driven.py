@@ -38,6 +38,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    SessionStatus,
     TurnEnded,
     TurnStatus,
     encode,
@@ -56,8 +57,8 @@ from midstream.errors import (
 from midstream.runtime.journal import Journal, require_session_id
 from midstream.runtime.marks import mark_of
 from midstream.runtime.observing import Observer, Observers
-from midstream.runtime.runner import APPEND_BACKOFF, APPEND_TRIES_MAX
-from midstream.store.contract import RUNNING, Appendix, Store, Stored
+from midstream.runtime.outages import APPEND_BACKOFF, APPEND_TRIES_MAX
+from midstream.store.contract import Appendix, Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
@@ -499,7 +500,11 @@ class Driver:
     async def open_turns(self) -> AsyncIterator[OpenTurn]:
         """Iterate over the turns of this driver that were begun and have not ended, last changed first."""
         await self.open()
-        found = [info.session async for info in self.store.list(live=False) if info.mark.status == RUNNING]
+        found = [
+            info.session
+            async for info in self.store.list(live=False)
+            if info.mark.status == SessionStatus.RUNNING
+        ]
         for session in found:
             journal, records = await self._loaded(session)
             if journal.state.driver == self.name and session not in self._busy:

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 
 from midstream.core.blobs import Blob
 from midstream.core.messages import Text, UserMessage
-from midstream.core.records import CallStarted, MessageAccepted, Record, TurnEnded, TurnResumed, encode
+from midstream.core.records import (
+    CallStarted,
+    MessageAccepted,
+    Record,
+    TurnEnded,
+    TurnResumed,
+    encode,
+)
 from midstream.core.session import Session
-from midstream.store.contract import RUNNING, WAITING, Appendix, Mark
+from midstream.store.contract import Appendix, Mark
 
 TITLE_CHARS_MAX = 80
 
@@ -35,6 +42,7 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark 
     for people only.
     """
     mark = None
+    status = after.status.value
     for record in records:
         if not isinstance(record, _MARKING):
             continue
@@ -43,15 +51,13 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark 
             case MessageAccepted():
                 title = _title_of(record.message) if record.turn == 1 else title
                 is_ours = not record.driver
-                mark = Mark(is_ours, record.at, title=title, turns=after.turns, status=RUNNING)
+                mark = Mark(is_ours, record.at, title=title, turns=after.turns, status=status)
             case TurnResumed():
-                mark = Mark(is_live=True, at=record.at, title=title, turns=after.turns, status=RUNNING)
+                mark = Mark(is_live=True, at=record.at, title=title, turns=after.turns, status=status)
             case TurnEnded():
-                status = record.status.value
                 mark = Mark(is_live=False, at=record.at, title=title, turns=after.turns, status=status)
     if after.is_live and after.rests_on_people != before.rests_on_people:
         at = max(getattr(record, "at", 0.0) for record in records)
-        status = WAITING if after.rests_on_people else RUNNING
         title = mark.title if mark else ""
         return Mark(after.needs_owner, at, title=title, turns=after.turns, status=status)
     return mark

@@ -404,18 +404,18 @@ class Performer:
             self._finish(owed, Result(owed.call_id, gone, Outcome.ERROR))
             return
         try:
-            result = await run_child(self._nursery, self._world, self._reports, owed, session, state, found)
+            finished = await run_child(self._nursery, self._world, self._reports, owed, session, state, found)
         except asyncio.CancelledError:
             if self._reports.is_closing:
                 raise
             try:
-                result = await stop_child(
+                finished = await stop_child(
                     self._nursery, self._world, self._reports, owed, session, state, found
                 )
             except MidstreamError as error:  # the cancel goes on without it at its deadline
                 _log.warning("a sub-agent was not stopped: %s", error.code, extra={"call": owed.call_id})
                 return
-        self._finish(owed, result)
+        self._reports.report(finished)
 
     async def _result_of(self, owed: RunCall, state: CallState, found: Tool | None, watch: Watch) -> Result:
         if found is None:  # the agent changed between two owners: never a stuck turn

@@ -226,6 +226,7 @@ class Pooled:
             request.is_ephemeral,
             wishes=request.wishes,
             person=request.person,
+            stalls=request.stalls,
         )
         async with contextlib.aclosing(self._streamed(resent, chain)) as events:
             async for event in events:
@@ -469,7 +470,15 @@ class Pooled:
                 leave = Leave(turn.request.person)
                 told = replace(said, person=leave.person)
                 answer = agent.send(told, key=turn.key(), is_forced=turn.is_forced)
-                run = AgentRun(answer, self._limits.silence, self._world, name=self.name, leave=leave)
+                stalls = turn.request.stalls
+                run = AgentRun(
+                    answer,
+                    self._limits.silence,
+                    self._world,
+                    name=self.name,
+                    leave=leave,
+                    first_token_s=stalls.first_token_max_s if stalls else 0.0,
+                )
                 try:
                     async with run, contextlib.aclosing(self._heard(turn, run)) as events:
                         async for event in events:

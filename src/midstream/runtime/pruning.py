@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from midstream.core.frames import EventId
 from midstream.core.parts import PART_MARK
-from midstream.core.records import JournalReader, OutcomeDamaged, encode
+from midstream.core.records import OPEN_STATUSES, JournalReader, OutcomeDamaged, encode
 from midstream.core.retention import Retention, Survey
 from midstream.core.session import Session, evolve, is_prunable, pruned, restored
 from midstream.errors import (
@@ -29,7 +29,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.runtime.journal import PAGE_RECORDS
-from midstream.store.contract import RUNNING, WAITING, SessionInfo, Store, Stored
+from midstream.store.contract import SessionInfo, Store, Stored
 from midstream.world import Fault, World
 
 SWEEP_S = 60.0
@@ -147,7 +147,7 @@ class Pruner:
 
     def _is_outlived(self, info: SessionInfo, now: float) -> bool:
         limit = self._retention.sessions_for_s
-        is_open = info.mark.is_live or info.mark.status in (RUNNING, WAITING)
+        is_open = info.mark.is_live or info.mark.status in OPEN_STATUSES
         is_open = is_open and not self._sessions.is_locked(info)  # its client has had that long to come
         is_part = PART_MARK in info.session  # it goes with the session that it is part of
         return limit is not None and not is_open and not is_part and now - info.mark.at > limit

@@ -10,7 +10,6 @@ Order law: append, then ack; append, then publish; append the intent, then act.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
@@ -22,7 +21,6 @@ from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
 from midstream.core.records import EpochStarted, Parent, Record, sync_of
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.timing import Backoff
 from midstream.core.turn import (
     LOOK_BACK_S,
     SUSPECTED_MAX,
@@ -63,20 +61,17 @@ from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
 from midstream.runtime.marks import appendix_of, without_starts
+from midstream.runtime.outages import Outages
 from midstream.runtime.performers import Performer
 from midstream.runtime.waits import Waits, Work, parted
 from midstream.store.contract import Appendix, Attempt, Stored
 from midstream.world import World
 
-APPEND_TRIES_MAX = 60
-"""Tries to append what a model or a tool said while the store is unavailable, before the runner gives up: some seven
-minutes. Past them the outcome of a tool that ran is lost, and its call in doubt."""
 HAND_OVER_S = 10.0
 """Seconds that the owner of a session has to decide a command that reached another process."""
 HELD_FOR_S = 5.0
 """Seconds after an append in which nobody can have taken the session for a frozen owner's: a quarter of a lease."""
 CONFIRM_TRIES_MAX = 3
-APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +127,7 @@ class Runner:
         self._on_failed = on_failed
         self._on_followed = on_followed
         self._mailbox = Mailbox(world, self._say_at_once)
+        self._outages = Outages(world, self.session_id, self._mailbox.refuse_clients)
         self._doing: dict[Work, asyncio.Task[None]] = {}
         self._waits = Waits(world, self.note)
         self._stopping: set[asyncio.Task[None]] = set()
@@ -192,6 +188,11 @@ class Runner:
     def detach(self) -> None:
         """Count one reader less. The turn goes on without it: a disconnect never cancels."""
         self.readers -= 1
+
+    @property
+    def outage(self) -> MidstreamError | None:
+        """Why nothing could be appended for some seconds, while that is tried again; None otherwise."""
+        return self._outages.error
 
     @property
     def is_idle(self) -> bool:
@@ -528,12 +529,20 @@ class Runner:
             else:
                 taken, written = await self._append_decided(batch)
         except MidstreamError as error:
+            internal = [each for each in batch if each.is_internal]
+            is_shared = len(internal) < len(batch)
+            if isinstance(error, UnavailableError) and is_shared:
+                for (
+                    envelope
+                ) in batch:  # nothing was written: clients may ask again, and the rest is tried again
+                    if not envelope.is_internal:
+                        envelope.answer(error)
+                await self._step(internal)
+                return
             for envelope in batch:
                 envelope.answer(error)
             if isinstance(error, LeaseHeldError | AgentMismatchError) and not self._has_begun:
                 return  # it is followed here
-            if isinstance(error, UnavailableError) and not any(each.is_internal for each in batch):
-                return  # nothing was written and only clients asked: they may ask again
             raise
         except (Exception, asyncio.CancelledError) as error:
             for envelope in batch:  # a bug ends the session, but nobody may wait for its answer for ever
@@ -568,7 +577,7 @@ class Runner:
         if records:
             appendix = appendix_of(records, blobs, self.state, state)
             append = partial(self._journal.append, appendix, sync=sync_of(records))
-            await self._patiently(append, taken)
+            await self._append(append, taken)
         self.state = state
         if any(isinstance(each.command, Recover) for each in taken):
             self._is_held = False
@@ -608,7 +617,7 @@ class Runner:
             state = self._folded(self.state, records)
             return appendix_of(records, blobs, self.state, state)
 
-        await self._patiently(partial(self._journal.append_within, work), batch)
+        await self._append(partial(self._journal.append_within, work), batch)
         written, self.state = state.position - self.state.position, state
         return written
 
@@ -697,21 +706,12 @@ class Runner:
             state = sessions.evolve(state, record, epoch=self._journal.epoch)
         return state
 
-    async def _patiently(self, append: Callable[[], Awaitable[None]], batch: list[Envelope]) -> None:
-        for failures in itertools.count(1):
-            try:
-                await append()
-            except UnavailableError as error:
-                # What a model said or a tool did must not be lost to a disk that is full for a moment.
-                if failures == APPEND_TRIES_MAX or not any(each.is_internal for each in batch):
-                    raise
-                _log.warning(
-                    "append failed: %s; trying again", error.code, extra={"session": self.session_id}
-                )
-                self._mailbox.refuse_clients(error)
-                await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
-            else:
-                return
+    async def _append(self, append: Callable[[], Awaitable[None]], batch: list[Envelope]) -> None:
+        """Append, patiently where no client waits for it: clients ask again, models and tools do not."""
+        if all(each.is_internal for each in batch):
+            await self._outages.append(append)
+        else:
+            await append()
 
     def _reconcile(self, reporters: AbstractSet[asyncio.Task[None]]) -> None:
         """Start what is owed and not being done; stop what is being done and not owed."""

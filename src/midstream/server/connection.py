@@ -555,6 +555,8 @@ class Connection:
         """Do what is due, and come again when something else may be."""
         now = self._now()
         if self._sending_since is None:
+            if self._runner is not None and (outage := self._runner.outage) is not None:
+                self.end(outage)  # in the place of a heartbeat: nothing else would come until there is space
             self._meet_deadline(now)
             self._end_overdue_calls(now)
             if self._stream.is_closed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
+from typing import cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -32,8 +33,8 @@ from midstream.core.frames import (
 from midstream.core.opening import opened_by
 from midstream.core.parts import PART_MARK
 from midstream.core.questions import Question, questions_of
+from midstream.core.records import OPEN_STATUSES, SessionStatus, is_pruned, salvaged
 from midstream.core.records import encode as encode_record
-from midstream.core.records import is_pruned, salvaged
 from midstream.core.server_stream import Wire, answer_of
 from midstream.core.sse import event_of_frame, events_of_records
 from midstream.core.turn import Cancel, Resume, Withdraw
@@ -57,7 +58,7 @@ from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_
 from midstream.server.subjects import Action
 from midstream.server.unlocking import on_the_beat, shown_in, unlock_at_once
 from midstream.server.visits import Visitor, visitor_of
-from midstream.store.contract import LOCKED, RUNNING, WAITING, SessionInfo, Stored
+from midstream.store.contract import SessionInfo, Stored
 from midstream.version import __version__
 
 SESSIONS_PER_PAGE = 50
@@ -98,7 +99,7 @@ class SessionLine(Struct, frozen=True):
 
     id: str
     title: str
-    status: str
+    status: SessionStatus
     turns: int
     created_at: float
     updated_at: float
@@ -182,7 +183,7 @@ class HttpEndpoints:
     async def _lines_for(self, visitor: Visitor) -> AsyncIterator[SessionLine]:
         async for info in self._host.store.list(of=await visitor.seeing()):
             if await self._may_list(visitor, info.session):
-                status = LOCKED if self._host.is_locked(info) else info.mark.status
+                status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
                 yield _line_of(info, visitor.shown(info.session), status)
 
     async def _may_list(self, visitor: Visitor, session: str) -> bool:
@@ -202,7 +203,7 @@ class HttpEndpoints:
         named = None if asked is None else visitor.shown(asked)
         found: list[Question] = []
         async for info in self._host.store.list(of=await visitor.seeing()):
-            if info.mark.status not in (RUNNING, WAITING):
+            if info.mark.status not in OPEN_STATUSES:
                 continue
             name = visitor.shown(info.session)
             is_asked_for = named is None or name == named or name.startswith(named + PART_MARK)
@@ -473,7 +474,7 @@ def _accepted(runner: Runner) -> Response:
 
 def _line_of(info: SessionInfo, name: str, status: str) -> SessionLine:
     mark = info.mark
-    return SessionLine(name, mark.title, status, mark.turns, info.created_at, mark.at)
+    return SessionLine(name, mark.title, cast("SessionStatus", status), mark.turns, info.created_at, mark.at)
 
 
 def _json_of(stored: Stored) -> bytes:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.core.messages import Call, Entry, Reply, Result, UserMessage
-from midstream.core.records import QuestionAsked
-from midstream.core.server_stream import status_of, waiting_on
+from midstream.core.records import QuestionAsked, SessionStatus
+from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session
 from midstream.core.turn import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls, reply_so_far
 
@@ -91,7 +91,7 @@ class Snapshot(Struct, frozen=True):
     Args:
         session: Its id.
         event_id: The event it is the state at: follow from here and nothing is missed or seen twice.
-        status: What it is doing: idle, model, tools, cancelling.
+        status: What it is doing, or how its last turn ended: the words of the listing.
         waiting_on: What the turn waits for: nothing, model, tool, client, person.
         turns: Turns opened so far.
         last: How the last turn ended; "" before the first end.
@@ -104,7 +104,7 @@ class Snapshot(Struct, frozen=True):
 
     session: str
     event_id: str
-    status: str
+    status: SessionStatus
     waiting_on: str
     turns: int
     last: str
@@ -128,7 +128,7 @@ def snapshot_of(session_id: str, state: Session, event_id: str, children: Collec
     return Snapshot(
         session=session_id,
         event_id=event_id,
-        status=status_of(state),
+        status=state.status,
         waiting_on=waiting_on(state, children),
         turns=state.turns,
         last=state.last_turn.status.value if state.last_turn else "",

@@ -20,7 +20,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.server.connection import Connection, Connections
 from midstream.server.identity import open_of
-from midstream.server.problems import internal_problem
+from midstream.server.problems import INTERNAL
 from midstream.server.visits import visitor_of
 
 JOINED_BYTES_MAX = 16 * 1024
@@ -105,20 +105,18 @@ class WebSocketEndpoint:
             try:
                 failure = await connection.run()
             except Exception:
-                if not connection.is_gone:
-                    await _tell_of_bug(send)
+                if not connection.is_gone:  # a socket that only closes looks like a bad network
+                    bug = InternalError(INTERNAL)
+                    await _close(send, bug, Error(bug.code, bug.message, bug.retry))
                 raise
-        if connection.is_gone:
-            return
-        with contextlib.suppress(OSError):  # the client may go at this very moment
-            reason = failure.code if failure else ""
-            await send({"type": "websocket.close", "code": close_code_of(failure), "reason": reason})
+        if not connection.is_gone:
+            await _close(send, failure)
 
 
-async def _tell_of_bug(send: Send) -> None:
-    """Send the error that an HTTP client receives: a socket that only closes looks like a bad network."""
-    problem = internal_problem()
-    frame = Error(problem.code, problem.detail, problem.retry, retry_after_s=problem.retry_after_s)
+async def _close(send: Send, failure: MidstreamError | None, last: Error | None = None) -> None:
+    """Close the socket with what the `error` frame before it said; `last` is that frame, where it was not sent."""
     with contextlib.suppress(OSError):  # the client may go at this very moment
-        await send({"type": "websocket.send", "text": encode(frame).decode()})
-        await send({"type": "websocket.close", "code": BUG, "reason": problem.code})
+        if last is not None:
+            await send({"type": "websocket.send", "text": encode(last).decode()})
+        reason = failure.code if failure else ""
+        await send({"type": "websocket.close", "code": close_code_of(failure), "reason": reason})

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
+from midstream.core.parts import root_of
 from midstream.errors import UsageError
-from midstream.store.contract import SessionInfo, Store, Stored
+from midstream.store.contract import ESCROW, Kept, SessionInfo, Shelf, Store, Stored
 from midstream.store.reading import Reader
+
+ENTRY_MARK = b"\x02"
+"""First byte of an encrypted value of a shelf: see `store.ciphers`."""
+ENCRYPTED_MARKS = (b"\x01", ENTRY_MARK)
+"""First bytes of encrypted records."""
+
+
+def is_under_client_key(reader: Reader, session: str) -> bool:
+    """Return whether a session is encrypted under its client's secret too."""
+    return any(kept.key == root_of(session) for kept in reader.shelf(ESCROW))
 
 
 class ClosedStore:
-    """The methods of a `Store` that only read, on a database that is opened for reading only.
+    """The methods of a `Store` and of a `Shelf` that only read, on a database that is opened for reading only.
 
     Args:
         reader: The database.
@@ -40,9 +51,37 @@ class ClosedStore:
         for info in self._reader.lines(self._reader.numbers(live, of)):
             yield info
 
+    async def kept(self, shelf: str, key: str) -> Kept | None:
+        """See `Shelf.kept`."""
+        return next((each for each in self._reader.shelf(shelf) if each.key == key), None)
 
-def decrypted(reader: Reader, key_file: Path) -> Store:
-    """Return a store of which only `read`, `blob`, `find` and `list` may be called: they decrypt what `reader` finds.
+    async def shelf(self, shelf: str) -> Sequence[Kept]:
+        """See `Shelf.shelf`."""
+        return self._reader.shelf(shelf)
+
+    async def keep(self, *_: object, **__: object) -> int:
+        """Refuse.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("this database was opened for reading only")
+
+    async def drop(self, *_: object, **__: object) -> bool:
+        """Refuse.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("this database was opened for reading only")
+
+
+class ReadOnly(Store, Shelf, Protocol):
+    """A store and a shelf."""
+
+
+def decrypted(reader: Reader, key_file: Path) -> ReadOnly:
+    """Return a store of which only `read`, `blob`, `find`, `list` and, as a `Shelf`, `kept` and `shelf` may be called.
 
     Args:
         reader: The database.
@@ -56,4 +95,4 @@ def decrypted(reader: Reader, key_file: Path) -> Store:
         from midstream.store.encrypted import encrypted  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
         raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
-    return encrypted(cast("Store", ClosedStore(reader)), FileKeys(key_file))
+    return cast("ReadOnly", encrypted(cast("Store", ClosedStore(reader)), FileKeys(key_file)))

@@ -44,18 +44,12 @@ from midstream.tools import Transaction
 
 T = TypeVar("T")
 
-RUNNING = "running"
-"""Status of a session whose turn is open."""
-WAITING = "waiting"
-"""Status of a session whose open turn waits for nothing but people."""
 ESCROW = "escrow"
 """The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
 OWNERS = "access-owners"
 """The shelf that says whose sessions are, each under the session's name."""
 OF_SESSIONS = (ESCROW, OWNERS)
 """Shelves whose entries belong to the sessions of their names, and go with them."""
-LOCKED = "locked"
-"""Shown for the status of a session whose open turn waits for its client to bring the secret; never stored."""
 
 
 class Stored(Struct, frozen=True, gc=False):
@@ -74,7 +68,7 @@ class Mark(Struct, frozen=True, gc=False, omit_defaults=True):
         at: Time of the change in seconds since 1970.
         title: First words of the first message; "" leaves the old one.
         turns: Turns opened so far.
-        status: How the last turn ended, "running", or "waiting" where only people are waited for.
+        status: A `SessionStatus`; `LOCKED` is shown and never stored.
     """
 
     is_live: bool

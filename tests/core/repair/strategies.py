@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from midstream.core.profiles import PROFILES
 from midstream.core.repair.report import Repaired
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.oracles.accidents import (
     ACCIDENTS,
     GROUPED,

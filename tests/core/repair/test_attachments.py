@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.core.repair.words import ATTACHED, ATTACHED_BELOW
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.core.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
 
 PIXEL = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from midstream.core.profiles import PROFILES
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.core.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.core.repair.oracles import installed, pydantic_ai_wires
 from tests.core.repair.reported import CASES, Case, reply, result, text, use, user

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.core.formats.named import format_named
 from midstream.core.repair.foreign import shape_of, unread_words
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.core.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
 
 CHAT = [chat_reply(chat_call("a", '{"x": "m1x"}')), tool("a", "m2x")]

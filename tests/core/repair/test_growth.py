@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.growth import BAR, FORMATS, SHAPES, history
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.lines import lines_run
 from tests.spec import spec
 

@@ -6,7 +6,9 @@ from random import Random
 import pytest
 
 from midstream.errors import UsageError
-from midstream.history import Mode, check, repair
+from midstream.history import Mode
+from midstream.history import check_by_name as check
+from midstream.history import repair_by_name as repair
 from tests.core.repair.histories import FORMATS, Script, broken, markers, prompt
 from tests.core.repair.reported import (
     PROMPT,
@@ -163,4 +165,4 @@ def test_what_a_mode_makes_of_a_broken_list_is_valid_and_at_rest_and_its_losses_
 
 def test_a_mode_has_a_name() -> None:
     with pytest.raises(UsageError, match="sanitize"):
-        repair([user("q")], mode="clean")  # type: ignore[arg-type]  # what somebody may write
+        repair([user("q")], mode="clean")  # what somebody may write

@@ -6,7 +6,7 @@ import pytest
 
 from midstream.core.repair.reading import has_surrogates, mended_text
 from midstream.errors import InvalidHistoryError
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.core.repair.histories import FORMATS
 from tests.core.repair.reported import reply, text, thought, user
 

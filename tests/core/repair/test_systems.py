@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from midstream.core.repair.systems import with_words, words_of_system
-from midstream.history import repair
+from midstream.history import repair_by_name as repair
 from tests.core.repair.reported import reply, text, user
 from tests.spec import spec
 

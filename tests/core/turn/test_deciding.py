@@ -55,6 +55,7 @@ from midstream.core.turn import (
     AwaitClient,
     AwaitingModel,
     CallExpired,
+    CallFinished,
     Cancel,
     CancelExpired,
     Command,
@@ -718,3 +719,18 @@ def test_every_state_decides_every_command_and_goes_on_owing_something(command: 
         records, then = decided(state, command, epoch=epoch)
         assert (owed(then) == ()) == isinstance(then, Idle), (name, records)
         assert records or then == state, name
+
+
+@spec("TURN-87")
+def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> None:
+    running = told(say(), asks(reads("a"), reads("b")))
+    result = Result("a", "The sub-agent failed: it killed its server.", Outcome.ERROR)
+    records, ended_state = decided(running, CallFinished(1, 1, result, is_suspect=True))
+    assert records == (
+        CallEnded(1, 1, result, AT),
+        CallEnded(1, 1, unknown("b", STOPPED_CONTENT), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
+    )
+    late = CallFinished(1, 1, result, is_suspect=True)
+    assert decided(ended_state, late)[0] == (), "of no open call"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from midstream.core.formats.anthropic import Anthropic
 from midstream.core.formats.bedrock import Bedrock
@@ -14,6 +15,31 @@ from midstream.core.formats.openai_responses import OpenAIResponses
 from midstream.core.formats.parts import Format
 from midstream.core.formats.pydantic_ai import PydanticAI
 from midstream.errors import UsageError
+
+FormatName = Literal[
+    "anthropic",
+    "openai-chat",
+    "openai-responses",
+    "gemini",
+    "mistral",
+    "bedrock",
+    "pydantic-ai",
+    "langchain",
+    # The same by other names.
+    "openai",
+    "chat",
+    "chat-completions",
+    "responses",
+    "google",
+    "bedrock-converse",
+    "converse",
+    "pydantic",
+    "pydanticai",
+    "langgraph",
+    "claude",
+    "anthropic-messages",
+]
+"""The names of formats, for a type checker: those of `FORMATS` and their aliases."""
 
 FORMATS: dict[str, Callable[[], Format]] = {
     made.name: made

@@ -102,6 +102,15 @@ def end_call(state: RunningCalls, result: Result, *, epoch: int, at: float) -> t
     return and_then_settle(state, taken, epoch=epoch, at=at)
 
 
+def end_with_suspect(state: RunningCalls, result: Result, *, at: float) -> tuple[Record, ...]:
+    """Take the outcome of a sub-agent that killed its servers, and end the turn: it would start another one."""
+    last = ended(state, _told(state, result), at=at)
+    *closed, _ = close(
+        replace(state, calls=with_result(state.calls, last.result)), TurnStatus.INTERRUPTED, at=at
+    )
+    return (last, *closed, _suspected(state, at=at))
+
+
 def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> tuple[Record, ...]:
     """Take an outcome that came during a cancel; the last one of a tool that ran here closes the exchange."""
     last = ended(state, _told(state, result), at=at)
@@ -141,6 +150,10 @@ def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False)
     )
 
 
+def _suspected(state: Batch, *, at: float) -> TurnEnded:
+    return TurnEnded(state.turn, TurnStatus.INTERRUPTED, at, SUSPECTED_CODE, SUSPECTED_MESSAGE)
+
+
 def _after_closing(state: Batch, status: TurnStatus, *, at: float) -> Record:
     if status is not TurnStatus.FAILED:
         return TurnEnded(state.turn, status, at)
@@ -158,8 +171,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
     """Judge every call that an older owner left. One that waits for a person goes on waiting, however long."""
     if command.is_suspect:
         *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
-        end = TurnEnded(state.turn, TurnStatus.INTERRUPTED, at, SUSPECTED_CODE, SUSPECTED_MESSAGE)
-        return (*closed, end)
+        return (*closed, _suspected(state, at=at))
     is_old = at - state.touched_at > command.look_back_s
     if is_old and not (state.is_waiting_for_person or has_children(state)):
         return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)

@@ -152,11 +152,15 @@ class ChildSpoke(Struct, frozen=True, gc=False):
 
 
 class CallFinished(Struct, frozen=True, gc=False):
-    """A tool ended, here or at a client."""
+    """A tool ended, here or at a client.
+
+    `is_suspect`: it was a sub-agent that was interrupted because its server died again and again (TURN-87).
+    """
 
     turn: int
     reply_no: int
     result: Result
+    is_suspect: bool = False
 
 
 class CallExpired(Struct, frozen=True, gc=False):

@@ -197,6 +197,8 @@ def _decide_running_calls(
         case SendMessage():
             raise _busy(state.turn)
         case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+            if command.is_suspect:
+                return batches.end_with_suspect(state, command.result, at=at)
             return batches.end_call(state, command.result, epoch=epoch, at=at)
         case CallExpired() if is_open(state, command.turn, command.reply_no, command.call_id):
             return batches.give_up_client(state, command.call_id, epoch=epoch, at=at)

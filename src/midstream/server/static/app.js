@@ -7,6 +7,7 @@
  */
 
 import { MidstreamError, connect, randomText } from "./client/midstream.js";
+import { OPEN } from "./client/stream.js";
 import { Transcript } from "./transcript.js";
 import { TurnView, element, statusWord, textOf, visible } from "./view.js";
 
@@ -19,6 +20,8 @@ const LISTED_PER_PAGE = 50;
 /** Between a key in the search and its answer. */
 const SEARCH_AFTER_MS = 150;
 const CUT_MS = 2500;
+/** Errors of a store that takes nothing now: someone has to free it. */
+const OUTAGES = new Set(["store_busy", "store_full"]);
 /** A connection made within this time is no news. */
 const PATIENCE_MS = 250;
 const TITLE_CHARS = 80;
@@ -32,8 +35,6 @@ const LISTED = new Set([
   "question_answered",
   "question_closed",
 ]);
-/** How a session is listed in which something is due. */
-const OPEN = new Set(["running", "waiting", "locked"]);
 /** How a session is listed of which its time says more than its status. */
 const TELLS_NO_MORE = new Set(["completed", ""]);
 /** With fewer sessions there is nothing to search. */
@@ -75,6 +76,7 @@ class Page {
   #dirty = new Set();
   #isDrawing = false;
   #connection = { phase: "ended", retryAt: null };
+  #trouble = ""; // the notice of the server's trouble that is shown
   #lightTimer = null;
   #listPages = 1;
   #listings = 0; // raised by every listing: an older one that comes later is dropped
@@ -567,7 +569,16 @@ class Page {
       for (const turn of this.#transcript.turns.values()) if (!turn.status) this.#dirty.add(turn);
       this.#draw();
     }
+    this.#showTrouble(connection.trouble);
     this.#showLight();
+  }
+
+  /** Show why the server stores nothing now, such as a full disk, for as long as that is so. */
+  #showTrouble(trouble) {
+    const words = OUTAGES.has(trouble?.code) ? `${trouble.message} (${trouble.code}). Nothing is lost: this goes on by itself.` : "";
+    const shown = find("notice").textContent;
+    if (words ? shown !== words : shown && shown === this.#trouble) this.#tell(words);
+    this.#trouble = words;
   }
 
   /** Green: live. Amber: on its way back, with the seconds to the next try. Grey: no network, or nothing to hear. */

@@ -262,12 +262,21 @@ export interface GoneEvent extends AnswerSoFar {
   /** A snapshot follows, which replaces everything: there is nothing to do before it. */
   hasSnapshot: boolean;
 }
+/** What a session is doing, or how its last turn ended; "" before the first turn. */
+export type SessionStatus =
+  | ""
+  | "running"
+  | "waiting"
+  | "locked"
+  | "completed"
+  | "cancelled"
+  | "failed"
+  | "interrupted";
 /** A session at one event: what `GET /v1/sessions/{id}` answers. */
 export interface Snapshot {
   session: string;
   event_id: string;
-  /** "idle", "model", "tools" or "cancelling". */
-  status: string;
+  status: SessionStatus;
   /** "nothing", "model", "tool", "client" or "person". */
   waiting_on: string;
   turns: number;

@@ -6,7 +6,7 @@
  * (chunks below that number are in the server's journal) or `{op: "forget", key}`.
  */
 
-import { MidstreamError, damageOf } from "./stream.js";
+import { MidstreamError, mended } from "./stream.js";
 
 /** How long after its last sign of life an interrupted stream is taken up again. */
 export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;
@@ -236,8 +236,8 @@ function answered(request) {
 
 /**
  * Sort what was kept into streams to take up again and keys to forget: those past the look-back, those that said
- * nothing, and parts of what is not there. A stream whose chunks cannot be read any more, or whose secret is gone, has
- * `damage` (STREAM-48, STREAM-76).
+ * nothing, and parts of what is not there. A chunk that cannot be read costs what stood in it; a stream whose message is
+ * lost before any event was handled, or whose secret is gone, has `damage` (STREAM-48, STREAM-76).
  */
 export function sortInterrupted({ streams, secrets, chunks }, now, lookBackMs = LOOK_BACK_MS) {
   const known = new Map(streams.map((stream) => [stream.key, { ...stream, chunks: [] }]));
@@ -252,7 +252,7 @@ export function sortInterrupted({ streams, secrets, chunks }, now, lookBackMs = 
   }
   for (const stream of known.values()) {
     if (stream.nextSeqno === 0 || now - stream.touchedAt > lookBackMs) orphans.add(stream.key);
-    else stream.damage = damageOf(stream);
+    else known.set(stream.key, mended(stream));
   }
   return {
     interrupted: [...known.values()].filter((stream) => !orphans.has(stream.key)),

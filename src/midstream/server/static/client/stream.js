@@ -38,12 +38,11 @@ const CHUNKS_MAX = 10_000;
 const CONNECTIONS_OF_A_LIFE = 2 ** 24;
 /** How a turn stands that is over. */
 const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
+/** The statuses of a session with an open turn. */
+export const OPEN = new Set(["running", "waiting", "locked"]);
 /** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
 const BUSY = "session_busy";
 const WRONG_SECRET = "wrong_secret";
-/** A bug of the server's, which another try meets again; after so many without anything new between them the stream ends. */
-const INTERNAL = "internal";
-const BUGS_MAX = 3;
 
 /** Ends after which the stream may go on: elsewhere, later, or when its user has logged in again. */
 const KEPT_CODES = new Set([
@@ -82,15 +81,27 @@ export function backoffMs(failures, chance) {
   return Math.round(most * (1 - chance));
 }
 
-/** Return what is wrong with what was kept of a stream, or "" where nothing is. */
-export function damageOf({ acked, nextSeqno, chunks, secret }) {
-  if (typeof secret !== "string") return "its secret is gone";
+/**
+ * Return what was kept of a stream as it can be resumed: in the place of each chunk that is lost stands an outcome of no
+ * call, which a server takes and drops (STREAM-48). `damage` says why it cannot be, or is "".
+ */
+export function mended(kept) {
+  const { key, acked, nextSeqno, secret, cursor = null } = kept;
+  if (typeof secret !== "string") return { ...kept, damage: "its secret is gone" };
+  const chunks = [];
   for (let seqno = acked; seqno < nextSeqno; seqno += 1) {
-    const frame = chunks.find((chunk) => chunk.seqno === seqno)?.frame;
-    if (frame === undefined) return `chunk ${seqno} is missing`;
-    if (read(frame)?.seqno !== seqno) return `chunk ${seqno} cannot be read`;
+    const found = kept.chunks.find((chunk) => chunk.seqno === seqno);
+    const isWhole = found !== undefined && read(found.frame)?.seqno === seqno;
+    if (!isWhole && seqno === 0 && cursor === null)
+      return { ...kept, damage: `chunk ${seqno} ${found === undefined ? "is missing" : "cannot be read"}` };
+    chunks.push(isWhole ? found : { key, seqno, frame: fillerOf(seqno), isFiller: true });
   }
-  return "";
+  return { ...kept, chunks, damage: "" };
+}
+
+function fillerOf(seqno) {
+  const result = { call_id: "", content: "", outcome: "unknown" };
+  return JSON.stringify({ type: "chunk", seqno, payload: { type: "result", turn: 0, reply: 0, result } });
 }
 
 /**
@@ -117,7 +128,6 @@ export class Stream {
   #inFlightMax = IN_FLIGHT_MAX;
   #silenceMs = HEARTBEATS_MISSED_MAX * 1000 * HEARTBEAT_S;
   #failures = 0;
-  #bugs = 0; // that the server met since anything new came
   #lostAt = 0; // when the first of them was
   #notBefore = 0;
   #wokenAt = -Infinity;
@@ -141,6 +151,8 @@ export class Stream {
   #stallAfterMs;
   #connection; // number of the last connection
   #stallAt = Infinity;
+  #isWaitKnown = false; // a heartbeat came since the last event
+  #isWaitAsked = false; // one was requested, since the turn may have stalled
 
   /**
    * @param kept What `record` gave before, with its `secret` and the `chunks` that were not acknowledged; or a new
@@ -353,7 +365,6 @@ export class Stream {
       const message = "the connection broke and this server cannot resume";
       return this.#end(error ?? new MidstreamError("connection_lost", message, "later"), now);
     }
-    if (this.#isStuck(error)) return this.#end(error, now);
     if (error?.code === WRONG_SECRET) this.#refusal = { error, shown: this.#shown };
     else if (error !== null && ["never", "ask"].includes(error.retry) && !this.#willGo(error)) return this.#end(error, now);
     if (error !== null && error.code !== "connection_lost") this.trouble = error;
@@ -371,12 +382,6 @@ export class Stream {
     // The first try comes at once: most cuts are short. The last one comes when patience ends, and not after that.
     this.deadlineAt = Math.min(now + backoffMs(this.#failures - 1, chance), this.#lostAt + patienceMs);
     return this.#keepAway(notBefore);
-  }
-
-  /** Count the server's bugs; return whether there were too many. */
-  #isStuck(error) {
-    if (error?.code === INTERNAL) this.#bugs += 1;
-    return this.#bugs >= BUGS_MAX;
   }
 
   /** Whether it is said by somebody who answers where the server was, and not for good (STREAM-107). */
@@ -420,9 +425,13 @@ export class Stream {
       return false;
     }
     if (now >= this.#stallAt) {
-      // STREAM-47: told, and nothing else. A person may be waited for; then it is asked again later.
-      this.isStalled = MACHINES.has(this.waitingOn);
-      this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
+      // STREAM-47: reported, and nothing else. What is waited for stands in heartbeats only.
+      if (this.#isWaitKnown) this.#judgeSilence(now);
+      else {
+        this.#isWaitAsked = true;
+        this.#stallAt = Infinity;
+        this.#frames.push('{"type":"ping"}');
+      }
     }
     if (now < this.deadlineAt) return false;
     if (this.phase === "waiting") {
@@ -431,6 +440,12 @@ export class Stream {
       return false;
     }
     return this.wantsSocket;
+  }
+
+  /** A person may be waited for; then this is decided again later. */
+  #judgeSilence(now) {
+    this.isStalled = MACHINES.has(this.waitingOn);
+    this.#stallAt = this.isStalled ? Infinity : now + this.#stallAfterMs;
   }
 
   /** Bytes came: a whole frame, or a part of one (STREAM-46). */
@@ -483,7 +498,7 @@ export class Stream {
       case "snapshot":
         return this.#replace(frame, now);
       case "heartbeat":
-        return this.#heartbeat(frame);
+        return this.#heartbeat(frame, now);
       default:
         return undefined; // a newer server's frame; the version in the welcome says which matter
     }
@@ -527,8 +542,7 @@ export class Stream {
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
-    const isOver = frame.turn_status ? OVER.has(frame.turn_status) : frame.status === "idle";
-    this.#turnEnd = frame.turn && isOver ? parseEventId(frame.event_id) : null;
+    this.#turnEnd = frame.turn && OVER.has(frame.turn_status) ? parseEventId(frame.event_id) : null;
     return this.key ? this.#acknowledge(acked, now) : undefined;
   }
 
@@ -553,7 +567,7 @@ export class Stream {
     this.#progressed();
     this.#tell({ type: "snapshot", id: frame.event_id, session: frame.session });
     this.#write({ op: "stream", value: this.record() });
-    if (this.damage) return frame.session?.status === "idle" ? this.#end(null, now) : undefined;
+    if (this.damage) return !OPEN.has(frame.session?.status) ? this.#end(null, now) : undefined;
     return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
   }
 
@@ -586,8 +600,9 @@ export class Stream {
   #sendChunks() {
     if (this.phase !== "opening" && this.phase !== "live") return;
     const room = this.acked + this.#apart.size + this.#inFlightMax;
-    for (const { seqno, frame } of this.#chunks) {
+    for (const { seqno, frame, isFiller } of this.#chunks) {
       if (seqno < this.#sent || seqno >= room) continue;
+      if (isFiller && this.phase === "opening") return; // the server may have the chunk that was lost
       if (!this.#apart.has(seqno)) this.#frames.push(frame);
       this.#sent = seqno + 1;
     }
@@ -634,9 +649,12 @@ export class Stream {
     return this.isDetached || isOver ? this.#end(null, now) : undefined;
   }
 
-  #heartbeat(frame) {
+  #heartbeat(frame, now) {
     const newest = parseEventId(frame.event_id).position;
     this.waitingOn = frame.waiting_on ?? "";
+    this.#isWaitKnown = true;
+    if (this.#isWaitAsked) this.#judgeSilence(now);
+    this.#isWaitAsked = false;
     if (this.#announced !== null && this.#at.position < this.#announced) return "reconnect";
     this.#announced = newest;
     if (this.#sent > this.acked + this.#apart.size) this.#unanswered += 1;
@@ -654,7 +672,7 @@ export class Stream {
       this.#refusal = { error, shown: this.#shown };
       return "reconnect";
     }
-    if (this.isDegraded || (isFinal && !canPlayBack) || this.#isStuck(error)) return this.#end(error, now);
+    if (this.isDegraded || (isFinal && !canPlayBack)) return this.#end(error, now);
     this.trouble = error;
     this.#askedToWait(error, now);
     return "reconnect";
@@ -683,13 +701,13 @@ export class Stream {
 
   /** Something new came: the next failure is a first one. */
   #progressed() {
-    this.#failures = this.#bugs = 0;
+    this.#failures = 0;
     this.trouble = null;
   }
 
   /** Count the turn's silence from `now` on; Infinity: there is no line to hear it on. */
   #moved(now) {
-    this.isStalled = false;
+    this.isStalled = this.#isWaitKnown = this.#isWaitAsked = false;
     this.#stallAt = this.key && this.phase === "live" ? now + this.#stallAfterMs : Infinity;
   }
 

@@ -1,0 +1,50 @@
+"""A server whose agent hands everything to a sub-agent, and whose sub-agent kills it: `… FOLDER`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from midstream.core.replies import ModelRequest
+from midstream.runtime.agent import Agent, sub_agent
+from midstream.server.app import asgi
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.models import ScriptedModel, Step, calls
+from midstream.tools import tool
+from tests.fault.turn import Ledger
+
+
+async def main(folder: Path) -> None:
+    ledger = Ledger(folder / "ledger")
+
+    @tool
+    async def kill() -> str:
+        """Kill the server, as a tool that takes all its memory does."""
+        ledger.note("kill", "began")
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "not reached"
+
+    def killing(_: ModelRequest) -> list[Step]:
+        return calls(("a", "kill", "{}"))
+
+    def calling(_: ModelRequest) -> list[Step]:
+        return calls(("a", "middle", '{"task": "kill"}'))
+
+    def handing_on(_: ModelRequest) -> list[Step]:
+        return calls(("a", "killer", '{"task": "kill"}'))
+
+    killer = Agent(ScriptedModel(killing), name="killer", tools=[kill])
+    middle = Agent(ScriptedModel(handing_on), name="middle", tools=[sub_agent(killer, description="Kill.")])
+    parent = Agent(ScriptedModel(calling), tools=[sub_agent(middle, description="Hand it on.")])
+    app = asgi(parent, store=SQLiteStore(folder / "server.db"))
+    await serve(app, port=0, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the driver
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(main(Path(sys.argv[1])))
