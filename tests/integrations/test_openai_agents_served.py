@@ -166,7 +166,10 @@ async def test_a_tool_that_is_too_slow_may_have_taken_effect() -> None:
     }
     for says, tool in tools.items():
         agent = Agent(name="a", model=scripted(("slow", "{}")), tools=[tool])
-        assert await result_of(served(agent)) == (says, Outcome.UNKNOWN)
+        assert await result_of(served(agent)) == (
+            f"{says} It may or may not have taken effect.",
+            Outcome.UNKNOWN,
+        )
 
 
 async def test_guardrails_of_a_tool_stand_before_and_behind_it() -> None:
@@ -334,6 +337,21 @@ async def test_an_mcp_server_is_connected_at_its_first_use_until_it_is_closed(tm
             await source.close()
             await source.close()
     assert server.session is None
+
+
+async def test_a_server_that_dies_in_a_call_leaves_it_in_doubt_and_is_started_again(tmp_path: Path) -> None:
+    model = scripted(("die", "{}"))
+    found = served(Agent(name="a", model=model, mcp_servers=[mcp_server(tmp_path)]))
+    async with asyncio.timeout(WAIT_S):
+        content, outcome = await result_of(found)
+        assert (content.endswith("It may or may not have taken effect."), outcome) == (True, Outcome.UNKNOWN)
+        assert "die" in [
+            tool.name for tool in model.last_call.tools
+        ]  # the server was there for the next request
+        for source in found.sources:
+            await source.close()
+    started = [line.split()[0] for line in (tmp_path / "ledger").read_text().splitlines()]
+    assert started == ["started", "die", "started"]
 
 
 async def test_a_connection_of_the_application_is_used_and_left_open(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ with extra("openai-agents"):
         RunContextWrapper,
         WebSearchTool,
     )
-    from agents.exceptions import ToolTimeoutError
+    from agents.exceptions import ModelBehaviorError, ToolTimeoutError
     from agents.mcp import MCPServer
     from agents.tool import (
         default_tool_timeout_error_message,
@@ -56,6 +56,7 @@ TIMEOUT_GRACE_S = 5.0
 _POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
 _HOSTED = (WebSearchTool, FileSearchTool, CodeInterpreterTool)
 """Tools that the provider runs within its reply, with a result in words."""
+_MAY_HAVE_RUN = "It may or may not have taken effect."
 _HALTED = "This tool call was stopped by the guardrail {name!r}."
 
 
@@ -235,11 +236,11 @@ class _Shared(msgspec.Struct, frozen=True):
     listed: dict[str, FunctionTool]
     world: World
 
-    def made(self, tools: Sequence[Any]) -> tuple[Tool, ...]:
-        """Return function tools as tools of midstream."""
+    def made(self, tools: Sequence[Any], running: set[str] | None = None) -> tuple[Tool, ...]:
+        """Return function tools as tools of midstream; `running` holds the calls of a server while they run."""
         functions = [each for each in tools if isinstance(each, FunctionTool)]
         self.listed.update((each.name, each) for each in functions)
-        return tuple(_tool(each, self) for each in functions)
+        return tuple(_tool(each, self, running) for each in functions)
 
 
 class _Functions:
@@ -274,6 +275,7 @@ class _Server:
         self._server = server
         self._alone = shared.agent.clone(mcp_servers=[server])
         self._held: HeldContext | None = None
+        self._running: set[str] = set()
 
     async def tools(self) -> Sequence[Tool]:
         """Return the tools there are now; see `ToolSource`.
@@ -281,16 +283,24 @@ class _Server:
         Raises:
             ToolsUnavailableError: The server cannot be connected, or cannot list its tools.
         """
+        held = self._held
         try:
-            if self._held is None and getattr(self._server, "session", None) is None:
-                self._held = HeldContext(self._server, self._shared.world)
-            if self._held is not None:
-                await self._held.opened()
-            found = await self._alone.get_mcp_tools(RunContextWrapper(self._shared.context))
+            return await self._found()
         except Exception as error:
-            await self.close()  # the next `tools` connects anew
-            raise ToolsUnavailableError(f"{self.name!r}: {type(error).__name__}: {error}") from error
-        return self._shared.made(found)
+            # A connection on which calls wait for their answers is not given up.
+            if not self._running and (held is None or self._held is held):
+                await self.close()
+            if held is None or self._running:
+                raise ToolsUnavailableError(f"{self.name!r}: {type(error).__name__}: {error}") from error
+        return await self.tools()  # the server had gone: connect anew, once
+
+    async def _found(self) -> Sequence[Tool]:
+        if self._held is None and getattr(self._server, "session", None) is None:
+            self._held = HeldContext(self._server, self._shared.world)
+        if self._held is not None:
+            await self._held.opened()
+        found = await self._alone.get_mcp_tools(RunContextWrapper(self._shared.context))
+        return self._shared.made(found, self._running)
 
     async def close(self) -> None:
         """End the connection that was made here. The next `tools` connects again."""
@@ -299,7 +309,7 @@ class _Server:
             await held.close()
 
 
-def _tool(tool: FunctionTool, shared: _Shared) -> Tool:
+def _tool(tool: FunctionTool, shared: _Shared, running: set[str] | None) -> Tool:
     hints = tool.mcp_annotations
     reads = getattr(hints, "read_only_hint", getattr(hints, "readOnlyHint", None)) is True
     repeats = getattr(hints, "idempotent_hint", getattr(hints, "idempotentHint", None)) is True
@@ -307,7 +317,14 @@ def _tool(tool: FunctionTool, shared: _Shared) -> Tool:
     limit_s = tool.timeout_seconds
 
     async def call(**arguments: Any) -> str | Answer:  # noqa: ANN401 - as the model wrote them
-        return await _called(tool, arguments, shared, has_effects=not reads)
+        if running is None:
+            return await _called(tool, arguments, shared, has_effects=not reads)
+        key = current_call().effect_key
+        running.add(key)
+        try:
+            return await _called(tool, arguments, shared, has_effects=not reads, is_remote=True)
+        finally:
+            running.discard(key)
 
     call.sdk_tool = tool  # type: ignore[attr-defined]  # `_approval` finds it here
     return Tool(
@@ -322,7 +339,12 @@ def _tool(tool: FunctionTool, shared: _Shared) -> Tool:
 
 
 async def _called(
-    tool: FunctionTool, arguments: dict[str, Any], shared: _Shared, *, has_effects: bool
+    tool: FunctionTool,
+    arguments: dict[str, Any],
+    shared: _Shared,
+    *,
+    has_effects: bool,
+    is_remote: bool = False,
 ) -> str | Answer:
     """Run one call within the journal's call, and return its result as the model reads it."""
     call, written = current_call(), msgspec.json.encode(arguments).decode()
@@ -347,17 +369,19 @@ async def _called(
     )
     try:
         value = await run_bounded(running, shared.world)
-    except ToolTimeoutError as error:
+    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         failures.append(error)
-        value = str(error)
+        value = str(error) if isinstance(error, ToolTimeoutError) else f"{type(error).__name__}: {error}"
     for checking in tool.tool_output_guardrails or ():
         returned = ToolOutputGuardrailData(context, shared.agent, value)
         if (refusal := _refusal(checking, await checking.run(returned))) is not None:
             return Answer(refusal, Outcome.ERROR)
     if not failures:
         return _text_of(tool, requested, value)
-    is_late = has_effects and isinstance(failures[-1], ToolTimeoutError)
-    return Answer(str(value), Outcome.UNKNOWN if is_late else Outcome.ERROR)
+    is_cut = isinstance(failures[-1], ToolTimeoutError) or is_remote
+    if has_effects and is_cut and not isinstance(failures[-1], ModelBehaviorError):
+        return Answer(f"{value} {_MAY_HAVE_RUN}", Outcome.UNKNOWN)
+    return Answer(str(value), Outcome.ERROR)
 
 
 def _noting(tool: FunctionTool, context: ToolContext[Any], failures: list[Exception]) -> FunctionTool:
