@@ -41,9 +41,10 @@ from agents.tool_context import ToolContext
 
 import midstream
 from midstream.cli.agents import find_agent
-from midstream.core.calls import OnDoubt
+from midstream.core.calls import Choice, OnDoubt
 from midstream.core.messages import Outcome
-from midstream.core.records import CallEnded, QuestionAsked
+from midstream.core.records import CallEnded, ChildSaid, QuestionAsked, decode
+from midstream.core.turn import Answer
 from midstream.errors import AgentNotFoundError, ToolsUnavailableError, UsageError
 from midstream.integrations.openai_agents_served import served
 from midstream.runtime.host import Host
@@ -304,6 +305,32 @@ async def test_an_agent_as_a_tool_runs_within_its_call() -> None:
     assert await result_of(served(agent)) == ("It is done.", Outcome.OK)
     asked = other.model.last_call
     assert (asked.system_instructions, asked.input[0]["content"]) == ("You are the clerk.", "two rooms")
+
+
+async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_own() -> None:
+    ran: list[str] = []
+
+    @function_tool(needs_approval=True)
+    def pay() -> str:
+        ran.append("pay")
+        return "paid"
+
+    clerk = served(Agent(name="clerk", model=scripted(("pay", "{}")), tools=[pay]))
+    model = scripted(("clerk", '{"task": "pay them"}'))
+    helper = midstream.sub_agent(clerk, description="Pays.")
+    boss = served(Agent(name="boss", model=model)).with_tools(helper)
+    async with asyncio.timeout(WAIT_S), Host(boss, MemoryStore()) as host:
+        async for event in host.send("s", "go"):
+            if not isinstance(event.record, ChildSaid):
+                continue
+            inner = decode(bytes(event.record.record))
+            if isinstance(inner, QuestionAsked):
+                assert ran == []
+                child = await host.session(event.record.child)
+                answer = Answer(inner.turn, inner.reply, inner.call_id, inner.digest, Choice.ALLOW)
+                await child.submit(answer)
+    assert ran == ["pay"]
+    assert model.last_call.input[-1]["output"] == "It is done."
 
 
 def mcp_server(folder: Path, **more: Any) -> MCPServerStdio:

@@ -126,7 +126,10 @@ def _refused(agent: agents.Agent[Any]) -> Iterator[str]:
     if agent.output_type not in (None, str):
         yield f"`output_type` is {agent.output_type!r} (a session's answer is text)"
     if agent.handoffs:
-        yield "it has `handoffs` (give the other agents as tools: `tools=[other.as_tool(...)]`)"
+        yield (
+            "it has `handoffs` (give the other agents as tools: `tools=[other.as_tool(...)]`, or "
+            "`served(...).with_tools(midstream.sub_agent(served(other), description=...))`)"
+        )
     if agent.input_guardrails:
         yield "it has `input_guardrails` (check a message before it is sent to the session)"
     if agent.output_guardrails:
