@@ -187,7 +187,8 @@ pool-search: $(VENV)/.dev  ## Let a hundred thousand generated hosts loose on th
 	$(BIN)/python -m tests.reuse $(ARGS)
 
 CONTRACTS := tests/integrations/test_pydantic_ai_durable.py tests/integrations/test_langgraph.py \
-  tests/integrations/test_openai_agents.py tests/fault/test_driven.py
+  tests/integrations/test_openai_agents.py tests/integrations/test_openai_agents_model.py \
+  tests/integrations/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
 contract: $(PEERS)/.made  ## Our hooks against the frameworks they hook into, as pinned
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 

@@ -89,6 +89,20 @@ async def main():
 
 asyncio.run(main())
 """
+_SERVED_SDK = """
+import asyncio
+from agents.testing import ScriptedModel, assistant_message
+from midstream import Host
+from midstream.store.memory import MemoryStore
+
+async def main():
+    assert served_porter.model.name == "openai-agents:gpt-5"
+    porter.model = ScriptedModel([[assistant_message("on it")]])
+    async with Host(served(porter, context=Hotels()), MemoryStore()) as host:
+        print(await host.ask("chat-42", "Book a hotel in Oslo."), end="")
+
+asyncio.run(main())
+"""
 _ANSWER_AND_CARRY_ON = """
 import asyncio
 
@@ -181,7 +195,8 @@ TABLE = [
     Program("pydantic-ai.md", (0, 1), _ANSWER_AND_CARRY_ON, "on it", is_of_provider=True),
     Program("pydantic-ai.md", (2,), _SERVED, "on it", is_of_provider=True),
     Program("pydantic-ai.md", (3,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
-    Program("pydantic-ai.md", (4, 5), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
+    Program("pydantic-ai.md", (4,), _SERVED_SDK, "on it", environment="frameworks", is_of_provider=True),
+    Program("pydantic-ai.md", (5, 6), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
     Program("rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"),
     Program("retention.md", (0,), "print(app.open_streams, end='')", "0"),
     Program("reuse.md", (0,), _REUSE, "resumed"),

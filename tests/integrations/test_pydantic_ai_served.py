@@ -23,7 +23,7 @@ from pydantic_ai.toolsets import ExternalToolset, FunctionToolset, WrapperToolse
 
 from midstream.core.calls import OnDoubt
 from midstream.errors import ToolsUnavailableError, UsageError
-from midstream.integrations import pydantic_ai_served
+from midstream.integrations import open_contexts
 from midstream.integrations.pydantic_ai_served import served
 from midstream.runtime.host import Host
 from midstream.store.memory import MemoryStore
@@ -282,7 +282,7 @@ async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
 
 
 async def test_a_call_that_is_over_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pydantic_ai_served, "GRACE_S", 0.01)
+    monkeypatch.setattr(open_contexts, "GRACE_S", 0.01)
     began, release = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

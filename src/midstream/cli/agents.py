@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from midstream.errors import AgentNotFoundError, MidstreamError, UsageError
 from midstream.runtime.agent import Agent, checked_agent
@@ -17,10 +17,24 @@ from midstream.server.access import Access
 from midstream.tools import ToolSource
 
 
+class _Framework(NamedTuple):
+    """Agents of one framework: where their classes are, and the module whose `served` converts them."""
+
+    module: str
+    classes: tuple[str, ...]
+    converter: str
+
+
+_FRAMEWORKS = (
+    _Framework("pydantic_ai.agent", ("AbstractAgent",), "midstream.integrations.pydantic_ai_served"),
+    _Framework("agents.agent", ("AgentBase",), "midstream.integrations.openai_agents_served"),
+)
+
+
 def find_agent(name: str) -> Agent:
     """Import the module (from the current folder first) and return its agent.
 
-    An agent of pydantic-ai is converted by `midstream.integrations.pydantic_ai_served.served`.
+    An agent of another framework is converted by `served` of its integration (`_FRAMEWORKS`).
 
     Raises:
         AgentNotFoundError: `name` has another form, there is no such module, it fails when it is imported, it has no
@@ -33,8 +47,8 @@ def find_agent(name: str) -> Agent:
     found = getattr(module, attribute, None)
     if found is None:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
-    if _is_of_pydantic_ai(found):
-        return _converted(found, name)
+    if (framework := _framework_of(found)) is not None:
+        return _converted(found, name, framework)
     try:
         return checked_agent(found)
     except UsageError as error:
@@ -105,23 +119,26 @@ def _imported(name: str) -> ModuleType:
         ) from error
 
 
-def _is_of_pydantic_ai(value: object) -> bool:
-    """Whether `value` is an agent of pydantic-ai, which is an extra and slow to import."""
-    return any(kind.__module__.startswith("pydantic_ai.agent") for kind in type(value).__mro__)
+def _framework_of(value: object) -> _Framework | None:
+    """Return the framework of an agent; it is recognized without an import, which may be slow or missing."""
+    kinds = [(kind.__module__, kind.__qualname__) for kind in type(value).__mro__]
+    for each in _FRAMEWORKS:
+        if any(name in each.classes and f"{home}.".startswith(f"{each.module}.") for home, name in kinds):
+            return each
+    return None
 
 
-def _converted(agent: Any, name: str) -> Agent:  # noqa: ANN401 - of a package that may be missing
-    from midstream.integrations.pydantic_ai_served import served  # noqa: PLC0415 - an extra, and slow to import
-
+def _converted(agent: Any, name: str, framework: _Framework) -> Agent:  # noqa: ANN401 - of a package that may be missing
     try:
-        return served(agent)
+        made: Agent = importlib.import_module(framework.converter).served(agent)
     except MidstreamError as error:
         raise AgentNotFoundError(f"{name!r}: {error.message}") from error
+    return made
 
 
 def _agents_in(module: ModuleType) -> str:
     there = vars(module).items()
-    names = sorted(name for name, value in there if isinstance(value, Agent) or _is_of_pydantic_ai(value))
+    names = sorted(name for name, value in there if isinstance(value, Agent) or _framework_of(value))
     if names:
         return f"did you mean {' or '.join(f'{module.__name__}:{name}' for name in names)}?"
     return f"make one with `agent = midstream.Agent(...)` in {module.__name__}"

@@ -10,12 +10,11 @@ agent, and each tool call is journaled before it starts. What pydantic-ai's own 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from midstream.core.calls import OnDoubt
 from midstream.core.messages import Outcome, ToolSpec
 from midstream.errors import ToolDefinitionError, ToolsUnavailableError, UsageError
 from midstream.extras import extra
+from midstream.integrations.open_contexts import HeldContext, run_bounded
 from midstream.integrations.pydantic_ai import PydanticAIModel
 from midstream.runtime.agent import Agent, described
 from midstream.tools import TIMEOUT_S, Answer, CallContext, Tool, current_call
@@ -49,8 +49,6 @@ with extra("pydantic-ai"):
 
 METADATA_KEY = "midstream"
 """A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
-GRACE_S = 1.0
-"""Seconds that a cancelled tool has to end; then it is abandoned."""
 _POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
 _INJECTED = ("ToolSearch", "PendingMessageDrainCapability")
 """Capabilities that each agent of pydantic-ai has. Without its loop they have no work."""
@@ -231,7 +229,7 @@ class _Toolset:
         self._model = infer_model(agent.model or "")
         self._listed: dict[str, ToolsetTool[Any]] = {}
         self._made: dict[str, tuple[ToolDefinition, Tool]] = {}
-        self._entered: _Entered | None = None
+        self._entered: HeldContext | None = None
 
     async def tools(self) -> Sequence[Tool]:
         """Return the tools there are now; see `ToolSource`.
@@ -240,7 +238,7 @@ class _Toolset:
             ToolsUnavailableError: The toolset cannot be opened, or cannot list its tools.
         """
         if self._entered is None or self._entered.has_ended:
-            self._entered = _Entered(self._toolset, self._world)
+            self._entered = HeldContext(self._toolset, self._world)
         try:
             await self._entered.opened()
             self._listed = await self._toolset.get_tools(self._context())
@@ -291,7 +289,7 @@ class _Toolset:
                 checked = tool.args_validator_func(context, **valid)
                 if inspect.isawaitable(checked):
                     await checked
-            value = await _within(self._toolset.call_tool(name, valid, context, tool), self._world)
+            value = await run_bounded(self._toolset.call_tool(name, valid, context, tool), self._world)
         except ValidationError as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             problem = msgspec.json.encode(found, enc_hook=str).decode()
@@ -321,60 +319,6 @@ class _Toolset:
             context.run_id = f"{call.session}/{call.turn}"
             context.conversation_id = call.session
         return context
-
-
-class _Entered:
-    """A toolset that is open. One task enters and leaves it: connections of MCP belong to the task that made them."""
-
-    def __init__(self, toolset: AbstractToolset[Any], world: World) -> None:
-        self._toolset = toolset
-        self._world = world
-        self._is_open = asyncio.Event()
-        self._is_over = asyncio.Event()
-        self._task = world.spawn(self._hold(), name="hold a toolset")
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the toolset could not be opened, or is closed."""
-        return self._task.done()
-
-    async def opened(self) -> None:
-        """Wait until the toolset is open, or raise what its opening raised."""
-        opening = self._world.spawn(self._is_open.wait(), name="await a toolset")
-        try:
-            await asyncio.wait([opening, self._task], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            opening.cancel()
-        if self._task.cancelled():
-            raise ConnectionError("the toolset was closed while it was being opened")
-        if self._task.done():
-            self._task.result()
-
-    async def close(self) -> None:
-        """Leave the toolset, or give its opening up."""
-        self._is_over.set()
-        if not self._is_open.is_set():
-            self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _hold(self) -> None:
-        async with self._toolset:
-            self._is_open.set()
-            await self._is_over.wait()
-
-
-async def _within(running: Coroutine[Any, Any, object], world: World) -> object:
-    """Await a call; where that is cancelled, do not wait for a plain function that runs in a thread.
-
-    pydantic-ai waits for such a thread to its end: a timeout or a stop of the turn would have no effect until then.
-    """
-    task = world.spawn(running, name="run a tool")
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait([task], timeout=GRACE_S)
-        raise
 
 
 def _text_of(name: str, value: object, call_id: str) -> str | Answer:

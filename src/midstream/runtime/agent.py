@@ -119,6 +119,8 @@ _WRAPPERS = {
     "langgraph": "Make it durable with `midstream.integrations.langgraph`.",
     "langchain": "Make it durable with `midstream.integrations.langgraph`.",
     "agents": "Make it durable with `midstream.integrations.openai_agents`.",
+    "agents.agent": "Convert it with `midstream.integrations.openai_agents_served.served(agent)`, or make it "
+    "durable with `midstream.integrations.openai_agents`.",
     "openai": "Use `midstream.integrations.openai_compatible.OpenAICompatible(...)`.",
     "anthropic": "Use `midstream.integrations.anthropic_messages.AnthropicMessages(...)`.",
 }
