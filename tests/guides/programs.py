@@ -13,6 +13,45 @@ SERVED_JS = ("/static/client/midstream.js", "https://agents.example/static/clien
 """Addresses from which pages import the browser's client; a test puts the file there."""
 
 
+class Served(Struct, frozen=True):
+    """The block of a page that defines an agent, as the file that `midstream serve` is given.
+
+    Args:
+        page: File name of the page.
+        block: Number of the block, among those in Python.
+        before: Put in front of it.
+    """
+
+    page: str
+    block: int = 0
+    before: str = ""
+
+
+def _played(page: str, module: str, kind: str, *, block: int = 0) -> Served:
+    """Play the upstream of a page: an agent's software, with an account; all else of the block is as printed."""
+    before = f"""
+import importlib
+from midstream.testing.upstreams import ScriptedUpstream
+setattr(importlib.import_module({module!r}), {kind!r}, lambda *arguments, **options: ScriptedUpstream())
+"""
+    return Served(page, block, before)
+
+
+_INTEGRATIONS = "midstream.integrations"
+SERVED = {
+    "hello:agent": Served("README.md"),
+    "approvals:agent": Served("approvals.md"),
+    "in_claude:agent": _played("claude.md", f"{_INTEGRATIONS}.claude_agent", "Claude"),
+    "in_acp:agent": _played("acp.md", f"{_INTEGRATIONS}.acp", "AcpAgent"),
+    "in_approvals:agent": _played("approvals.md", f"{_INTEGRATIONS}.acp", "AcpAgent", block=1),
+    "in_cursor:agent": _played("cursor.md", f"{_INTEGRATIONS}.cursor", "Cursor"),
+    "in_codex:agent": _played("codex.md", f"{_INTEGRATIONS}.codex", "Codex"),
+    "in_memory:agent": _played("openai-memory.md", f"{_INTEGRATIONS}.openai_conversation", "OpenAIChain"),
+    "in_reuse:agent": Served("reuse.md"),
+}
+"""The agents that programs talk to, by the name that `midstream serve` is given."""
+
+
 class Program(Struct, frozen=True):
     """Blocks of one page in one file, as a reader would put them there, and what the reader does with them.
 
@@ -26,8 +65,9 @@ class Program(Struct, frozen=True):
         needs: Modules of extras and of other projects.
         environment: `main`, or the one of the frameworks that need one of their own.
         is_of_provider: Run it against the strict provider of this machine instead of OpenAI's and Anthropic's servers.
-        talks_to: `MODULE:AGENT` that is served, for a program that talks to a server. It is run three times: with a
-            line that holds, with one that is cut in mid-answer, and with a server that is killed in mid-answer.
+        talks_to: The name in `SERVED` of the agent that is served, for a program that talks to a server. It is run
+            three times: with a line that holds, with one that is cut in mid-answer, and with a server that is
+            killed in mid-answer.
         session: The session that it talks in.
     """
 
@@ -46,7 +86,8 @@ class Program(Struct, frozen=True):
     @property
     def name(self) -> str:
         """For people: `network.md-python-0`."""
-        return f"{self.page}-{self.language}-{'-'.join(map(str, self.blocks))}"
+        talks_to = f"-to-{SERVED[self.talks_to].page}" if self.talks_to else ""
+        return f"{self.page}-{self.language}-{'-'.join(map(str, self.blocks))}{talks_to}"
 
 
 _COAT = "Let me look. Take a coat: it is 8 degrees in Oslo."
@@ -58,6 +99,21 @@ _IN_PROCESS = """
 import asyncio
 print(asyncio.run(main("Do I need a coat in Oslo?")), end="")
 """
+_ASK_TWICE = f"""
+import asyncio
+for words in ("one", "two"):
+    print(asyncio.run(ask("{URL}", words)))
+"""
+POOLED = {
+    "in_claude:agent": ("claude_agent_sdk",),
+    "in_acp:agent": ("acp",),
+    "in_approvals:agent": ("acp",),
+    "in_cursor:agent": ("cursor_sdk",),
+    "in_codex:agent": ("openai_codex",),
+    "in_memory:agent": ("openai",),
+    "in_reuse:agent": (),
+}
+"""Agents whose upstream continues a conversation: what their modules need."""
 _DECIDE = f"""
 def decide(question):
     return ("reply", "the large one") if question.kind == "question" else ("allow", "")
@@ -149,6 +205,10 @@ IN_A_BROWSER = {("browser.md", "js"): "tests/server/test_browser_guide.py"}
 TABLE = [
     Program("README.md", (0,), "print(agent.model.name, end='')", "scripted"),
     Program("README.md", (1,), _ASK, _COAT, talks_to="hello:agent"),
+    *(
+        Program("README.md", (1,), _ASK_TWICE, "answer 1\nanswer 2\n", needs=needs, talks_to=agent)
+        for agent, needs in POOLED.items()
+    ),
     Program("README.md", (2,), _IN_PROCESS, _COAT),
     Program("README.md", (3,), "print(app.routes[0].path, end='')", "/agent"),
     Program("README.md", (4,), needs=("openai", "pydantic_ai")),

@@ -1,6 +1,7 @@
 """An agent whose every answer stops behind its first word until the file `go` is in the current folder.
 
 `midstream serve tests.guides.slowly:agent` serves the agent that the variable GUIDE_AGENT names (`MODULE:AGENT`).
+The file `begun` is in the current folder as soon as an answer has its first word.
 """
 
 from __future__ import annotations
@@ -24,12 +25,21 @@ class Slow:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
-        return getattr(self._model, name)
+        found = getattr(self._model, name)
+        if name != "stream_resent":  # a model that remembers is asked by this one
+            return found
+        return lambda request: _slowed(found(request))
 
-    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        async for event in self._model.stream(request):
-            yield event
-            while isinstance(event, TextDelta) and not os.access("go", os.F_OK):
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        return _slowed(self._model.stream(request))
+
+
+async def _slowed(events: AsyncIterator[ModelEvent]) -> AsyncIterator[ModelEvent]:
+    async for event in events:
+        yield event
+        if isinstance(event, TextDelta):
+            os.close(os.open("begun", os.O_CREAT))
+            while not os.access("go", os.F_OK):
                 await World().sleep(LOOK_S)
 
 
@@ -40,4 +50,5 @@ def _find() -> Agent:
     return agent
 
 
-agent = _find()
+if "GUIDE_AGENT" in os.environ:
+    agent = _find()

@@ -11,24 +11,21 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
 import midstream
-from midstream.cli import midstream_command
 from midstream.core.records import Delta, TurnEnded
 from tests.fault.workers import until_there
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN, all_blocks
 from tests.guides.line import line_to
-from tests.guides.programs import ANYTHING, IN_A_BROWSER, SERVED_JS, TABLE, URL, Program
+from tests.guides.programs import ANYTHING, IN_A_BROWSER, POOLED, SERVED, SERVED_JS, TABLE, URL, Program
 from tests.integrations.strict_provider import strict_provider
 from tests.ports import held_port
 
@@ -40,12 +37,26 @@ NODE = shutil.which("node")
 FRAMEWORKS = ROOT / ".venv-peers-durable" / "bin" / "python"
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
 TALKING = [program for program in TABLE if program.talks_to]
+KILLED = [
+    pytest.param(
+        program,
+        marks=pytest.mark.xfail(
+            program.talks_to in POOLED,
+            reason="open: the words of a pooled agent's cut answer stay before those of its next attempt",
+            raises=AssertionError,
+            strict=True,
+        ),
+        id=program.name,
+    )
+    for program in TALKING
+]
 OTHERS = [program for program in TABLE if not program.talks_to]
 
 
 def test_every_block_is_executed() -> None:
     named = {(program.page, program.language, number) for program in TABLE for number in program.blocks}
-    served = {(_page_of(program.talks_to), "python", 0) for program in TALKING}
+    agents = [SERVED[program.talks_to] for program in TALKING]
+    served = {(agent.page, "python", agent.block) for agent in agents}
     programs = {key for key in BLOCKS if key[1] in PROGRAMS and key[:2] not in IN_A_BROWSER}
     assert [path for path in IN_A_BROWSER.values() if not (ROOT / path).exists()] == []
     assert programs - named - served == set(), "a block that no row of tests/guides/programs.py runs"
@@ -54,25 +65,6 @@ def test_every_block_is_executed() -> None:
 
 def test_every_language_is_known() -> None:
     assert {language for _, language, _ in BLOCKS} <= PROGRAMS | COMMANDS | SHOWN
-
-
-def _commands() -> Iterator[tuple[str, str]]:
-    for (page, language, _), block in BLOCKS.items():
-        if language in COMMANDS:
-            for line in re.findall(r"^(?:\$ )?(?:\S+ )*?(midstream .*)$", block.code, re.MULTILINE):
-                yield page, line
-
-
-@pytest.mark.parametrize(("page", "line"), [*_commands()])
-def test_every_command_is_one_with_these_options(page: str, line: str) -> None:
-    words = shlex.split(line, comments=True)[1:]
-    command: click.Command = midstream_command
-    context = click.Context(command, info_name="midstream", resilient_parsing=True)
-    while isinstance(command, click.Group) and words:
-        name, found, words = command.resolve_command(context, words)
-        assert found is not None, name
-        command, context = found, click.Context(found, context, name, resilient_parsing=True)
-    command.make_parser(context).parse_args([*words])  # refuses options that are none
 
 
 @pytest.mark.parametrize("program", OTHERS, ids=lambda program: program.name)
@@ -114,7 +106,7 @@ async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Prog
             await until_there(tmp_path, program.session, TurnEnded)
 
 
-@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", KILLED)
 @pytest.mark.xfail(
     not hasattr(midstream.Client, "ask"),
     reason="the programs append the words of an attempt that was cut: `Client.ask` is needed",
@@ -147,11 +139,6 @@ def _fits(program: Program, out: str) -> bool:
     return re.fullmatch(expected, out, re.DOTALL) is not None
 
 
-def _page_of(agent: str) -> str:
-    module = agent.partition(":")[0]
-    return "README.md" if module == "hello" else f"{module}.md"
-
-
 def _check_environment(program: Program) -> None:
     for module in program.needs:
         pytest.importorskip(module)
@@ -173,8 +160,9 @@ def _environment(folder: Path, **more: str) -> dict[str, str]:
 def _write(folder: Path, program: Program, url: str) -> list[str]:
     """Write the program, and the agent that the README and guides begin with; return how it is started."""
     for agent in {"hello:agent", program.talks_to} - {""}:
-        page = _page_of(agent)
-        (folder / f"{agent.partition(':')[0]}.py").write_text(BLOCKS[page, "python", 0].code)
+        served = SERVED[agent]
+        code = f"{served.before}\n{BLOCKS[served.page, 'python', served.block].code}"
+        (folder / f"{agent.partition(':')[0]}.py").write_text(code)
     printed = [BLOCKS[program.page, program.language, number].code for number in program.blocks]
     code = "\n".join([program.before, *printed, program.then]).replace(URL, url)
     if program.language == "python":

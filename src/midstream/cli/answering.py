@@ -26,7 +26,7 @@ Place = tuple[str, int, int, str]
 
 
 class Desk(Protocol):
-    """What is needed of a client."""
+    """Interface needed of a client."""
 
     async def questions(self, session: str | None = None) -> tuple[Question, ...]:
         """See `Client.questions`."""

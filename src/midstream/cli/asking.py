@@ -45,7 +45,7 @@ _WITH_WORDS = (Choice.DENY, Choice.HAPPENED)
 
 
 class Decision(Struct, frozen=True):
-    """What a person decided; see `Client.answer`."""
+    """A person's decision; see `Client.answer`."""
 
     choice: Choice
     text: str = ""

@@ -52,7 +52,7 @@ PACE = Pace()
 
 
 class Finding(StrEnum):
-    """What becomes of a stream."""
+    """Outcome of a stream."""
 
     WORKS = "works"
     BUFFERED = "buffered"
@@ -72,7 +72,7 @@ LIMPING = frozenset((Finding.BUFFERED, Finding.AT_ONCE, Finding.INCOMPLETE))
 
 
 class Probed(Struct, frozen=True):
-    """What was found of one transport.
+    """Results found of one transport.
 
     Args:
         what: A transport, or `post`.

@@ -64,7 +64,7 @@ class Transport(Protocol):
 
 
 class Problem(Struct, frozen=True):
-    """What matters of a problem detail (RFC 9457) that a server refuses with."""
+    """Facts that matter of a problem detail (RFC 9457) that a server refuses with."""
 
     type: str
     code: str

@@ -78,7 +78,7 @@ class Site(StrEnum):
 
 
 class QuestionKind(StrEnum):
-    """What a person is asked about a call."""
+    """Kinds of questions to a person about a call."""
 
     APPROVAL = "approval"
     """May it run?"""
@@ -89,7 +89,7 @@ class QuestionKind(StrEnum):
 
 
 class Choice(StrEnum):
-    """What a person can decide."""
+    """Decisions open to a person."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -112,7 +112,7 @@ CHOICES = {
 
 
 class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What was known of a call when its reply was journaled: enough to go on without the tool's code.
+    """Facts known of a call when its reply was journaled: enough to go on without the tool's code.
 
     Args:
         call_id: The call's id within its reply.

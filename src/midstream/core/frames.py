@@ -192,7 +192,7 @@ class AbortPayload(Struct, frozen=True, gc=False, tag="abort", tag_field="type",
 
 
 class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type", omit_defaults=True):
-    """What a person decided about a call that waits for them.
+    """A person's decision about a call that waits for them.
 
     Args:
         turn, reply, call_id: Where the call stands, as its `question_asked` says.

@@ -166,7 +166,7 @@ class Finish(StrEnum):
 
 
 class UserMessage(Struct, frozen=True, gc=False, tag="user"):
-    """What a person (or the host on their behalf) said."""
+    """A message of a person, or of the host on their behalf."""
 
     parts: tuple[UserPart, ...]
 

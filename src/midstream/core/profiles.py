@@ -1,4 +1,4 @@
-"""What each provider accepts, as data.
+"""Rules of what each provider accepts, as data.
 
 A profile is read by `repair`, `check` and `render` and by nothing else; a rule that cannot be said as a value here does
 not exist. Sources and error texts: `docs/spec/history.md`.

@@ -1,4 +1,4 @@
-"""What an examination says: one report a history, with every finding and its place."""
+"""Reports of an examination: one a history, with every finding and its place."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Finding(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """What was found in one history. `format` is the file's, `profile` the rules it was judged by."""
+    """Results found in one history. `format` is the file's, `profile` the rules it was judged by."""
 
     path: str
     status: Status

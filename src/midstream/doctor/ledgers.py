@@ -25,7 +25,7 @@ SAMPLE = 200
 
 
 class Node(Struct, frozen=True):
-    """Where a line stands in a tree of lines."""
+    """Position of a line in a tree of lines."""
 
     id: str
     parent: str | None

@@ -1,4 +1,4 @@
-"""Where histories are: the files and folders that were named, and what is below them."""
+"""Places of histories: the files and folders that were named, and what is below them."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 
 class _Call:
-    """What is known of a tool that the agent runs: it is told bit by bit."""
+    """Facts known of a tool that the agent runs: it is told bit by bit."""
 
     def __init__(self) -> None:
         self.title = ""

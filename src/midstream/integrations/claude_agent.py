@@ -156,7 +156,7 @@ class Claude:
 
     @property
     def name(self) -> str:
-        """What to show people."""
+        """Name shown to people."""
         return f"claude:{self._options.model}" if self._options.model else "claude"
 
     @property

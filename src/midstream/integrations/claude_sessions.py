@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Known:
-    """What is known of a transcript, so that an append need not read it: others can only have added to it."""
+    """Facts known of a transcript, so that an append need not read it: others can only have added to it."""
 
     def __init__(self) -> None:
         self.batches = 0

@@ -195,7 +195,7 @@ def _encoded(request: Json) -> bytes:
 
 
 class Client(Protocol):
-    """What is needed of an HTTP client: those of httpx and httpx2 have it, sync and async."""
+    """Interface needed of an HTTP client: those of httpx and httpx2 have it, sync and async."""
 
     @property
     def event_hooks(self) -> dict[str, list[Callable[..., Any]]]:

@@ -53,7 +53,7 @@ _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
 
 
 class ChildRunner(Protocol):
-    """What is needed of a child's runner."""
+    """Interface needed of a child's runner."""
 
     state: Session
 

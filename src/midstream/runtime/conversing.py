@@ -36,7 +36,7 @@ TRIES_MAX = 100
 
 
 class Sessions(Protocol):
-    """What is needed of a host."""
+    """Interface needed of a host."""
 
     is_draining: bool
     world: World
@@ -94,7 +94,7 @@ async def turn_of(sessions: Sessions, session: str, payload: SayPayload) -> Asyn
 
 
 class _Turn:
-    """What is known of a turn while its records are read.
+    """Facts known of a turn while its records are read.
 
     Args:
         said: What opens it.

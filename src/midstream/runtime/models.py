@@ -54,7 +54,7 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """What to show people, such as `openai:gpt-5` or `local:smollm2`."""
+        """Name shown to people, such as `openai:gpt-5` or `local:smollm2`."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Answer `request` with events, the last of which is `Finished`.

@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class PoolLimits(Struct, frozen=True):
-    """What a pool holds, and how long it waits.
+    """Limits of what a pool holds, and how long it waits.
 
     Args:
         live_max: Agents kept open in this process.
@@ -177,7 +177,7 @@ class Pooled:
 
     @property
     def name(self) -> str:
-        """What to show people: the upstream's name."""
+        """Name shown to people: the upstream's name."""
         return self._upstream.name
 
     @property

@@ -54,7 +54,7 @@ class End(StrEnum):
 
 
 class TurnReport(Struct, frozen=True):
-    """What became of one turn: for logs, counters and tests. It holds no words of the conversation.
+    """Outcome of one turn: for logs, counters and tests. It holds no words of the conversation.
 
     Args:
         kind, why: The classification, and what was decisive.
@@ -187,7 +187,7 @@ class Turn:
 
     @property
     def situation(self) -> Situation:
-        """Where the turn stands, for whoever decides what a failure means."""
+        """Position of the turn, for whoever decides what a failure means."""
         return Situation(
             is_remembering=self.is_remembering,
             is_taken=self.is_taken,

@@ -65,7 +65,7 @@ class Sessions(Protocol):
 
 
 class _Seen(Struct, frozen=True):
-    """What was found when a journal was last read."""
+    """Results found when a journal was last read."""
 
     end: int
     count: int

@@ -131,7 +131,7 @@ class Upstream(Protocol):
 
     @property
     def name(self) -> str:
-        """What to show people, such as `claude:opus`."""
+        """Name shown to people, such as `claude:opus`."""
 
     @property
     def identity(self) -> Mapping[str, str]:

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Level(StrEnum):
-    """What became of a silence."""
+    """Outcome of a silence."""
 
     ADVISORY = "advisory"
     """It is longer than usual; nothing was done."""

@@ -29,7 +29,7 @@ STARTING_S = 5.0
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What callers may do. 0 is no limit.
+    """Limits of what callers may do. 0 is no limit.
 
     Each server process counts for itself: of several on one store, each lets as much pass. A count that is shared would
     be a write to the store for each request; where one number must hold for all, divide it among them, or count in the

@@ -34,7 +34,7 @@ _WORD_CHARS_MAX = 64
 
 
 class Kind(StrEnum):
-    """What a pass is."""
+    """Properties of a pass."""
 
     TICKET = "ticket"
     """Opens one connection, once."""
@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 
 class Pass(Struct, frozen=True):
-    """What a pass is good for.
+    """Rights that a pass gives.
 
     Args:
         kind: See `Kind`.

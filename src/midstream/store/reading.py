@@ -1,4 +1,4 @@
-"""What is read of a database, on a connection that only reads."""
+"""Reads of a database, on a connection that only reads."""
 
 from __future__ import annotations
 

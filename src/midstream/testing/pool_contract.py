@@ -152,7 +152,7 @@ class Peer(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """What this kind of upstream cannot have: "busy", "echo", "verify" matter here."""
+        """Traits that this kind of upstream cannot have: "busy", "echo", "verify" matter here."""
 
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""

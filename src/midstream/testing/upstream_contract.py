@@ -85,7 +85,7 @@ USAGE = Usage(input_tokens=100, output_tokens=7, cached_tokens=60, cache_write_t
 
 
 class Trait(StrEnum):
-    """What some kinds of upstream cannot have."""
+    """Traits that some kinds of upstream cannot have."""
 
     BUSY = "busy"
     """A conversation can be in another run."""
@@ -130,7 +130,7 @@ class Peer(Protocol):
 
     @property
     def lacks(self) -> frozenset[Trait]:
-        """What this kind of upstream cannot have."""
+        """Traits that this kind of upstream cannot have."""
 
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""

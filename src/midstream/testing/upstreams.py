@@ -36,7 +36,7 @@ RETRY_AFTER_S = 2.0
 
 
 class Trouble(StrEnum):
-    """What can go wrong with one message, or with opening the agent for it."""
+    """Faults that can happen with one message, or with opening the agent for it."""
 
     GONE_AT_OPEN = "gone_at_open"
     """The agent is not remembered, and that shows when it is resumed."""

@@ -1,4 +1,4 @@
-"""What is kept of the messages that requests began with, so that the next one costs only what is new in it.
+"""Data kept of the messages that requests began with, so that the next one costs only what is new in it.
 
 No message is kept: what a conversation is known by are digests, and of words only the system prompts among the
 messages and how the user's newest message begins. Whatever it was taken from is known again by one hash over its bytes
@@ -31,7 +31,7 @@ _OBJECT_BYTES = 1024
 
 
 class Gist(Struct, frozen=True):
-    """What matters of a conversation's messages, for finding it and for judging a request.
+    """Facts that matter of a conversation's messages, for finding it and for judging a request.
 
     Args:
         place: Where it stands, by all that was said; in `scope`.

@@ -119,7 +119,7 @@ def _has_side_call(text: str) -> bool:
 
 
 class Place(Struct, frozen=True):
-    """Where a request stands in its conversation.
+    """Position of a request in its conversation.
 
     Args:
         before: The digest of what was said up to the newest reply, without its results; empty before the first one.

@@ -49,7 +49,7 @@ _SEALED = "encrypted_"
 
 
 class Event(Struct):
-    """What is read of one event; everything else in it is passed over."""
+    """Fields read of one event; everything else in it is passed over."""
 
     type: str = ""
     index: Any = None

@@ -48,7 +48,7 @@ _UPSTREAM_CALLS = {
 
 
 class Event(Struct):
-    """What is read of one event; everything else in it is passed over."""
+    """Fields read of one event; everything else in it is passed over."""
 
     type: str = ""
     sequence_number: int | None = None

@@ -73,7 +73,7 @@ class _Usage(Struct):
 
 
 class Chunk(Struct):
-    """What is read of one chunk; everything else in it is passed over."""
+    """Fields read of one chunk; everything else in it is passed over."""
 
     choices: list[_Choice] | None = None
     model: str | None = None

@@ -144,7 +144,7 @@ def model_calls(records: Iterable[Record]) -> list[ModelCall]:
 
 
 class _Reading:
-    """What is known of the last request that the next one should begin with."""
+    """Facts known of the last request that the next one should begin with."""
 
     def __init__(self) -> None:
         self._is_begun = False

@@ -119,7 +119,7 @@ class Heard(Struct, frozen=True):
 
 
 class Chain(Struct, frozen=True):
-    """What matters of one conversation's messages, with these: a longer one costs only its new messages.
+    """Facts that matter of one conversation's messages, with these: a longer one costs only its new messages.
 
     What is known is recognised by the identity of its entries, or else by their equality; a history that does not
     begin with it is read whole. Holds the entries it knows.

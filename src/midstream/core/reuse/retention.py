@@ -33,7 +33,7 @@ ECHO_AGE_MAX_S = SEEN_AGE_MAX_S / 2
 
 
 class Seen(Struct, frozen=True, array_like=True):
-    """What became of one resumed agent. `age_s` is how long it had been silent, `at` when it was resumed."""
+    """Outcome of one resumed agent. `age_s` is how long it had been silent, `at` when it was resumed."""
 
     age_s: float
     is_alive: bool

@@ -83,7 +83,7 @@ CAUSES: dict[type[ModelError], Cause] = {
 
 
 class Situation(Struct, frozen=True):
-    """Where a turn stands when its agent fails.
+    """Position of a turn when its agent fails.
 
     Args:
         is_remembering: The agent had a memory before this turn: it was resumed, or forked.

@@ -23,7 +23,7 @@ class Refused(Exception):  # noqa: N818 - not an error of ours but the wrapped a
 
 
 class WhenBusy(StrEnum):
-    """What becomes of a message that comes while a turn runs."""
+    """Outcome of a message that comes while a turn runs."""
 
     QUEUE = "queue"
     """It waits in the journal and opens a turn of its own when those before it have ended."""

@@ -36,7 +36,7 @@ INSTALL_HINT = (
 
 
 class Llama(Protocol):
-    """What is used of xllamacpp's server."""
+    """Interface used of xllamacpp's server."""
 
     listening_address: str
 

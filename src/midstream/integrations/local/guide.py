@@ -112,7 +112,7 @@ class Prompt(Struct, frozen=True):
 
     @property
     def messages(self) -> Messages:
-        """What is sent: like any history, rendered for what any chat template takes."""
+        """Messages that are sent: like any history, rendered for what any chat template takes."""
         return render(History(self.said), self.instructions, "strict-template").messages
 
 

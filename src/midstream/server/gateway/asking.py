@@ -134,7 +134,7 @@ class Asking:
 
 
 class _Care:
-    """What is kept of a run: its place in the conversation, and the response where it is stored."""
+    """Data kept of a run: its place in the conversation, and the response where it is stored."""
 
     def __init__(
         self,
