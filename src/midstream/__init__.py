@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from midstream.runtime.host import Host
     from midstream.runtime.models import Model
     from midstream.runtime.pool import Pooled
+    from midstream.runtime.sleeping import MemoryLimits
     from midstream.server.app import asgi
     from midstream.tools import (
         DidNotHappen,
@@ -45,6 +46,7 @@ _HOMES = {
     "Model": "midstream.runtime.models",
     "Pooled": "midstream.runtime.pool",
     "Repaired": "midstream.history",
+    "MemoryLimits": "midstream.runtime.sleeping",
     "Retention": "midstream.core.retention",
     "StreamSettings": "midstream.core.settings",
     "Tool": "midstream.tools",
@@ -69,6 +71,7 @@ __all__ = [
     "Event",
     "Happened",
     "Host",
+    "MemoryLimits",
     "MidstreamError",
     "Model",
     "Pooled",

@@ -35,7 +35,7 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.runtime import host as host_module
+from midstream.runtime import sleeping
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
@@ -285,7 +285,7 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
 
 
 async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 1)
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
     store = SlowTo("delete", MemoryStore())
     host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "one")
@@ -442,7 +442,7 @@ class Slow(MemoryStore):
 
 
 async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 1)
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
     store = Slow()
     host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
     await run_turn(host, "s", "first")
@@ -465,7 +465,7 @@ async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.
 async def test_sessions_opened_side_by_side_make_room_for_one_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 3)
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
     store = Slow()
     host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
     for number in range(3):
@@ -499,7 +499,7 @@ async def test_a_session_that_is_being_opened_when_the_host_stops_does_nothing_a
 
 
 async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "SESSIONS_AWAKE_MAX", 3)
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
     host = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore()))
     for number in range(6):
         await run_turn(host, f"s{number}", "hi")

@@ -24,6 +24,7 @@ from midstream.local_keys import made_key
 from midstream.places import made
 from midstream.runtime.agent import Agent
 from midstream.runtime.observing import Observer
+from midstream.runtime.sleeping import MemoryLimits
 from midstream.server.access import Access, this_user, token_file
 from midstream.server.app import App, asgi
 from midstream.server.serve import serve as serve_app
@@ -137,6 +138,14 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     help="Days after its last change in which a session is kept; then it is deleted.",
 )
 @click.option(
+    "--memory-mib",
+    type=click.IntRange(min=1),
+    metavar="MIB",
+    default=MemoryLimits().bytes_max // MIB,
+    show_default=True,
+    help="MiB that the sessions in memory may hold together, as estimated from their journals.",
+)
+@click.option(
     "--settings",
     "settings_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -178,6 +187,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
         access=_access_of(surroundings, options, login),
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
+        memory=MemoryLimits(bytes_max=options["memory_mib"] * MIB),
         settings=settings.read() if settings else None,
     )
 

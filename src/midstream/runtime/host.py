@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,13 +45,12 @@ from midstream.runtime.locking import Locks
 from midstream.runtime.models import StoredModel
 from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
+from midstream.runtime.sleeping import MemoryLimits, Sleeping
 from midstream.runtime.trials import Trials
 from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
 from midstream.store.opening import store_of
 from midstream.world import World
 
-SESSIONS_AWAKE_MAX = 1000
-"""Sessions kept in memory; beyond it idle ones without readers go to sleep, the longest unused first."""
 RECOVERIES_MAX = 64
 """Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
 REVIVALS_MAX = 100
@@ -104,6 +103,7 @@ class Host:
             carried on.
         retention: How long events can be replayed, and sessions are kept.
         tail_bytes_max: Bytes of its newest events that each session keeps in memory while it is awake.
+        memory: What awake sessions may hold, and how long an idle one stays awake.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Host:
         look_back_s: float = LOOK_BACK_S,
         retention: Retention = Retention(),
         tail_bytes_max: int = TAIL_BYTES,
+        memory: MemoryLimits = MemoryLimits(),
     ) -> None:
         self.agent = checked_agent(agent)
         self.world = world or World()
@@ -128,6 +129,7 @@ class Host:
         self.tail_bytes_max = tail_bytes_max
         self._owner = self.world.new_id("owner")
         self._awake: dict[str, Runner] = {}
+        self._sleeping = Sleeping(self._awake, memory, self.world, self._send_to_sleep)
         self._opening: dict[str, asyncio.Task[Runner]] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
         """Whose agents answer in child sessions that were not begun yet."""
@@ -181,6 +183,7 @@ class Host:
             model.begin_use(self.store)
         self._recovering = self.world.spawn(self._recover(), name="recovery")
         self._caretaker.start()
+        self._sleeping.start()
         if self.locks is not None:
             self.locks.start()
 
@@ -266,6 +269,7 @@ class Host:
             runner = await self._opened(session_id)
         else:
             self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last
+        self._sleeping.touch(session_id)
         return runner
 
     async def child(self, session_id: str, path: tuple[str, ...]) -> Runner:
@@ -395,6 +399,11 @@ class Host:
         return self._caretaker.peers > 0
 
     @property
+    def memory_held(self) -> int:
+        """Bytes that the awake sessions hold, estimated from their journals."""
+        return self._sleeping.bytes_held
+
+    @property
     def sessions_awake(self) -> int:
         """How many sessions are in memory."""
         return len(self._awake)
@@ -496,6 +505,7 @@ class Host:
         self._is_stopped = True
         self.drain()
         await self._trials.stop()
+        await self._sleeping.stop()
         if self._recovering is not None:
             self._recovering.cancel()
             await asyncio.wait([self._recovering])
@@ -588,14 +598,18 @@ class Host:
         except BaseException:
             await runner.close(_draining())  # it may have begun to work
             raise
-        surplus = self._surplus()
+        surplus = self._sleeping.surplus()
         self._awake[session_id] = runner
-        for each in surplus:
-            try:
-                await each.sleep()
-            except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
-                _log.warning("not given up: %s", error.code, extra={"session": each.session_id})
+        await self._send_to_sleep(surplus)
         return runner
+
+    async def _send_to_sleep(self, session_ids: Iterable[str]) -> None:
+        runners = [self._awake.pop(each) for each in session_ids if each in self._awake]
+        for runner in runners:
+            try:
+                await runner.sleep()
+            except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
+                _log.warning("not given up: %s", error.code, extra={"session": runner.session_id})
 
     def _agent_of(self, session_id: str, state: Session) -> Agent:
         """Return who answers in a session: the host's agent, or for a child the one that its call named."""
@@ -605,12 +619,6 @@ class Host:
     async def _peek(self, session_id: str) -> Session:
         """Fold a session as it is in the store, without waking it."""
         return fold(await Journal(self.store, session_id, self.world).load())
-
-    def _surplus(self) -> list[Runner]:
-        """Take out of `_awake` what must go to sleep for one more to be awake."""
-        count = max(0, len(self._awake) + 1 - SESSIONS_AWAKE_MAX)
-        idle = [key for key, runner in self._awake.items() if runner.is_idle or runner.has_failed]
-        return [self._awake.pop(key) for key in idle[:count]]
 
     def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
         """See to it that a turn does not wait for somebody to ask after its runner failed."""

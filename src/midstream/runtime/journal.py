@@ -36,6 +36,12 @@ from midstream.world import Fault, World
 
 TAIL_RECORDS_MAX = 4096
 """Newest records kept in memory for the readers at the tail; others read pages from the store."""
+SESSION_BYTES = 12 * 1024
+"""Bytes that an awake session with an empty journal costs."""
+TAIL_RECORD_BYTES = 120
+"""Bytes that a record in memory costs besides its body."""
+FOLDED_SHARE = 1
+"""Bytes of folded state for each byte of the journal."""
 PAGE_RECORDS = 1000
 """Records read at once when a journal is folded or a reader is far behind."""
 
@@ -93,6 +99,7 @@ class Journal:
         self._tail: list[Stored] = []
         self._tail_bytes = 0
         self._tail_bytes_max = tail_bytes_max
+        self._folded_bytes = 0
         self._waiting: dict[asyncio.Future[None], None] = {}
         """Who waits; who waits longest is woken first."""
         self.ended: MidstreamError | None = None
@@ -353,6 +360,19 @@ class Journal:
         """Keep nothing of who waits no more: readers come and go while a session says nothing."""
         self._waiting.pop(waiting, None)
 
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
+        tail = self._tail_bytes + TAIL_RECORD_BYTES * len(self._tail)
+        return SESSION_BYTES + tail + FOLDED_SHARE * self._folded_bytes
+
+    def shorten_tail(self, bytes_max: int) -> None:
+        """Keep at most so many bytes of the newest records in memory from now on, the last one besides."""
+        if bytes_max < self._tail_bytes_max:
+            self._tail_bytes_max = bytes_max
+            if self._tail_bytes > bytes_max:
+                self._shorten_tail()
+
     def close(self, error: MidstreamError) -> None:
         """Let every present and later waiter end with `error`. Records already here can still be read."""
         self.ended = self.ended or error.again()
@@ -367,13 +387,15 @@ class Journal:
     def _remember(self, records: Sequence[Stored]) -> None:
         if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
             self.pruned_to = EventId(records[0].epoch, records[0].position)
+            self._folded_bytes = len(records[0].body)
             self._tail, self._tail_bytes, records = [], 0, records[1:]
             self.newest = self.pruned_to
         if not records:
             return
         self._tail.extend(records)
-        for each in records:
-            self._tail_bytes += len(each.body)
+        size = sum(len(each.body) for each in records)
+        self._tail_bytes += size
+        self._folded_bytes += size
         self.newest = EventId(records[-1].epoch, records[-1].position)
         if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
             self._shorten_tail()

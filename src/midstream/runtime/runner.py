@@ -118,7 +118,7 @@ class Runner:
         self.state = Session()
         self.readers = 0
         """Connections that follow this session; the host keeps it awake while there are any."""
-        self._journal = journal
+        self.journal = journal
         self._agent_of = agent
         self._family = family
         self._world = world
@@ -151,7 +151,7 @@ class Runner:
     @property
     def newest(self) -> EventId:
         """The newest event of the journal."""
-        return self._journal.newest
+        return self.journal.newest
 
     async def submit(self, command: Command | Received) -> int:
         """Let a command be decided, here or by its owner; return the journal's end once all it caused is durable.
@@ -169,15 +169,15 @@ class Runner:
     @property
     def events(self) -> Journal:
         """The journal, to read in it."""
-        return self._journal
+        return self.journal
 
     async def read(self, *, after: int, limit: int) -> Sequence[Stored]:
         """Return up to `limit` records after position `after`, as `Journal.read` does; empty at the end."""
-        return await self._journal.read(after=after, limit=limit)
+        return await self.journal.read(after=after, limit=limit)
 
     async def wait(self, after: int) -> None:
         """Wait for a record after `after`; raises what ended the session here (draining, lease lost, ...)."""
-        await self._journal.wait(after)
+        await self.journal.wait(after)
 
     def attach(self) -> None:
         """Count one more reader."""
@@ -238,9 +238,9 @@ class Runner:
         Raises:
             StoreDamagedError: The journal cannot be read. Nothing was changed.
         """
-        self._take_over(await self._journal.load())
+        self._take_over(await self.journal.load())
         self._agent = self._agent_of(self.state)
-        self._journal.introduce(self._agent.name, self._agent.model.name)
+        self.journal.introduce(self._agent.name, self._agent.model.name)
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         self._task.add_done_callback(self._untie)
@@ -281,7 +281,7 @@ class Runner:
             if self._has_begun or self._failed is not None:
                 return
             try:
-                self._take_over(await self._journal.catch_up())
+                self._take_over(await self.journal.catch_up())
             except MidstreamError as error:
                 self._fail(error)
 
@@ -300,12 +300,12 @@ class Runner:
     def part(self, error: MidstreamError) -> None:
         """Send the readers away with `error` and refuse new commands from outside; the turn goes on."""
         self._parted = error
-        self._journal.close(error)
+        self.journal.close(error)
 
     async def sleep(self) -> None:
         """Let an idle session go: its memory, and the right to write to it."""
         await self.close(DrainingError("this session went to sleep: reconnect to wake it"))
-        await self._journal.release()
+        await self.journal.release()
 
     async def let_go(self) -> None:
         """Give an idle session up for another process to delete it. Readers stay, and follow what becomes of it.
@@ -321,7 +321,7 @@ class Runner:
         async with self._unclaimed:  # a command that comes meanwhile waits, and then claims it anew
             self.refuse_while_running()
             self._has_begun = False
-            await self._journal.disown(at=self._world.now())
+            await self.journal.disown(at=self._world.now())
         self._on_followed()
 
     def refuse_while_running(self) -> None:
@@ -365,13 +365,13 @@ class Runner:
         await self.close(
             DrainingError("another server goes on with this session: reconnect", retry_after_s=0.0)
         )
-        await self._journal.release()
+        await self.journal.release()
 
     async def close(self, error: MidstreamError) -> None:
         """Stop at once; readers end with `error`. What was being done is in doubt for the next owner."""
         self._is_quiescing = True
         self._failed = self._failed or error.again()
-        self._journal.close(error)
+        self.journal.close(error)
         self._waits.clear()
         tasks = [*self._doing.values(), *self._stopping]
         if self._task is not None and self._task is not asyncio.current_task():
@@ -431,10 +431,10 @@ class Runner:
         that it was taken for dead. Then the call belongs to the new owner, as one in doubt.
         """
         for _ in range(CONFIRM_TRIES_MAX):
-            if self._world.monotonic() - self._journal.held_at <= HELD_FOR_S:
+            if self._world.monotonic() - self.journal.held_at <= HELD_FOR_S:
                 return
             try:
-                await self._journal.confirm()
+                await self.journal.confirm()
             except MidstreamError as error:
                 self._fail(error)
                 break
@@ -452,11 +452,11 @@ class Runner:
     @property
     def is_transactional(self) -> bool:
         """Whether tools can write in the transactions of this session's store."""
-        return self._journal.is_transactional
+        return self.journal.is_transactional
 
     async def blob(self, digest: str) -> bytes | None:
         """Return a large result that a record of this session names, or None where it is not there."""
-        return await self._journal.blob(digest)
+        return await self.journal.blob(digest)
 
     @property
     def is_closing(self) -> bool:
@@ -489,7 +489,7 @@ class Runner:
         self._asking.add(limit)
         try:
             async with limit:
-                return position_of(await self._journal.hand_over(body))
+                return position_of(await self.journal.hand_over(body))
         except TimeoutError as error:
             if self._failed is not None and limit not in self._asking:
                 raise self._failed.again() from error
@@ -576,7 +576,7 @@ class Runner:
             taken.append(envelope)
         if records:
             appendix = appendix_of(records, blobs, self.state, state)
-            append = partial(self._journal.append, appendix, sync=sync_of(records))
+            append = partial(self.journal.append, appendix, sync=sync_of(records))
             await self._append(append, taken)
         self.state = state
         if any(isinstance(each.command, Recover) for each in taken):
@@ -591,10 +591,10 @@ class Runner:
         assert isinstance(first.command, ModelSaid)  # see `Mailbox`
         try:
             decided = sessions.decide(
-                self.state, first.command, epoch=self._journal.epoch, at=self._world.now()
+                self.state, first.command, epoch=self.journal.epoch, at=self._world.now()
             )
             state = self._folded(self.state, decided)
-            if len(decided) != 1 or not self._journal.append_at_once(decided[0]):
+            if len(decided) != 1 or not self.journal.append_at_once(decided[0]):
                 return False
         except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
@@ -617,7 +617,7 @@ class Runner:
             state = self._folded(self.state, records)
             return appendix_of(records, blobs, self.state, state)
 
-        await self._append(partial(self._journal.append_within, work), batch)
+        await self._append(partial(self.journal.append_within, work), batch)
         written, self.state = state.position - self.state.position, state
         return written
 
@@ -625,7 +625,7 @@ class Runner:
         self, state: Session, command: Command | Received | ToolsFound, *, at: float
     ) -> tuple[tuple[Record, ...], tuple[Blob, ...]]:
         """Return what must be appended because of a command: records, and the large results they name."""
-        decided = sessions.decide(state, command, epoch=self._journal.epoch, at=at)
+        decided = sessions.decide(state, command, epoch=self.journal.epoch, at=at)
         return lifted(without_starts(decided) if self._is_quiescing else decided)
 
     def _has_answered(self, batch: list[Envelope]) -> bool:
@@ -659,11 +659,11 @@ class Runner:
             return self.state
         self._refuse_other_agent(commands)
         at = self._world.now()
-        epoch = await self._journal.claim(at=at)
+        epoch = await self.journal.claim(at=at)
         if epoch > 1:  # somebody had it before, and may have had it since it was read here
-            self._take_over(await self._journal.catch_up())
+            self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
-        is_handover = self._journal.is_handed_over
+        is_handover = self.journal.is_handed_over
         is_stopped = self._is_of_other_agent and not agent_guard.adopts(commands)
         suspected = 0 if is_handover else self._family.suspected(self)
         began = EpochStarted(epoch, self._owner, at, is_handover=is_handover, suspected=suspected)
@@ -703,7 +703,7 @@ class Runner:
 
     def _folded(self, state: Session, records: Sequence[Record]) -> Session:
         for record in records:
-            state = sessions.evolve(state, record, epoch=self._journal.epoch)
+            state = sessions.evolve(state, record, epoch=self.journal.epoch)
         return state
 
     async def _append(self, append: Callable[[], Awaitable[None]], batch: list[Envelope]) -> None:
@@ -775,7 +775,7 @@ class Runner:
     def _let_go(self, error: MidstreamError) -> None:
         self._failed = self._failed or error.again()
         self._is_quiescing = True
-        self._journal.close(error)
+        self.journal.close(error)
         self._waits.clear()
         self._doing = {each: task for each, task in self._doing.items() if not task.done()}
         for task in [*self._doing.values(), *self._stopping]:

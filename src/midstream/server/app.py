@@ -25,6 +25,7 @@ from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.runtime.agent import Agent, checked_agent
 from midstream.runtime.host import Host
 from midstream.runtime.observing import Observer
+from midstream.runtime.sleeping import MemoryLimits
 from midstream.server.access import Access
 from midstream.server.access_routes import AccessRoutes
 from midstream.server.chunks import ChunksEndpoint
@@ -71,6 +72,7 @@ def asgi(
     settings: StreamSettings | None = None,
     allowed_origins: Collection[str] = (),
     retention: Retention = Retention(),
+    memory: MemoryLimits = MemoryLimits(),
     access: Access | None = None,
     limits: Limits = Limits(),
     observers: Sequence[Observer] = (),
@@ -86,6 +88,7 @@ def asgi(
         settings: How streams are served, with a look-back of their own; `App.settings` changes them later.
         allowed_origins: Origins such as `https://app.example` whose pages may ask, beside the app's own.
         retention: How long events can be replayed, and sessions are kept.
+        memory: What the sessions in memory may hold together, and how long an idle one stays there.
         access: Who may come in, and what they may do there. None serves every client of this machine, and a warning
             is logged.
         limits: What callers may do.
@@ -110,6 +113,7 @@ def asgi(
         look_back_s=settings.look_back_s,
         retention=retention,
         tail_bytes_max=settings.tail_bytes_max,
+        memory=memory,
     )
     for observer in observers:
         host.observers.add(observer)
@@ -279,6 +283,7 @@ class App:
         return {
             "streams": self.open_streams,
             "sessions_awake": self.host.sessions_awake,
+            "sessions_bytes": self.host.memory_held,
             "turns_running": self.host.turns_running,
             "recovery_left": self.host.recovery.total - self.host.recovery.done,
             "is_draining": self.host.is_draining,
