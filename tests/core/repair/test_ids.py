@@ -11,7 +11,7 @@ def ids_after(profile: str | None, *ids: str) -> list[str]:
     messages = [message for each in ids for message in (reply(use(each)), user([result(each)]))]
     pairing = Pairing(turns_for(task, messages), task)
     pairing.run()
-    settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
+    settle_ids(pairing.turns, pairing.calls, task)
     for call in pairing.calls:
         assert [answer.id for answer in call.answers or ()] == [call.id]
     return [str(call.id) for call in pairing.calls]
@@ -39,7 +39,7 @@ def test_an_id_that_will_do_stays() -> None:
     task = task_for()
     pairing = Pairing(turns_for(task, [reply(use("toolu_1")), user([result("toolu_1")])]), task)
     pairing.run()
-    settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
+    settle_ids(pairing.turns, pairing.calls, task)
     assert codes(task) == []
 
 

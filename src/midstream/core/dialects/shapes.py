@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.core.formats.parts import Json, Value
-from midstream.core.repair.quick import UNNAMED
+from midstream.core.repair.reasoning import UNNAMED
 from midstream.core.repair.words import NO_OUTPUT
 
 _BLANK: tuple[Value, ...] = ("", None, [])

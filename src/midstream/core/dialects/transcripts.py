@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from midstream.core.dialects.attachments import attachment_of
-from midstream.core.dialects.shapes import Shaped, shaped
+from midstream.core.dialects.shapes import shaped
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import (
     Format,
     Json,
     Kind,
     Layout,
-    Mark,
     Part,
     Role,
     Turn,
@@ -43,17 +42,13 @@ from midstream.core.messages import (
 )
 from midstream.core.profiles import Profile
 from midstream.core.repair.engine import repaired
-from midstream.core.repair.quick import Marks
-from midstream.core.repair.reading import sendable
-from midstream.core.repair.task import Task
+from midstream.errors import InvalidHistoryError
 
 HOSTED_CHARS_MAX = 2000
 """Characters kept of what a provider's own tool did in an earlier reply."""
 
 _READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
 _PLAIN = {"role", "content"}
-_ANSWERING = (Mark.ANSWER, Mark.MIXED)
-_CLOSING = (Mark.USER, *_ANSWERING)
 _LOST = "(the host sent no result for this call)"
 
 
@@ -107,40 +102,58 @@ def pieces_of(messages: list[Value], form: str, *, cuts: Sequence[int] = ()) -> 
     named = format_named(form)
     if not all(type(message) is dict for message in messages):
         return ()
-    if sendable(messages, Task(form=named, profile=_READING)) is not messages:
-        return ()
-    marks = Marks(messages, named.name, _READING)
     said: Sequence[Json | None] = messages
-    if not marks.are_all_fine():
-        judged = enumerate(zip(messages, marks.marks, strict=True))
-        plain = [Shaped(each, each) if mark else shaped(each, form, at) for at, (each, mark) in judged]
-        marks, said = (
-            Marks([each.seen for each in plain], named.name, _READING),
-            [each.said for each in plain],
-        )
-        if not marks.are_all_fine():
+    seen: Sequence[Json] = messages
+    if not _is_sound(messages, named):
+        plain = [shaped(each, form, at) for at, each in enumerate(messages)]
+        seen, said = [each.seen for each in plain], [each.said for each in plain]
+        if not _is_sound(seen, named):
             return ()
-    return _in_pieces(said, bytes(marks.marks), named, cuts)
+    return _in_pieces(seen, said, named, cuts)
+
+
+def _is_sound(messages: Sequence[Json], named: Format) -> bool:
+    try:
+        return not repaired([*messages], named, _READING).edits
+    except InvalidHistoryError:
+        return False
 
 
 def _in_pieces(
-    messages: Sequence[Json | None], marks: bytes, named: Format, cuts: Sequence[int]
+    seen: Sequence[Json], said: Sequence[Json | None], named: Format, cuts: Sequence[int]
 ) -> tuple[Piece, ...]:
-    """Read messages that need no repair; None stands for one that says nothing."""
-    cut = next((cut for cut in cuts if 0 < cut < len(marks) and _is_cut(marks, cut)), 0)
+    """Read messages that need no repair; None in `said` stands for one that says nothing."""
+
+    def turn_at(at: int) -> Turn:
+        return named.parse(seen[at], at)
+
+    cut = next(
+        (
+            cut
+            for cut in cuts
+            if 0 < cut < len(seen) and _closes(turn_at(cut - 1)) and not _answers(turn_at(cut))
+        ),
+        0,
+    )
     pieces: list[Piece] = []
-    for some in filter(None, (range(cut), range(cut, len(marks)))):
-        part = [message for message in messages[some.start : some.stop] if message is not None]
+    for some in filter(None, (range(cut), range(cut, len(seen)))):
+        part = [message for message in said[some.start : some.stop] if message is not None]
         transcript = _read(part, named)
         has_ids = named.layout is Layout.FLAT
-        ids = frozenset(str(message["id"]) for message in part if "id" in message) if has_ids else frozenset()
-        pieces.append(Piece(transcript, len(some), marks[some.stop - 1] in _CLOSING, ids))
+        named_items = [message["id"] for message in part if isinstance(message.get("id"), str)]
+        ids = frozenset(named_items) if has_ids else frozenset()
+        pieces.append(Piece(transcript, len(some), _closes(turn_at(some.stop - 1)), ids))
     return tuple(pieces)
 
 
-def _is_cut(marks: bytes, cut: int) -> bool:
-    """Whether what stands here neither goes on with the reply before it nor answers its calls."""
-    return marks[cut - 1] in _CLOSING and marks[cut] not in _ANSWERING
+def _closes(turn: Turn) -> bool:
+    """Whether the reply before this turn is whole."""
+    return turn.role in (Role.USER, Role.TOOL)
+
+
+def _answers(turn: Turn) -> bool:
+    """Whether a turn has results."""
+    return turn.role is Role.TOOL or any(part.kind is Kind.RESULT for part in turn.parts)
 
 
 def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Transcript:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
@@ -81,8 +81,6 @@ class Part(Struct, eq=False, gc=False):
     """Of a call: the number of the reply it stands in. Of a result: that of its call."""
     turn: int = -1
     """Where it was read: the number of its turn."""
-    is_repeat: bool = False
-    """Of a call: an earlier call of the list has its id."""
     is_second: bool = False
     """Of a result: its call has another one already."""
     is_by_name: bool = False
@@ -91,64 +89,41 @@ class Part(Struct, eq=False, gc=False):
     """Made by a repair."""
 
 
-class Mark(IntEnum):
-    """What the quick look knows of a message without reading its parts (`core/repair/quick.py`)."""
-
-    DOUBT = 0
-    USER = 1
-    REPLY = 2
-    CALLS = 3
-    ANSWER = 4
-    SYSTEM = 5
-    MIXED = 6
-    """Results, and a user's words behind them."""
-    THOUGHT = 7
-    """Reasoning that is an item of its own."""
-    ITEM = 8
-    """What a hosted tool did, as an item of its own."""
-
-
 class Turn(Struct, eq=False, gc=False):
     """One message (or item) of a history: who speaks, in parts.
 
     `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its
-    place in the input, or -1 for a turn made by a repair. A marked turn is beyond doubt: its parts are read
-    only when somebody asks for them. Not watched by the garbage collector: nothing refers back to a turn.
+    place in the input, or -1 for a turn made by a repair. Not watched by the garbage collector: nothing refers back
+    to a turn.
     """
 
     role: Role
-    _parts: list[Part] | None
+    parts: list[Part]
     source: Value = None
     at: int = -1
-    mark: int = 0
-    _parse: Callable[[Json, int], Turn] | None = None
-    ids: list[str] | None = None
-    """Of a marked reply: the ids of all calls of its unit."""
     is_changed: bool = False
     faults: tuple[str, ...] = ()
     """What only the format's reader can see, such as an empty `tool_calls` list."""
     reply: int = -1
-    is_tidy: bool = False
-    """Not marked, but found sendable by itself: only what stands around it is in doubt."""
-
-    @property
-    def parts(self) -> list[Part]:
-        """The pieces of this turn."""
-        if self._parts is None:
-            assert self._parse is not None  # a turn is made with its parts, or with its reader
-            self._parts = self._parse(self.source, self.at).parts
-        return self._parts
-
-    @parts.setter
-    def parts(self, parts: list[Part]) -> None:
-        self._parts = parts
 
     @property
     def has_calls(self) -> bool:
         """Whether any part asks for a tool."""
-        if self.mark:
-            return self.mark == Mark.CALLS
-        return any(part.kind is Kind.CALL for part in self.parts)
+        return self.has(Kind.CALL)
+
+    def has(self, kind: Kind) -> bool:
+        """Whether any part is of this kind."""
+        for part in self.parts:  # noqa: SIM110 - called several times for each turn: `any` takes three times as long
+            if part.kind is kind:
+                return True
+        return False
+
+    def has_only(self, kind: Kind) -> bool:
+        """Whether all parts are of this kind."""
+        for part in self.parts:  # noqa: SIM110 - see `has`
+            if part.kind is not kind:
+                return False
+        return True
 
 
 class Format(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from midstream.core.formats.parts import Kind, Mark, Role, Turn
+from midstream.core.formats.parts import Kind, Role, Turn
 from midstream.core.repair.systems import settle_systems
 from midstream.core.repair.task import Task, is_silent, stands_in
 from midstream.core.repair.words import FIRST, GO_ON, NO_REPLY
@@ -65,7 +65,7 @@ def _unmixed(turns: list[Turn], task: Task) -> list[Turn]:
     """Part results from a user's words where they may not share a message."""
     out: list[Turn] = []
     for turn in turns:
-        may_mix = turn.role is Role.USER and not turn.mark
+        may_mix = turn.role is Role.USER
         results = [part for part in turn.parts if part.kind is Kind.RESULT] if may_mix else []
         if not results or len(results) == len(turn.parts):
             out.append(turn)
@@ -125,8 +125,6 @@ def _can_join(before: Turn, turn: Turn, task: Task) -> bool:
     Joining anything else would change a message that came before the fault, and with it the provider's cached
     prefix: a constant filler between the two changes nothing.
     """
-    if before.mark not in (Mark.DOUBT, Mark.ANSWER):
-        return False
     if not all(part.kind is Kind.RESULT and stands_in(part) for part in before.parts):
         return False
     return task.profile.mixes_results or is_silent(before) == is_silent(turn)
@@ -134,7 +132,7 @@ def _can_join(before: Turn, turn: Turn, task: Task) -> bool:
 
 def _one_prompt_each(turn: Turn) -> list[Turn]:
     """Take a request with several prompts apart: pydantic-ai sends each as a message of its own."""
-    if turn.role is not Role.USER or turn.mark:
+    if turn.role is not Role.USER:
         return [turn]
     prompts = [place for place, part in enumerate(turn.parts) if part.kind is Kind.TEXT]
     edges = [0, *prompts[1:], len(turn.parts)]
@@ -160,9 +158,9 @@ def _replied(turns: list[Turn], task: Task) -> list[Turn]:
 
 def _is_unheard(turn: Turn, task: Task) -> bool:
     """Whether a template does not count this: the talk with tools, and items that are no message."""
-    if is_silent(turn) or turn.mark == Mark.ITEM:
+    if is_silent(turn):
         return True
-    if not task.is_flat or turn.role is not Role.ASSISTANT or turn.mark:
+    if not task.is_flat or turn.role is not Role.ASSISTANT:
         return False
     return all(part.kind in _ITEMS and part.name != "chunk" for part in turn.parts)
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 from msgspec.structs import replace
 
-from midstream.core.formats.parts import Format, Kind, Mark, Role, Turn, Value
+from midstream.core.formats.parts import Format, Kind, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.edges import settle_edges, trim_prefill
 from midstream.core.repair.ids import settle_ids
 from midstream.core.repair.layout import Layout
 from midstream.core.repair.pairing import Pairing
-from midstream.core.repair.quick import Marks
 from midstream.core.repair.reading import sendable, turns_of
 from midstream.core.repair.reasoning import settle_reasoning
 from midstream.core.repair.report import Advice, Repaired
 from midstream.core.repair.retries import without_retries
+from midstream.core.repair.signatures import odd_signatures
 from midstream.core.repair.systems import place_system_parts, place_systems
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import tidy_turns
@@ -49,43 +48,15 @@ def repaired(
     task = Task(
         form=form, profile=profile, is_live=live_tail, model=model, outcomes=outcomes, is_prefill=is_prefill
     )
-    marks = Marks(messages, form.name, profile, model=model, made_sendable=partial(_made_sendable, task=task))
-    clean = marks.messages
+    clean = sendable(messages, task)
     if profile.signs == "anthropic" and task.is_grouped:
-        task.odd_signatures = marks.odd_signatures()
-        if task.odd_signatures:
-            marks.doubt_signatures(task.odd_signatures)
-    is_walked = is_prefill or clean is not messages or (task.is_flat and model is not None)
-    if not is_walked and marks.are_all_fine(system=system, thinking=thinking):
-        turns = turns_of(messages, task, marks) if thinking else []
-        has_calls = Mark.CALLS in marks.marks
-        return Repaired(
-            messages, system, (), advice_for(turns, profile, has_calls=has_calls, thinking=thinking)
-        )
-    return walked(messages, clean, task, marks, system=system, thinking=thinking)
-
-
-def _made_sendable(piece: list[Value], first: int, *, task: Task) -> list[Value]:
-    return sendable(piece, task, first=first)
-
-
-def walked(
-    messages: list[Value],
-    clean: list[Value],
-    task: Task,
-    marks: Marks,
-    *,
-    system: Value = None,
-    thinking: bool | None = None,
-) -> Repaired:
-    """Take every step; `clean` is what can be sent of the messages, and `marks` says what to step over."""
-    form, profile = task.form, task.profile
-    turns = turns_of(clean, task, marks)
+        task.odd_signatures = odd_signatures(clean)
+    turns = turns_of(clean, task)
     turns, system = place_systems(turns, system, task)
     turns = without_retries(place_system_parts(tidy_turns(turns, task), task), task)
     pairing = Pairing(turns, task)
     turns = pairing.run()
-    settle_ids(pairing.turns, pairing.calls, pairing.stepped, task)
+    settle_ids(pairing.turns, pairing.calls, task)
     turns = Layout(turns, pairing.turns, task).run()
     turns = settle_edges(turns, task)
     turns = settle_reasoning(turns, task, thinking=thinking)

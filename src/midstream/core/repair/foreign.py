@@ -10,10 +10,12 @@ from midstream.core.convert import converted
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import Format, Json, Layout, Turn, Value, as_words, type_of
 
-_BLOCKS = frozenset({"tool_use", "tool_result"})
+_BLOCKS = ("tool_use", "tool_result")
 _CONVERSE = frozenset({"toolUse", "toolResult", "reasoningContent"})
 _ITEMS = frozenset({"function_call", "function_call_output"})
 _CHAT_LIKE = frozenset({"openai-chat", "mistral", "langchain"})
+_PLAIN_KEYS = {"role", "content"}
+_WITHOUT_CONTENT = frozenset({"gemini", "pydantic-ai"})
 _OWN_BLOCKS = frozenset({"anthropic", "langchain"})
 _ABOUT = frozenset(
     {
@@ -73,7 +75,9 @@ def read_as_foreign(message: Json, at: int, form: Format) -> list[Turn]:
 def shape_of(message: Json, form: str) -> str | None:
     """Name the format whose shape a message has, if it is not the one of its list."""
     content = message.get("content")
-    if form not in ("gemini", "pydantic-ai") and isinstance(message.get("parts"), list) and content is None:
+    if message.keys() == _PLAIN_KEYS and form not in _WITHOUT_CONTENT:
+        return _foreign_shape(message, content, form)
+    if form not in _WITHOUT_CONTENT and isinstance(message.get("parts"), list) and content is None:
         return "pydantic-ai" if message.get("kind") in ("request", "response") else "gemini"
     if form not in _CHAT_LIKE:
         asks = isinstance(message.get("tool_calls"), list) and message["tool_calls"]
@@ -81,10 +85,16 @@ def shape_of(message: Json, form: str) -> str | None:
             return "openai-chat"
     if form != "openai-responses" and type_of(message) in _ITEMS:
         return "openai-responses"
-    if form in ("gemini", "pydantic-ai") and "parts" not in message and _has_role(message):
+    if form in _WITHOUT_CONTENT and "parts" not in message and _has_role(message):
         return _shape_of_content(content) or ("openai-chat" if content else None)
+    return _foreign_shape(message, content, form)
+
+
+def _foreign_shape(message: Json, content: Value, form: str) -> str | None:
+    if type(content) is not list:
+        return None
     shape = _shape_of_content(content)
-    is_own = shape == form or (shape == "anthropic" and form in _OWN_BLOCKS)
+    is_own = shape is None or shape == form or (shape == "anthropic" and form in _OWN_BLOCKS)
     return None if is_own or not _has_role(message) else shape
 
 
@@ -95,9 +105,9 @@ def _has_role(message: Json) -> bool:
 def _shape_of_content(content: Value) -> str | None:
     for block in content if isinstance(content, list) else ():
         if isinstance(block, dict):
-            if type_of(block) in _BLOCKS:
+            if block.get("type") in _BLOCKS:
                 return "anthropic"
-            if block.keys() & _CONVERSE:
+            if not _CONVERSE.isdisjoint(block):
                 return "bedrock"
     return None
 

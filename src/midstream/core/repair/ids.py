@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 
 from midstream.core.formats.chat import named_answer
 from midstream.core.formats.parts import Part, Turn, as_words
@@ -20,12 +19,11 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _DIGEST_CHARS = 8
 
 
-def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task: Task) -> None:
-    """Give every call an id its profile takes, and its result the same; `others` are taken already."""
+def settle_ids(turns: list[Turn], calls: list[Part], task: Task) -> None:
+    """Give every call an id its profile takes, and its result the same."""
     if not calls:
         return
     taken = {call.id for call in calls if isinstance(call.id, str)}
-    taken.update(others)
     namer = Namer(task.profile, taken)
     takes_id = task.profile.id_test()
     seen, is_per_reply, reply = namer.seen, task.profile.ids_are_unique == "reply", -1
@@ -36,9 +34,9 @@ def settle_ids(turns: list[Turn], calls: list[Part], others: Iterable[str], task
                 seen.clear()
         if not call.is_by_name:
             old = call.id
-            if not (turns[call.turn].is_tidy or takes_id(old)):
+            if not takes_id(old):
                 _rename(turns, call, namer.new(old, _nameless(call)), "bad-id", task)
-            elif call.is_repeat or old in seen:
+            elif old in seen:
                 _rename(turns, call, namer.new(old, _nameless(call)), "repeated-id", task)
             seen.add(str(call.id))
         for result in call.answers or ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn
+from midstream.core.formats.parts import Kind, Part, Role, Turn
 from midstream.core.repair.task import Task, stands_in
 from midstream.core.repair.words import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
 
@@ -28,12 +28,7 @@ class Layout:
         here, count = 0, len(self.turns)
         while here < count:
             turn = self.turns[here]
-            if turn.mark:
-                if self.task.is_grouped and here and turn.mark in (Mark.ANSWER, Mark.MIXED):
-                    self.splits = self.splits or self.turns[here - 1].mark == Mark.ANSWER
-                self.out.append(turn)
-                here += 1
-            elif turn.role is Role.ASSISTANT and turn.has_calls:
+            if turn.role is Role.ASSISTANT and turn.has_calls:
                 here = self._reply(here)
             else:
                 self._other(turn)
@@ -48,7 +43,7 @@ class Layout:
         """Write the reply at `here` and its results; return the number of the next turn."""
         end, start = self._end_of_reply(here), len(self.out)
         for turn in self.turns[here:end]:
-            if turn.role is Role.ASSISTANT and any(part.kind is Kind.RESULT for part in turn.parts):
+            if turn.role is Role.ASSISTANT and turn.has(Kind.RESULT):
                 turn.parts, turn.is_changed = self._without_results(turn.parts, turn), True
             self.out.append(turn)
         calls = [part for turn in self.turns[here:end] for part in turn.parts if part.kind is Kind.CALL]
@@ -91,11 +86,7 @@ class Layout:
         here, last = start, None
         while here < len(self.turns) and (last is None or self.task.profile.joins_users):
             turn = self.turns[here]
-            if (
-                turn.mark
-                or turn.role is not Role.USER
-                or not any(_answers(part, mine) for part in turn.parts)
-            ):
+            if turn.role is not Role.USER or not any(_answers(part, mine) for part in turn.parts):
                 break
             answers = [part for part in turn.parts if _answers(part, mine)]
             self.settled.update(id(part) for part in answers)
@@ -124,7 +115,7 @@ class Layout:
         """Write the results that follow; what stands between them waits until they are all written."""
         here, last, turns = start, None, self.turns
         count = len(turns)
-        while here < count and (turn := turns[here]).role is Role.TOOL and not turn.mark:
+        while here < count and (turn := turns[here]).role is Role.TOOL:
             result = turn.parts[0]
             if _answers(result, mine):
                 self.settled.add(id(result))
@@ -209,16 +200,16 @@ class Layout:
 
     def _is_of_results(self, last: Turn) -> bool:
         """Whether another user message of results may follow this one: both are read as one turn."""
-        return self.task.profile.joins_users and all(part.kind is Kind.RESULT for part in last.parts)
+        return self.task.profile.joins_users and last.has_only(Kind.RESULT)
 
     def _is_split(self, last: Turn) -> bool:
         """Whether this reply's results stand in several user messages: a new one changes none of them."""
         if not self._is_of_results(last):
             return False
         before = self.out[-2]
-        if before.role is not Role.USER or before.mark:
+        if before.role is not Role.USER:
             return self.splits
-        return all(part.kind is Kind.RESULT for part in before.parts)
+        return before.has_only(Kind.RESULT)
 
     def _whole_turn(self, moved: list[Part]) -> Turn | None:
         """The turn that holds just these results: it moves as it is."""
@@ -230,7 +221,7 @@ class Layout:
 
     def _other(self, turn: Turn) -> None:
         """Write a turn that answers nothing: results in it are moved elsewhere or were orphaned."""
-        if not any(part.kind is Kind.RESULT for part in turn.parts):
+        if not turn.has(Kind.RESULT):
             self.out.append(turn)
             return
         parts = self._without_results(turn.parts, turn)
@@ -272,6 +263,6 @@ def _answers(part: Part, mine: set[int]) -> bool:
 
 
 def _is_item_of_reply(turn: Turn) -> bool:
-    if turn.role is not Role.ASSISTANT or turn.mark:
-        return turn.mark == Mark.THOUGHT
+    if turn.role is not Role.ASSISTANT:
+        return False
     return all(part.kind in (Kind.CALL, Kind.THINKING) for part in turn.parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from functools import cached_property
 
-from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, Value
+from midstream.core.formats.parts import Kind, Part, Role, Turn, Value
 from midstream.core.repair.task import Task, stands_in
 
 Key = str | tuple[str, str]
@@ -42,14 +42,6 @@ class Pairing:
         self.named: dict[str, deque[Part]] = {}
         """Calls of the present reply that have an id, by name: Gemini's responses may lack theirs."""
         self.named_reply = -1
-        self.stepped: dict[str, int] = {}
-        """Ids of the calls in marked turns, with the number of the turn: stepped over, not read."""
-        self.stepped_items: dict[str, int] = {}
-        """The same by the provider's item id; an id stands here or in `by_item`, whichever call bore it last."""
-        self.armed: set[str] = set()
-        """Ids of the calls that were read."""
-        self.is_list_unique = task.profile.ids_are_unique == "list"
-        self.is_mixed_up = False
         self.thinking: dict[int, bool] = {}
         """By a turn's identity, whether it thinks."""
         self.forgotten: set[int] = set()
@@ -67,9 +59,6 @@ class Pairing:
             elif role is not Role.SYSTEM:
                 is_replying = False
             turn.reply = reply
-            if turn.mark and (turn.ids is None or self._step_over(turn, number)):
-                is_near = is_near and turn.mark not in (Mark.USER, Mark.MIXED)
-                continue
             for part in turn.parts:
                 part.turn = number
                 if part.kind is Kind.CALL:
@@ -82,97 +71,10 @@ class Pairing:
         if self.forgotten:
             self.calls = [call for call in self.calls if id(call) not in self.forgotten]
         self._find_early()
-        self._read_stand_ins()
         self._find_replaced()
         self._relink()
-        if self.is_mixed_up:
-            self.calls.sort(key=lambda call: call.turn)
         self._settle_repeats()
         return self._without_copies()
-
-    def _step_over(self, turn: Turn, number: int) -> bool:
-        """Note the ids of a marked reply; false if one of them is in use and it must be read."""
-        ids = turn.ids or []
-        if self.is_list_unique:
-            is_used = not (self.armed.isdisjoint(ids) and self.stepped.keys().isdisjoint(ids))
-        else:  # it may be a copy of a reply that still waits
-            is_used = not self.armed.isdisjoint(ids) and any(map(self.waiting.get, ids))
-        if is_used:
-            for other in self._unit(number):
-                other.mark = Mark.DOUBT
-            return False
-        self.named = {}
-        for call_id in ids:
-            self.stepped[call_id] = number
-            self.done.pop(call_id, None)
-        if self.task.is_flat:
-            self._note_items(number)
-        return True
-
-    def _note_items(self, number: int) -> None:
-        """Note the item ids of the calls that are stepped over."""
-        while number < len(self.turns) and (turn := self.turns[number]).mark == Mark.CALLS:
-            if (item := turn.source.get("id")) and item != turn.source["call_id"]:
-                self.stepped_items[item] = number
-                self.by_item.pop(item, None)
-            number += 1
-
-    def _unit(self, number: int) -> list[Turn]:
-        """The marked turns that make one reply with its results."""
-        end, count = number + 1, len(self.turns)
-        while end < count and self.turns[end].mark == Mark.CALLS:
-            end += 1
-        while end < count and self.turns[end].mark in (Mark.ANSWER, Mark.MIXED):
-            end += 1
-        return self.turns[number:end]
-
-    def _start_of_unit(self, number: int) -> int:
-        """The first of the marked calls in a row, of which this is one: it bears the ids of all."""
-        while not self.turns[number].ids:
-            number -= 1
-        return number
-
-    def _read_again(self, call_id: object) -> None:
-        """Read a reply that was stepped over: one of its calls has another result."""
-        number = self.stepped.get(call_id) if isinstance(call_id, str) else None
-        if number is not None:
-            self._read_unit(number)
-
-    def _read_unit(self, number: int) -> None:
-        calls: dict[Key, deque[Part]] = {}
-        for place, turn in enumerate(self._unit(number), start=number):
-            item = turn.source.get("id") if self.task.is_flat and turn.mark == Mark.CALLS else None
-            if item and self.stepped_items.get(item) == place:
-                del self.stepped_items[item]
-                self.by_item[item] = turn.parts[0]
-            turn.mark = Mark.DOUBT
-            for part in turn.parts:
-                part.turn = place
-                if part.kind is Kind.CALL:
-                    part.reply = turn.reply
-                    calls.setdefault(_key(part), deque()).append(part)
-                    self.calls.append(part)
-                    self.stepped.pop(str(part.id), None)
-                    self.armed.add(str(part.id))
-                elif part.kind is Kind.RESULT:
-                    self._give(calls[_key(part)].popleft(), part)
-        self.is_mixed_up = True
-
-    def _read_stand_ins(self) -> None:
-        """Read the marked replies that a stray result may belong to: those answered by what only stands in."""
-        replies = {reply for reply, _, _ in self.strays}
-        is_any = any(self._has_no_id(result) for _, _, result in self.strays)
-        number, count = 0, len(self.turns) if self.strays else 0
-        while number < count:
-            turn = self.turns[number]
-            if turn.mark != Mark.CALLS or not (is_any or turn.reply in replies):
-                number += 1
-                continue
-            unit = self._unit(number)
-            answers = [part for other in unit for part in other.parts if part.kind is Kind.RESULT]
-            if any(map(stands_in, answers)):
-                self._read_unit(number)
-            number += len(unit)
 
     def _has_no_id(self, result: Part) -> bool:
         """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
@@ -214,16 +116,12 @@ class Pairing:
         elif not self._arm_again(call, turn, replies):
             return
         self.calls.append(call)
-        if isinstance(call.id, str):
-            call.is_repeat = self.is_list_unique and call.id in self.stepped
-            self.armed.add(call.id)
         if self.goes_by_name and not call.is_by_name:
             if self.named_reply != call.reply:
                 self.named, self.named_reply = {}, call.reply
             self.named.setdefault(call.name, deque()).append(call)
         if isinstance(call.raw, dict) and isinstance(item := call.raw.get("id"), str) and item != call.id:
             self.by_item[item] = call
-            self.stepped_items.pop(item, None)
 
     def _arm_again(self, call: Part, turn: Turn, replies: list[Waiting]) -> bool:
         """Arm an id that had calls before; false if the last of them waits and this is its copy."""
@@ -258,13 +156,13 @@ class Pairing:
         if not self.task.profile.is_thinking_signed or not self._thinks(turn):
             return False
         before = self.turns[other.turn]
-        return before is not turn and not before.mark and not self._thinks(before)
+        return before is not turn and not self._thinks(before)
 
     def _thinks(self, turn: Turn) -> bool:
         """Whether a turn holds thinking; what was not signed is gone already. Asked once for each of its calls."""
         known = self.thinking.get(id(turn))
         if known is None:
-            known = any(part.kind is Kind.THINKING for part in turn.parts)
+            known = turn.has(Kind.THINKING)
             self.thinking[id(turn)] = known
         return known
 
@@ -285,8 +183,6 @@ class Pairing:
         if self.goes_by_name:
             call = self._waiting_by_name(result)
         if call is None and isinstance(result.id, str) and not result.is_by_name:
-            if (number := self.stepped_items.get(result.id)) is not None:
-                self._read_unit(self._start_of_unit(number))
             call = self.by_item.get(result.id)
             if call is not None:
                 self._take(call)
@@ -295,8 +191,6 @@ class Pairing:
                     "foreign-result-id", place, "linked by the item's id", call_id=result.id
                 )
         if call is None:
-            if self.stepped and key not in self.done:
-                self._read_again(result.id)
             earlier = self.done.get(key)
             if earlier is None or result.is_by_name:
                 self.strays.append((reply, is_near, result))
@@ -329,9 +223,8 @@ class Pairing:
     @cached_property
     def borne(self) -> set[Value]:
         """The ids that calls have, anywhere: a result with one of them belongs to no call without an id."""
-        marked = {call_id for turn in self.turns for call_id in turn.ids or ()}
-        read = (part for turn in self.turns if not turn.mark for part in turn.parts)
-        return marked | {part.id for part in read if part.kind is Kind.CALL and isinstance(part.id, str)}
+        parts = (part for turn in self.turns for part in turn.parts)
+        return {part.id for part in parts if part.kind is Kind.CALL and isinstance(part.id, str)}
 
     def _take(self, call: Part) -> None:
         """A call is answered by another way than its id: it waits no longer."""
@@ -453,9 +346,6 @@ class Pairing:
             return self.turns
         kept: list[Turn] = []
         for turn in self.turns:
-            if turn.mark:
-                kept.append(turn)
-                continue
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:

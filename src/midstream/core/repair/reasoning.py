@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task, is_text
 from midstream.core.repair.words import NO_REASONING, SENTINEL
 
 _ITEM_ID_SIZE_MAX = 64
 """Characters of an item id (Responses)."""
 _REASONING_MODELS = ("o1", "o3", "o4", "gpt-5", "codex")
+UNNAMED = "rs_unnamed_"
+"""Begins the id that stands for one which a reasoning item lacks: its followers need none."""
 _PREFIXES = {"function_call": "fc_", "reasoning": "rs_"}
 
 
@@ -82,7 +84,7 @@ def _with_named_followers(turns: list[Turn], task: Task) -> list[Turn]:
             source = turn.source if isinstance(turn.source, dict) else {}
             is_message = turn.role is Role.ASSISTANT and source.get("type", "message") == "message"
             is_nameless = is_message and source.get("id") is None
-        elif is_nameless and turn.source.get("id") is not None:
+        elif is_nameless and not str(turn.source.get("id") or UNNAMED).startswith(UNNAMED):
             code, did = "nameless-follower", "dropped the reasoning"
             task.report.tell(code, turn.at, did, lost=_summary(turn.source))
             continue
@@ -147,7 +149,7 @@ def _without_lost_partners(turns: list[Turn], kept: list[Turn], task: Task) -> l
 
 def _is_left_blank(turn: Turn, task: Task) -> bool:
     """Whether a reply that lost its id has no words either: then nothing speaks for keeping it."""
-    if turn.mark or turn.role is not Role.ASSISTANT or not turn.is_changed:
+    if turn.role is not Role.ASSISTANT or not turn.is_changed:
         return False
     is_blank = all(part.kind is Kind.TEXT and not part.body for part in turn.parts)
     if is_blank:
@@ -181,9 +183,9 @@ def _sign_calls(turns: list[Turn], task: Task) -> None:
 
 def _asks(turn: Turn) -> bool:
     """Whether a user says more here than what tools returned."""
-    if turn.mark or turn.role is not Role.USER:
-        return turn.mark in (Mark.USER, Mark.MIXED)
-    return any(part.kind is not Kind.RESULT for part in turn.parts)
+    if turn.role is not Role.USER:
+        return False
+    return not turn.has_only(Kind.RESULT)
 
 
 def _fill_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) -> None:
@@ -202,6 +204,4 @@ def _fill_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) -> 
 
 
 def _thinks(turn: Turn) -> bool:
-    if turn.mark in (Mark.USER, Mark.ANSWER, Mark.SYSTEM):
-        return False
-    return any(part.kind is Kind.THINKING for part in turn.parts)
+    return turn.has(Kind.THINKING)

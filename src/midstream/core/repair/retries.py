@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Role, Turn
+from midstream.core.formats.parts import Kind, Role, Turn
 from midstream.core.repair.task import Task, is_silent
 
 
@@ -11,7 +11,7 @@ def without_retries(turns: list[Turn], task: Task) -> list[Turn]:
 
     Elsewhere such a copy is accepted. What is not the same in every byte is no copy: its calls get new ids.
     """
-    if task.profile.ids_are_unique != "list":
+    if task.profile.ids_are_unique != "list" or _are_distinct(turns):
         return turns
     kept: list[Turn] = []
     before: list[Turn] = []
@@ -29,9 +29,17 @@ def without_retries(turns: list[Turn], task: Task) -> list[Turn]:
     return turns if len(kept) == len(turns) else kept
 
 
+def _are_distinct(turns: list[Turn]) -> bool:
+    """Whether no two calls have the same id: then none is a copy."""
+    ids = [part.id for turn in turns for part in turn.parts if part.kind is Kind.CALL]
+    return all(type(each) is str for each in ids) and len(set(ids)) == len(ids)
+
+
 def _end_of_exchange(turns: list[Turn], here: int) -> int:
     """Return where the exchange that begins here ends; one turn, where none does."""
     end = here
+    if turns[here].role is not Role.ASSISTANT:
+        return here + 1
     while end < len(turns) and turns[end].role is Role.ASSISTANT and is_silent(turns[end]):
         end += 1
     answers = end

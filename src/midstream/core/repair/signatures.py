@@ -25,9 +25,9 @@ _HEAD_DIGITS = 12
 """Of base64: nine bytes, a version and a header; whatever looks like Claude's has more."""
 
 
-def odd_signatures(messages: Iterable[Value], seen: Iterable[str] = ()) -> frozenset[str]:
-    """Return the signatures of thinking, in these messages or `seen` in others, that do not look like the rest."""
-    every = set(seen)
+def odd_signatures(messages: Iterable[Value]) -> frozenset[str]:
+    """Return the signatures of thinking in these messages that do not look like the rest."""
+    every: set[str] = set()
     for message in messages:
         content = message.get("content") if type(message) is dict else None
         if type(content) is list:
@@ -39,18 +39,6 @@ def odd_signatures(messages: Iterable[Value], seen: Iterable[str] = ()) -> froze
         return frozenset()
     whole = {signature for signature in alike if _is_whole(signature)}
     return frozenset(every - (whole or alike))
-
-
-def has_any(message: Value, odd: frozenset[str]) -> bool:
-    """Whether a message bears one of these signatures."""
-    return any(signature in odd for signature in _signatures(message))
-
-
-def _signatures(message: Value) -> list[str]:
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list):
-        return []
-    return [signature for block in content if isinstance(block, dict) for signature in _in_block(block)]
 
 
 def _in_block(block: Value) -> list[str]:

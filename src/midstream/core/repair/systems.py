@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from midstream.core.formats.parts import Json, Kind, Mark, Part, Role, Turn, Value, as_words, both_words
+from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
 from midstream.core.repair.tidy import is_refused_empty
 from midstream.core.repair.words import SYSTEM_NOTE
@@ -27,7 +27,7 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
     is_top, has_first, heard = True, False, 0
     for turn in turns:
         if turn.role is not Role.SYSTEM:
-            is_top = is_top and not turn.mark and not turn.parts and is_refused_empty(turn, task)
+            is_top = is_top and not turn.parts and is_refused_empty(turn, task)
             kept.append(turn)
             continue
         words = _words(turn.parts)
@@ -69,13 +69,13 @@ def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
         before: Role | None = None
         said: set[str] = set()
         for turn in turns:
-            if turn.role is Role.USER and turn.mark != Mark.ANSWER:
+            if turn.role is Role.USER:
                 before = _noted_parts(turn, before, said, task)
             else:
                 before = Role.ASSISTANT
-        turns = [turn for turn in turns if turn.mark or turn.parts]
+        turns = [turn for turn in turns if turn.parts]
     for turn in turns:
-        is_request = turn.role is Role.USER and not turn.mark and bool(turn.parts)
+        is_request = turn.role is Role.USER and bool(turn.parts)
         if not is_request or any(part.kind is not Kind.SYSTEM for part in turn.parts):
             break
         turn.role = Role.SYSTEM
@@ -84,8 +84,6 @@ def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
 
 def _noted_parts(turn: Turn, before: Role | None, said: set[str], task: Task) -> Role | None:
     """Mark the system prompts of a request that may not stand where they do; return who spoke last."""
-    if turn.mark:
-        return Role.USER
     is_first = task.profile.system == "first"
     parts: list[Part] = []
     for place, part in enumerate(turn.parts):
@@ -125,16 +123,14 @@ def _drop_copies(turns: list[Turn], task: Task) -> None:
     """Leave out system prompts inside a user's message that were said before: agents put them in again."""
     said: set[str] = set()
     for turn in turns:
-        is_read = turn.mark in (Mark.DOUBT, Mark.USER, Mark.MIXED)
-        systems = [part for part in turn.parts if part.kind is Kind.SYSTEM] if is_read else []
+        systems = [part for part in turn.parts if part.kind is Kind.SYSTEM]
         for part in systems:
             words = as_words(part.body)
             if words in said:
                 task.drop(turn, {id(part)})
                 task.report.tell("repeated-system", turn.at, "dropped the copy")
             said.add(words)
-        if is_read:
-            said.update(_notes(turn))
+        said.update(_notes(turn))
 
 
 def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:
@@ -164,7 +160,7 @@ def _takes_later(task: Task) -> bool:
 def _may_stand(before: list[Turn]) -> bool:
     """Whether a system prompt may follow these: nothing, another one, or a user."""
     for turn in reversed(before):
-        if turn.mark or turn.parts:  # an empty one will be dropped
+        if turn.parts:  # an empty one will be dropped
             return turn.role in (Role.SYSTEM, Role.USER)
     return True
 

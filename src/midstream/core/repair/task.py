@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.core.formats.parts import Format, Kind, Layout, Mark, Part, Role, Turn, Value
+from midstream.core.formats.parts import Format, Kind, Layout, Part, Role, Turn, Value
 from midstream.core.profiles import Profile
 from midstream.core.repair.report import Report
 from midstream.core.repair.words import ANSWERS
@@ -45,13 +45,11 @@ class Task:
 
 def is_silent(turn: Turn) -> bool:
     """Whether a turn is part of the talk with tools and not of that between user and assistant."""
-    if turn.mark:
-        return turn.mark in (Mark.CALLS, Mark.ANSWER, Mark.THOUGHT)
     if turn.role is Role.TOOL:
         return True
     if turn.role is Role.ASSISTANT:
         return turn.has_calls
-    return bool(turn.parts) and all(part.kind is Kind.RESULT for part in turn.parts)
+    return bool(turn.parts) and turn.has_only(Kind.RESULT)
 
 
 def words_in(part: Part) -> str:

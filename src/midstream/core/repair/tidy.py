@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from midstream.core.formats.anthropic import hosted_answer
-from midstream.core.formats.parts import Kind, Mark, Part, Role, Turn, as_words
+from midstream.core.formats.parts import Kind, Part, Role, Turn, as_words
 from midstream.core.repair.attachments import taken_out
 from midstream.core.repair.names import names_of, nearest_name, takes_name
-from midstream.core.repair.quick_rules import FOREIGN_STARTS
 from midstream.core.repair.task import Task, is_text, words_in
 from midstream.core.repair.words import (
     GO_ON,
@@ -17,6 +16,7 @@ from midstream.core.repair.words import (
     INTERRUPTED,
     NO_NAME,
     NO_OUTPUT,
+    SENTINEL,
     UNKNOWN,
 )
 
@@ -26,37 +26,22 @@ _SHOWN_AS_CHAT = ("openai-chat", "mistral", "pydantic-ai", "langchain")
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 
 
+_FOREIGN_STARTS = ("gAAAA", SENTINEL)
+"""How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in."""
 _DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
 
 
 def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
     """Return the turns with every part sendable by itself, and none of them empty."""
     tidied: list[Turn] = []
-    has_lost_reply = False
     taken: list[Part] = []
     for turn in turns:
         if taken and not _answers(turn):
             taken = _shown(taken, tidied)
-        if turn.mark:
-            if turn.mark in (Mark.ANSWER, Mark.MIXED) and has_lost_reply:
-                turn.mark = Mark.DOUBT  # its reply became part of the one before: match them anew
-                tidied.append(turn)
-                continue
-            is_rest = turn.role is Role.ASSISTANT and bool(tidied) and _continues(tidied[-1], turn, task)
-            has_lost_reply = is_rest and turn.mark == Mark.CALLS
-            if is_rest:
-                tidied[-1] = _merged(tidied[-1], turn, task)
-            else:
-                tidied.append(turn)
-            continue
-        has_lost_reply = False
-        if turn.is_tidy:
-            if tidied and _continues(tidied[-1], turn, task):
-                tidied[-1] = _merged(tidied[-1], turn, task)
-            else:
-                tidied.append(turn)
-            continue
         _tidy_role(turn, task)
+        if _is_plain(turn) and not (tidied and _continues(tidied[-1], turn, task)):
+            tidied.append(turn)
+            continue
         for piece in _split(turn, task):
             _tidy_parts(piece, task)
             taken += _taken(piece, task)
@@ -70,10 +55,21 @@ def tidy_turns(turns: list[Turn], task: Task) -> list[Turn]:
         _shown(taken, tidied)
     last = len(tidied) - 1
     for number, turn in enumerate(tidied):
-        if turn.role is Role.ASSISTANT and not turn.mark and not (task.is_live and number == last):
+        if turn.role is Role.ASSISTANT and not (task.is_live and number == last):
             _close_hosted(turn, task)
             _close_thinking(turn, task)
     return tidied
+
+
+def _is_plain(turn: Turn) -> bool:
+    """Whether a turn is one text that is not blank, as half of the turns are: there is nothing to tidy in it."""
+    if len(turn.parts) != 1 or turn.faults:
+        return False
+    part = turn.parts[0]
+    is_words = (
+        part.kind is Kind.TEXT and type(part.body) is str and bool(part.body) and not part.body.isspace()
+    )
+    return is_words and not (type(part.raw) is dict and "part_kind" in part.raw)
 
 
 def _taken(turn: Turn, task: Task) -> list[Part]:
@@ -88,9 +84,9 @@ def _taken(turn: Turn, task: Task) -> list[Part]:
 
 def _answers(turn: Turn) -> bool:
     """Whether a turn only answers calls: what was taken out of their reply waits until it has."""
-    if turn.mark or turn.role is Role.TOOL:
-        return turn.mark == Mark.ANSWER or turn.role is Role.TOOL
-    return turn.role is Role.USER and all(part.kind is Kind.RESULT for part in turn.parts)
+    if turn.role is Role.TOOL:
+        return True
+    return turn.role is Role.USER and turn.has_only(Kind.RESULT)
 
 
 def _shown(taken: list[Part], tidied: list[Turn]) -> list[Part]:
@@ -115,7 +111,7 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
         code, cuts = "reply-in-user-turn", _side_cuts([_is_replys(part) for part in turn.parts])
     elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
         code, cuts = "user-in-reply", _side_cuts([_is_users(part) for part in turn.parts])
-    elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed:
+    elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed and turn.has(Kind.THINKING):
         code, cuts = "spliced-thinking", _splice_cuts(turn)
         if not cuts:
             return [turn]
@@ -150,7 +146,7 @@ def _is_replys(part: Part) -> bool:
 
 def _is_users(part: Part) -> bool:
     """Whether only a request may hold this part; pydantic-ai's parts say so, results are moved anyway."""
-    return isinstance(part.raw, dict) and as_words(part.raw.get("part_kind")) in _REQUEST_PARTS
+    return isinstance(part.raw, dict) and part.raw.get("part_kind") in _REQUEST_PARTS
 
 
 def _side_cuts(sides: list[bool]) -> list[int]:
@@ -302,7 +298,7 @@ def _is_redacted(part: Part) -> bool:
 
 
 def _is_foreign(signature: str, turn: Turn, task: Task) -> bool:
-    if signature.startswith(FOREIGN_STARTS) or signature in task.odd_signatures:
+    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
         return True
     model = turn.source.get("model") if isinstance(turn.source, dict) else None
     if not isinstance(model, str) or task.profile.signs != "anthropic":
@@ -315,7 +311,7 @@ def _continues(before: Turn, turn: Turn, task: Task) -> bool:
     profile = task.profile
     if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
         return False
-    if (before.mark and turn.mark) or not before.parts or not turn.parts:
+    if not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
         return all(part.kind is not Kind.THINKING for part in turn.parts)
@@ -364,7 +360,7 @@ def _is_hollow_kept(turn: Turn, task: Task) -> bool:
         and not task.is_flat
         and task.profile.is_hollow_refused
         and (task.form.name in _SHOWN_AS_CHAT or task.profile.alternates == "spoken")
-        and all(part.kind is Kind.THINKING for part in turn.parts)
+        and turn.has_only(Kind.THINKING)
     )
     if is_hollow:
         turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
@@ -386,13 +382,11 @@ def _close_hosted(turn: Turn, task: Task) -> None:
     """A hosted call and its result stand in one reply, in this order, once each."""
     if not task.profile.pairs_hosted:
         return
-    asked = {
-        repr(part.id) for part in turn.parts if part.kind is Kind.HOSTED_CALL
-    }  # anything may stand there
-    called = set(asked)
-    has_results = any(part.kind is Kind.HOSTED_RESULT for part in turn.parts)
-    if not asked and not has_results:
+    if not turn.has(Kind.HOSTED_CALL) and not turn.has(Kind.HOSTED_RESULT):
         return
+    # Anything may be an id.
+    asked = {repr(part.id) for part in turn.parts if part.kind is Kind.HOSTED_CALL}
+    called = set(asked)
     answered: set[str] = set()
     early: dict[str, Part] = {}
     parts: list[Part] = []
