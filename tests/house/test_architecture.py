@@ -21,7 +21,9 @@ def _is_covered(module: str) -> bool:
 
 def test_every_module_is_in_a_row_or_below_a_folder_of_a_row() -> None:
     modules = [in_package(path) for path in python_files("src/midstream")]
-    missing = [name for name in modules if Path(name).name not in NO_IDEA_OF_THEIR_OWN and not _is_covered(name)]
+    missing = [
+        name for name in modules if Path(name).name not in NO_IDEA_OF_THEIR_OWN and not _is_covered(name)
+    ]
     assert missing == [], "add a row to the table of ARCHITECTURE.md"
 
 
