@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +17,18 @@ from midstream.runtime.agent import Agent, checked_agent
 from midstream.server.access import Access
 from midstream.tools import ToolSource
 
+# Of other frameworks: where a class is, its names there, and the module whose `served` converts what it makes.
+_FRAMEWORKS = (
+    ("pydantic_ai.agent", {"AbstractAgent"}, "midstream.integrations.pydantic_ai_served"),
+    ("langgraph", {"Pregel", "StateGraph"}, "midstream.integrations.langgraph_served"),
+)
+
 
 def find_agent(name: str) -> Agent:
     """Import the module (from the current folder first) and return its agent.
 
-    An agent of pydantic-ai is converted by `midstream.integrations.pydantic_ai_served.served`.
+    An agent of another framework is converted by `served` of its integration, such as
+    `midstream.integrations.pydantic_ai_served` and `midstream.integrations.langgraph_served`.
 
     Raises:
         AgentNotFoundError: `name` has another form, there is no such module, it fails when it is imported, it has no
@@ -33,8 +41,8 @@ def find_agent(name: str) -> Agent:
     found = getattr(module, attribute, None)
     if found is None:
         raise AgentNotFoundError(f"module {module_name!r} has no {attribute!r}: {_agents_in(module)}")
-    if _is_of_pydantic_ai(found):
-        return _converted(found, name)
+    if converter := _converter_of(found):
+        return _converted(found, name, converter)
     try:
         return checked_agent(found)
     except UsageError as error:
@@ -105,15 +113,18 @@ def _imported(name: str) -> ModuleType:
         ) from error
 
 
-def _is_of_pydantic_ai(value: object) -> bool:
-    """Whether `value` is an agent of pydantic-ai, which is an extra and slow to import."""
-    return any(kind.__module__.startswith("pydantic_ai.agent") for kind in type(value).__mro__)
+def _converter_of(value: object) -> str:
+    """Return the module that converts an agent of another framework, which is an extra and slow to import; else ""."""
+    for kind in type(value).__mro__:
+        for module, names, converter in _FRAMEWORKS:
+            if f"{kind.__module__}.".startswith(f"{module}.") and kind.__name__ in names:
+                return converter
+    return ""
 
 
-def _converted(agent: Any, name: str) -> Agent:  # noqa: ANN401 - of a package that may be missing
-    from midstream.integrations.pydantic_ai_served import served  # noqa: PLC0415 - an extra, and slow to import
-
+def _converted(agent: object, name: str, converter: str) -> Agent:
     try:
+        served: Callable[[Any], Agent] = importlib.import_module(converter).served
         return served(agent)
     except MidstreamError as error:
         raise AgentNotFoundError(f"{name!r}: {error.message}") from error
@@ -121,7 +132,7 @@ def _converted(agent: Any, name: str) -> Agent:  # noqa: ANN401 - of a package t
 
 def _agents_in(module: ModuleType) -> str:
     there = vars(module).items()
-    names = sorted(name for name, value in there if isinstance(value, Agent) or _is_of_pydantic_ai(value))
+    names = sorted(name for name, value in there if isinstance(value, Agent) or _converter_of(value))
     if names:
         return f"did you mean {' or '.join(f'{module.__name__}:{name}' for name in names)}?"
     return f"make one with `agent = midstream.Agent(...)` in {module.__name__}"
