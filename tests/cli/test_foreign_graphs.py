@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from midstream.client.sync import connect
+from midstream.client.sync import Client, connect
 from midstream.core.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
+from midstream.local_keys import shown_to
+from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
 
 pytestmark = pytest.mark.slow
@@ -198,3 +203,114 @@ def test_an_answer_that_was_cut_is_made_again_behind_the_nodes_that_were_done(tm
         words = "".join(f"w{number} " for number in range(20))
         assert answer == f"There were 0 messages.\n\n{words}"
         assert (count(tmp_path, "plan"), count(tmp_path, "asked")) == (1, 3)
+
+
+def ask(server: Serving, words: str) -> None:
+    """Say something, and wait until a person is asked."""
+    with connect(server.url) as client, contextlib.closing(client.send("mine", words)) as events:
+        assert any(isinstance(event.record, QuestionAsked) for event in events)
+
+
+def http(url: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"content-type": "application/json", **shown_to(url)}
+    request = urllib.request.Request(url, data, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read() or "null")
+
+
+def answer_next(server: Serving, words: str) -> dict[str, Any]:
+    """Answer the next question of the session over HTTP, and return it."""
+    with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
+        for _ in events:
+            if found := http(f"{server.url}/v1/questions?session=mine")["questions"]:
+                break
+    place = {name: found[0][name] for name in ("turn", "reply", "call_id", "digest")}
+    http(f"{server.url}/v1/sessions/mine/answer", {**place, "choice": "reply", "text": words})
+    return dict(found[0])
+
+
+def test_the_interrupts_of_a_tool_are_answered_over_http_and_outlive_the_server(tmp_path: Path) -> None:
+    with Serving(tmp_path, app=APP, agent="graph") as server:
+        ask(server, "choose")
+        server.kill()
+    with Serving(tmp_path, app=APP, agent="graph") as server:
+        asked = answer_next(server, "large")
+        assert (asked["kind"], asked["text"]) == ("question", "Which room in Oslo?")
+        assert json.loads(asked["arguments"])["options"] == ["large", "small"]
+        with connect(server.url) as client, contextlib.closing(client.follow("mine", "0-0")) as events:
+            assert any(
+                isinstance(each.record, QuestionAsked) and each.record.text == "Sure?" for each in events
+            )
+        server.kill()
+    with Serving(tmp_path, app=APP, agent="graph") as server:
+        assert answer_next(server, "true")["text"] == "Sure?"
+        assert answer_after(server) == "I will do it. I was told: large True "
+    assert ledger(tmp_path) == ["asked", "choose", "asked"]
+
+
+def test_the_interrupt_of_a_node_is_answered_by_the_command_line(tmp_path: Path) -> None:
+    with Serving(tmp_path, app=APP, agent="asking") as server:
+        ask(server, "go")
+        server.kill()
+    with Serving(tmp_path, app=APP, agent="asking") as again:
+        done = run("sessions", "answer", "mine", "reply", "--text", "yes", "--url", again.url)
+        assert done.returncode == 0, done.stderr
+        assert answer_after(again) == "There were 0 messages.\n\nYou said yes."
+    assert ledger(tmp_path) == ["plan", "asked", "confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "paid", "says"),
+    [
+        (("allow",), ["pay-Oslo"], "paid in Oslo"),
+        (("allow", "--arguments", "EDITED"), ["pay-Rome"], "paid in Rome"),
+        (("deny", "--text", "too dear"), [], "too dear"),
+    ],
+)
+def test_the_approvals_of_the_middleware_are_approvals(
+    choice: tuple[str, ...], paid: list[str], says: str, tmp_path: Path
+) -> None:
+    with Serving(tmp_path, app=APP, agent="careful") as server:
+        ask(server, "pay")
+        server.kill()
+    with Serving(tmp_path, app=APP, agent="careful") as again:
+        (asked,) = http(f"{again.url}/v1/questions?session=mine")["questions"]
+        assert (asked["kind"], asked["name"]) == ("approval", "approve")
+        shown = json.loads(asked["arguments"])
+        assert (shown["tool"], shown["arguments"]) == ("pay", {"city": "Oslo"})
+        edited = json.dumps({**shown, "arguments": {"city": "Rome"}})
+        how = [edited if each == "EDITED" else each for each in choice]
+        done = run("sessions", "answer", "mine", *how, "--url", again.url)
+        assert done.returncode == 0, done.stderr
+        assert says in answer_after(again)
+    assert [each for each in ledger(tmp_path) if each.startswith("pay")] == paid
+
+
+def test_a_stop_stops_the_tool_and_the_next_turn_goes_on_behind_it(tmp_path: Path) -> None:
+    with Serving(tmp_path, app=APP, agent="graph") as server, connect(server.url) as client:
+        stop_at_the_tool(client)
+        assert client.ask("mine", "count") == "There were 3 messages."
+    with Serving(tmp_path, app=APP, agent="graph") as again, connect(again.url) as client:
+        assert client.ask("mine", "count") == "There were 5 messages."
+    assert count(tmp_path, "look") == 1
+
+
+def stop_at_the_tool(client: Client) -> None:
+    with contextlib.closing(client.send("mine", "look")) as events:
+        for event in events:
+            if isinstance(event.record, CallProgressed):
+                client.cancel("mine")
+            if isinstance(event.record, TurnEnded):
+                assert event.record.status is TurnStatus.CANCELLED
+
+
+def test_a_person_talks_to_a_graph_in_a_terminal(tmp_path: Path) -> None:
+    environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
+    with Serving(tmp_path, app=APP, agent="careful") as server:
+        terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "pay"], environment)
+        terminal.until("approve")
+        terminal.press("y\n")
+        terminal.until("paid in Oslo")
+        assert terminal.ended().code == 0
+    assert count(tmp_path, "pay-Oslo") == 1
