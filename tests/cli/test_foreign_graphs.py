@@ -1,4 +1,4 @@
-"""`midstream serve` of LangGraph graphs, killed while a tool runs and in the middle of an answer, and answered by people."""
+"""`midstream serve` of LangGraph graphs, killed in a tool and in the middle of an answer, and answered by people."""
 
 from __future__ import annotations
 
@@ -211,12 +211,12 @@ def ask(server: Serving, words: str) -> None:
         assert any(isinstance(event.record, QuestionAsked) for event in events)
 
 
-def http(url: str, body: object = None) -> Any:
+def http(url: str, body: object = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     headers = {"content-type": "application/json", **shown_to(url)}
     request = urllib.request.Request(url, data, headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.loads(answer.read() or "null")
+        return dict(json.loads(answer.read() or "{}"))
 
 
 def answer_next(server: Serving, words: str) -> dict[str, Any]:

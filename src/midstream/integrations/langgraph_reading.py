@@ -199,10 +199,12 @@ def calls_of(interrupt_id: str, value: Any) -> Iterator[CallRequested]:  # noqa:
     if not actions:
         yield CallRequested(interrupt_id, INTERRUPT, _json(_question_of(value)))
     for number, action in enumerate(actions):
+        # By default the description repeats the tool and its arguments.
+        words = str(action.get("description", "")).partition("\n\nTool: ")[0]
         shown = {
             "tool": action["name"],
             "arguments": action["args"],
-            "description": action.get("description", ""),
+            "description": words,
         }
         yield CallRequested(f"{interrupt_id}.{number}", APPROVE, _json(shown))
 
@@ -294,7 +296,7 @@ def new_messages(history: History, state: Any, turn: int, known: int) -> list[Ba
         turns[-1].append(entry)
     missing = turns[known - turn :] if known else turns
     cut = turns[known - turn - 1] if known and len(turns) > turn - known else []
-    messages = [*_ends(state, cut)] if state.next else []
+    messages = [*_ends(state, cut)] if state.tasks else []
     for place, entries in enumerate(missing, start=turn - len(missing) + 1):
         for entry in entries:
             messages += _of_entry(entry, place)

@@ -162,8 +162,8 @@ def _refused(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
     graphs: list[tuple[str, Any]] = [("", graph), *graph.get_subgraphs(recurse=True)]
     for place, each in graphs:
         where = f"its subgraph {place!r}" if place else "it"
-        if place and getattr(each, "checkpointer", None) is not None and each.checkpointer is not True:
-            yield f"{where} has `checkpointer={each.checkpointer!r}` (compile it without)"
+        if place and not isinstance(saver := getattr(each, "checkpointer", None), bool | None):
+            yield f"{where} has the checkpointer {described(saver)} (compile it without)"
         if getattr(each, "interrupt_before_nodes", ()) or getattr(each, "interrupt_after_nodes", ()):
             yield f"{where} has `interrupt_before` or `interrupt_after` (call `interrupt` in a node)"
         if any(
@@ -349,7 +349,7 @@ class GraphModel:
             for message in messages_since(state.values.get("messages", ()), place.turn):
                 for event in words.repeated(message):
                     yield event
-        if not is_taken or state.next:
+        if not is_taken or state.tasks:  # also those whose writes wait for the next checkpoint
             if is_taken:
                 given = _resumption(state, so_far)
             else:
@@ -360,7 +360,7 @@ class GraphModel:
             state = await self._graph.aget_state(config)
         live.captured, live.asked = run.captured, {}
         asked = [*self._calls(run, state, so_far)]
-        if state.next and not asked:
+        if state.tasks and not asked:
             raise ModelRejectedError(
                 f"{self.name} stopped before {', '.join(state.next)}, and asks for nothing"
             )
