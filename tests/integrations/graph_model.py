@@ -38,12 +38,12 @@ class ScriptedChat(BaseChatModel):
         said = self.reply(messages)
         if isinstance(said, str):
             for piece in said.split(" "):
-                yield ChatGenerationChunk(message=AIMessageChunk(f"{piece} "))
+                yield ChatGenerationChunk(message=AIMessageChunk(content=f"{piece} "))
         else:
             for each in said:
-                yield ChatGenerationChunk(message=AIMessageChunk("", tool_calls=[each]))
+                yield ChatGenerationChunk(message=AIMessageChunk(content="", tool_calls=[each]))
         usage: Any = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
-        yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+        yield ChatGenerationChunk(message=AIMessageChunk(content="", usage_metadata=usage))
 
 
 def asked(tool_name: str, call_id: str = "c1", /, **args: Any) -> dict[str, Any]:

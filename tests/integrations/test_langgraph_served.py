@@ -355,10 +355,12 @@ def said(words: str) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:
 # --- what is refused --------------------------------------------------------------------------------------------
 
 
-@tool
-async def odd() -> str:
+async def be_odd() -> str:
     """Be odd."""
     return ""
+
+
+odd = tool("odd")(be_odd)
 
 
 @tool(INTERRUPT)
@@ -422,7 +424,7 @@ def test_policies_come_from_metadata_and_hints() -> None:
         "same": {"idempotentHint": True},
     }
     for name, metadata in policies.items():
-        made = tool(name)(odd.coroutine)
+        made = tool(name)(be_odd)
         made.metadata = metadata
         tools.append(made)
     agent = served(looping(saying("x"), *tools), tool_timeout_s=7.0)
