@@ -257,6 +257,13 @@ TABLE = [
     Program("pydantic-ai.md", (3,), _ANSWER_TWICE, "on it", environment="frameworks", is_of_provider=True),
     Program("pydantic-ai.md", (4,), _SERVED_SDK, "on it", environment="frameworks", is_of_provider=True),
     Program("pydantic-ai.md", (5, 6), _KILLED_IN_ITS_TOOL, "It is done. Oslo", environment="frameworks"),
+    Program(
+        "pydantic-ai.md",
+        (7,),
+        "print('reserve' in reserve.name, served_graph.name, end='')",
+        "True porter",
+        needs=("langchain",),
+    ),
     Program("rejected.md", (0,), "print(len(messages), end='')", "orphan-result 1 kept as a user's words\n2"),
     Program("retention.md", (0,), "print(app.open_streams, end='')", "0"),
     Program("reuse.md", (0,), _REUSE, "resumed"),

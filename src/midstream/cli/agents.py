@@ -27,6 +27,7 @@ class _Framework(NamedTuple):
 
 _FRAMEWORKS = (
     _Framework("pydantic_ai.agent", ("AbstractAgent",), "midstream.integrations.pydantic_ai_served"),
+    _Framework("langgraph", ("Pregel", "StateGraph"), "midstream.integrations.langgraph_served"),
     _Framework("agents.agent", ("AgentBase",), "midstream.integrations.openai_agents_served"),
 )
 

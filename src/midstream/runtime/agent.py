@@ -116,7 +116,8 @@ _WRAPPERS = {
     "pydantic_ai": "Convert it with `midstream.integrations.pydantic_ai_served.served(agent)`, make it durable with "
     "`midstream.integrations.pydantic_ai_durable`, or give its model to "
     "`midstream.Agent(PydanticAIModel(model), ...)`.",
-    "langgraph": "Make it durable with `midstream.integrations.langgraph`.",
+    "langgraph": "Convert it with `midstream.integrations.langgraph_served.served(graph)`, or make its tools durable "
+    "with `midstream.integrations.langgraph`.",
     "langchain": "Make it durable with `midstream.integrations.langgraph`.",
     "agents": "Make it durable with `midstream.integrations.openai_agents`.",
     "agents.agent": "Convert it with `midstream.integrations.openai_agents_served.served(agent)`, or make it "

@@ -604,8 +604,11 @@ class Host:
         return runner
 
     async def _send_to_sleep(self, session_ids: Iterable[str]) -> None:
-        runners = [self._awake.pop(each) for each in session_ids if each in self._awake]
-        for runner in runners:
+        for session_id in session_ids:
+            runner = self._awake.get(session_id)
+            if runner is None or not (runner.is_idle or runner.has_failed):
+                continue  # it was used while another one was being released
+            del self._awake[session_id]
             try:
                 await runner.sleep()
             except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends

@@ -48,7 +48,9 @@ ESCROW = "escrow"
 """The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
 OWNERS = "access-owners"
 """The shelf that says whose sessions are, each under the session's name."""
-OF_SESSIONS = (ESCROW, OWNERS)
+GRAPHS = "langgraph-threads"
+"""The shelf of the checkpoints of served LangGraph graphs, each under its session's name."""
+OF_SESSIONS = (ESCROW, OWNERS, GRAPHS)
 """Shelves whose entries belong to the sessions of their names, and go with them."""
 
 

@@ -1,0 +1,170 @@
+"""A served graph that is killed at each write of its store in turn, and finished by the next process.
+
+    python -m tests.fault.graph_process FOLDER
+
+For each write it prints one line of JSON: which one, whether it killed, and what came of the turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import interrupt
+
+from midstream.core.calls import Choice
+from midstream.core.messages import Exchange
+from midstream.core.questions import questions_of
+from midstream.core.turn import Answer
+from midstream.integrations.langgraph_served import served
+from midstream.runtime.host import Host
+from midstream.store.sqlite import SQLiteStore
+from tests.integrations.graph_model import asked, calling, saying
+
+WAIT_S = 60.0
+WRITES_MAX = 200
+
+
+def note(what: str) -> None:
+    with Path("ledger").open("a", encoding="utf-8") as ledger:
+        ledger.write(f"{what}\n")
+
+
+@tool
+async def pay() -> str:
+    """Pay."""
+    note("pay")
+    return "paid"
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    note("look")
+    return "seen"
+
+
+@tool
+async def ask() -> str:
+    """Ask."""
+    answer = interrupt("Sure?")
+    note("ask")
+    return f"asked {answer}"
+
+
+look.metadata = {"midstream": "rerun"}
+ask.metadata = {"midstream": "rerun"}
+
+
+async def plan(_: MessagesState) -> dict[str, Any]:
+    return {"messages": [await saying("A plan.").ainvoke("x")]}
+
+
+async def think(state: MessagesState) -> dict[str, Any]:
+    model = calling(asked("look", "1"), asked("pay", "2"), asked("ask", "3"))
+    return {"messages": [await model.ainvoke(state["messages"])]}
+
+
+async def confirm(_: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(f"Confirmed: {interrupt('All right?')}.")]}
+
+
+def built() -> Any:
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("plan", plan)
+    graph.add_node("think", think)
+    graph.add_node("tools", ToolNode([pay, look, ask]))
+    graph.add_node("confirm", confirm)
+    graph.add_edge(START, "plan")
+    graph.add_edge("plan", "think")
+    graph.add_conditional_edges("think", tools_condition, {"tools": "tools", "__end__": "confirm"})
+    graph.add_edge("tools", "think")
+    return graph
+
+
+class DyingStore(SQLiteStore):
+    """Dies by SIGKILL before or after its write number `at`."""
+
+    at = -1
+    seen = 0
+    is_before = True
+
+    async def _dying(self, write: Callable[[], Awaitable[Any]]) -> Any:
+        DyingStore.seen += 1
+        is_it = DyingStore.seen == DyingStore.at
+        if is_it and DyingStore.is_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = await write()
+        if is_it:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    async def append(self, *arguments: Any, **options: Any) -> Any:
+        return await self._dying(lambda: super(DyingStore, self).append(*arguments, **options))
+
+    async def keep(self, *arguments: Any, **options: Any) -> Any:
+        return await self._dying(lambda: super(DyingStore, self).keep(*arguments, **options))
+
+
+async def live() -> str:
+    """Say something, or go on where a process died; answer all questions; return what the session then says."""
+    async with asyncio.timeout(WAIT_S), Host(served(built()), DyingStore("sessions.db")) as host:
+        if not (await host.glance("s")).turns:
+            await anext(host.send("s", "go"))
+        runner = await host.session("s")
+        answered: set[str] = set()
+        while runner.state.is_live or not runner.state.turns:
+            for each in questions_of("s", runner.state):
+                if each.call_id not in answered:
+                    answered.add(each.call_id)
+                    place = (each.turn, each.reply, each.call_id, each.digest)
+                    await runner.submit(Answer(*place, Choice.REPLY, f"to {each.text}"))
+            await runner.wait(runner.newest.position)
+        said = [each.reply.text for each in runner.state.history.entries if isinstance(each, Exchange)]
+        return "".join(said)
+
+
+def in_child() -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            Path("answer").write_text(asyncio.run(live()), encoding="utf-8")
+        except BaseException as error:  # noqa: BLE001 - it is shown
+            Path("answer").write_text(repr(error), encoding="utf-8")
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(folder: Path) -> None:
+    for at in range(1, WRITES_MAX):
+        was_killed = False
+        for is_before in (True, False):
+            place = folder / f"{at}-{is_before}"
+            place.mkdir()
+            os.chdir(place)
+            DyingStore.at, DyingStore.is_before = at, is_before
+            code = in_child()
+            was_killed = code == -signal.SIGKILL
+            DyingStore.at = -1
+            code = in_child() if was_killed else code
+            ledger = Path("ledger").read_text(encoding="utf-8").split() if Path("ledger").exists() else []
+            answer = Path("answer").read_text(encoding="utf-8")
+            found = {"at": at, "killed": was_killed, "code": code, "answer": answer, "ledger": ledger}
+            print(json.dumps(found), flush=True)  # noqa: T201 - what the test reads
+        if not was_killed:
+            return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
