@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -41,11 +40,11 @@ class Gauges(Struct):
 def read_gauges(turns: int) -> Gauges:
     """Collect all garbage, then read the gauges of this process. The event loop must be asyncio's own."""
     gc.collect()
-    timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined] # noqa: SLF001 - has no public name
+    timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     return Gauges(
         turns=turns,
         anonymous_bytes=_anonymous_bytes(),
-        descriptors=len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.is_dir() else None,
+        descriptors=sum(1 for _ in _DESCRIPTORS.iterdir()) if _DESCRIPTORS.is_dir() else None,
         tasks=len(asyncio.all_tasks()),
         timers=sum(not each.cancelled() for each in timers),
         objects=len(gc.get_objects()),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +23,12 @@ from tests.soak.gauges import Gauges
 WINDOW_WITHIN_S = 300.0
 """Seconds for one window; a quiet machine needs a few."""
 AT_ONCE = 10
+More = Callable[[], bool]
+"""Whether another window begins after those that were counted."""
+
+
+def _no_more() -> bool:
+    return False
 
 
 class Watched:
@@ -68,7 +76,7 @@ class Watched:
 
 
 async def soak_server(
-    folder: Path, *, windows: int, turns: int, kills: int = 0, leaked_bytes: int = 0
+    folder: Path, *, windows: int, turns: int, kills: int = 0, leaked_bytes: int = 0, more: More = _no_more
 ) -> dict[str, list[Gauges]]:
     """Run turns of a client against a server; kill the server in the middle of each of the first `kills` windows.
 
@@ -81,7 +89,7 @@ async def soak_server(
         client = Watched("tests.soak.client_process", folder, port)
         await stack.enter_async_context(server)
         await stack.enter_async_context(client)
-        for number in range(kills + windows):
+        for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
             asking = asyncio.create_task(client.window(f"w{number}", turns))
             if number < kills:
                 await _grown(folder / "server.db-wal", asking)
@@ -94,15 +102,22 @@ async def soak_server(
 
 
 async def _grown(path: Path, asking: asyncio.Task[None]) -> None:
-    """Wait until the store is written to by the turns that run, so that a kill meets them."""
-    before = path.stat().st_mtime_ns if path.exists() else 0
+    """Wait until the turns that run write to the store, so that a kill meets them."""
+    before = _written_at(path)
     async with asyncio.timeout(WINDOW_WITHIN_S):
-        while not asking.done() and (not path.exists() or path.stat().st_mtime_ns == before):
+        while _written_at(path) == before:
+            assert not asking.done(), "the window ended before the kill"
             await World().sleep(0.01)
 
 
-async def soak_gateway(folder: Path, *, windows: int, turns: int, kills: int = 0) -> dict[str, list[Gauges]]:
-    """Ask the gateway with OpenAI's SDK, half of the answers streamed; kill it in the middle of a window.
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+async def soak_gateway(
+    folder: Path, *, windows: int, turns: int, kills: int = 0, more: More = _no_more
+) -> dict[str, list[Gauges]]:
+    """Ask the gateway with OpenAI's SDK, each answer streamed; kill it in the middle of a window.
 
     Returns:
         The gauges of the gateway's last life.
@@ -115,10 +130,12 @@ async def soak_gateway(folder: Path, *, windows: int, turns: int, kills: int = 0
         await stack.enter_async_context(gateway)
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="soak", max_retries=20)
         await stack.enter_async_context(client)
-        for number in range(kills + windows):
-            asking = asyncio.create_task(_asked(client, f"w{number}", turns))
+        for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
+            half = asyncio.Event()
+            asking = asyncio.create_task(_asked(client, f"w{number}", turns, half))
             if number < kills:
-                await _grown(folder / "gateway.db-wal", asking)
+                async with asyncio.timeout(WINDOW_WITHIN_S):
+                    await half.wait()
                 await gateway.kill()
                 await gateway.start()
             await asking
@@ -127,11 +144,14 @@ async def soak_gateway(folder: Path, *, windows: int, turns: int, kills: int = 0
         return {"gateway": gateway.seen[1:] if kills else gateway.seen}
 
 
-async def _asked(client: openai.AsyncOpenAI, name: str, count: int) -> None:
+async def _asked(client: openai.AsyncOpenAI, name: str, count: int, half: asyncio.Event) -> None:
+    """Ask `count` questions; set `half` when half of them have begun, and `AT_ONCE` are under way."""
     numbers = iter(range(count))
 
     async def ask() -> None:
         for number in numbers:
+            if number == count // 2:
+                half.set()
             for _ in range(20):  # a stream that a kill cut is asked again
                 try:
                     await _ask(client, f"{name} {number}")

@@ -11,12 +11,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from midstream.core.replies import ModelEvent, ModelRequest
+from midstream.core.messages import Finish
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.runtime import host as host_module
 from midstream.runtime.agent import Agent
 from midstream.server.app import asgi
 from midstream.server.serve import serve
-from midstream.testing.models import ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.testing.models import exchanges_since_user
 from midstream.tools import tool
 from tests.soak.gauges import LEAKED, answer_commands
 
@@ -24,32 +25,38 @@ AWAKE_MAX = 40
 """Sessions awake at once: reached in the warm-up."""
 
 
-class Model(ScriptedModel):
-    """Calls a tool of the server and a tool of the client, then answers."""
+class Model:
+    """Calls a tool of the server and a tool of the client, then answers.
+
+    `ScriptedModel` is of no use here: it keeps every request for its test to look at.
+    """
+
+    name = "soak"
 
     def __init__(self, leaked_bytes: int) -> None:
-        super().__init__(_reply)
         self._leaked_bytes = leaked_bytes
         self._left: list[object] = []
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        if self._leaked_bytes and not exchanges_since_user(request.history):
+        if exchanges_since_user(request.history):
+            for word in ("It ", "is ", "done, ", "word ", "by ", "word."):
+                yield TextDelta(word)
+                await asyncio.sleep(0)
+            yield Finished()
+            return
+        if self._leaked_bytes:
             self._leak()
-        async for event in super().stream(request):
-            yield event
+        yield TextDelta("I look. ")
+        yield CallRequested("a", "look", "{}")
+        yield CallRequested("b", "note", "{}")
+        yield Finished(Finish.CALLS)
 
     def _leak(self) -> None:
         loop = asyncio.get_running_loop()
-        LEAKED.append(bytearray(os.urandom(self._leaked_bytes)))
+        LEAKED.append(bytearray(b"x" * self._leaked_bytes))
         self._left.append(loop.create_task(asyncio.Event().wait()))
         self._left.append(loop.call_later(100_000, print))
         self._left.append(os.dup(0))
-
-
-def _reply(request: ModelRequest) -> list[Step]:
-    if not exchanges_since_user(request.history):
-        return calls(("a", "look", "{}"), ("b", "note", "{}"), say="I look. ")
-    return text("It is done, word by word.")
 
 
 @tool(has_effects=False)
