@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault chaos search fuzz explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault chaos soak search fuzz explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -166,6 +166,9 @@ fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to di
 
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(VENV)/.dev  ## Run turns for an hour and assert that memory, descriptors, tasks and timers stay flat; ARGS=MINUTES
+	$(BIN)/python -m tests.soak $(ARGS)
 
 search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 times as long; SEED= repeats a search
 	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \

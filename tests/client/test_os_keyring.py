@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from midstream.errors import UnavailableError
 from tests.client.keyrings import BrokenKeyring, FileKeyring, ForgetfulKeyring, LockedKeyring, chosen
 from tests.house.source import ROOT
 
+CALLS = 50
 WAIT_S = 30.0
 
 
@@ -58,6 +60,20 @@ def test_without_the_package_there_is_none() -> None:
         "from midstream.client.os_keyring import OsKeyring\nassert OsKeyring().name() == ''\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=WAIT_S)
+
+
+def test_a_call_that_failed_leaves_nothing_to_the_garbage_collector() -> None:
+    ours = OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
+    with chosen(load_keyring("keyring.backends.fail.Keyring")):
+        assert ours.name() == ""
+        gc.collect()
+        gc.disable()
+        try:
+            assert [ours.name() for _ in range(CALLS)] == [""] * CALLS
+            found = gc.collect()
+        finally:
+            gc.enable()
+    assert found < CALLS, "a cycle for each call"
 
 
 def test_a_prompt_is_not_waited_for_and_the_keyring_is_back_when_it_was_answered(tmp_path: Path) -> None:

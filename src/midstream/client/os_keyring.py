@@ -95,6 +95,8 @@ class OsKeyring:
             return asked.result(wait_s)
         except TimeoutError:
             raise UnavailableError(f"the keyring did not answer within {wait_s:g} s: unlock it") from None
+        finally:
+            del asked  # its error has this frame in its traceback: a cycle for each turn without a keyring
 
 
 def _answer(asked: Future[T], work: Callable[[], T]) -> None:
@@ -105,6 +107,8 @@ def _answer(asked: Future[T], work: Callable[[], T]) -> None:
     except Exception as error:  # noqa: BLE001 - a backend is anybody's code
         # Only its kind: nobody knows what a backend writes into its messages.
         asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
+    finally:
+        del asked  # as in `_ask`
 
 
 def _name() -> str:

@@ -1,0 +1,70 @@
+"""The long soak: `python -m tests.soak [MINUTES]`, an hour by default.
+
+Four soaks take turns on the processor: server and client, and the gateway, each with kills and without. A window is
+a number of turns, so a busy machine makes fewer windows. Prints all gauges, and ends with 1 where one grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.soak.judge import LONG, growing
+from tests.soak.run import soak_gateway, soak_server
+
+MINUTES = 60.0
+TURNS = 200
+WINDOWS_MIN = 6
+KILLS = 5
+
+
+async def main(minutes: float) -> int:
+    clock = _Clock(minutes * 60)
+    with tempfile.TemporaryDirectory(prefix="midstream-soak-") as name:
+        folders = [Path(name) / each for each in ("server", "killed-server", "gateway", "killed-gateway")]
+        for folder in folders:
+            folder.mkdir()
+        server, killed, gateway, killed_gateway = folders
+        soaks = [
+            soak_server(server, windows=WINDOWS_MIN, turns=TURNS, more=clock.more),
+            soak_server(killed, windows=WINDOWS_MIN, turns=TURNS, kills=KILLS, more=clock.more),
+            soak_gateway(gateway, windows=WINDOWS_MIN, turns=TURNS, more=clock.more),
+            soak_gateway(killed_gateway, windows=WINDOWS_MIN, turns=TURNS, kills=KILLS, more=clock.more),
+        ]
+        results = await asyncio.gather(*soaks)
+    failures = 0
+    for folder, soaked in zip(folders, results, strict=True):
+        for process, gauges in soaked.items():
+            _tell(f"{folder.name}, {process}:")
+            for each in gauges:
+                _tell(f"  {each}")
+            if gauges[0].anonymous_bytes is None:
+                _tell("  skipped: memory and descriptors, which need /proc")
+            found = growing(gauges, LONG)
+            failures += bool(found)
+            _tell(f"  GROWING for each turn: {found}" if found else "  flat")
+    return 1 if failures else 0
+
+
+class _Clock:
+    """Whether another window begins."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def more(self) -> bool:
+        return time.monotonic() < self._until
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - it talks to a terminal
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("minutes", type=float, nargs="?", default=MINUTES)
+    sys.exit(asyncio.run(main(parser.parse_args().minutes)))

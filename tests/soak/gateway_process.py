@@ -1,0 +1,38 @@
+"""The gateway of a soak: `python -m tests.soak.gateway_process FOLDER PORT UPSTREAM_URL`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from midstream.cli.upstreams import find_upstream
+from midstream.server.gateway import runs as runs_module
+from midstream.server.gateway.app import gateway
+from midstream.server.serve import serve
+from midstream.store.sqlite import SQLiteStore
+from tests.soak.gauges import answer_commands
+
+KEPT_S = 0.1
+"""Seconds that a finished run is kept: a minute of them is more than the warm-up."""
+
+
+async def main(folder: Path, port: int, upstream: str) -> None:
+    runs_module.KEPT_S = KEPT_S
+    store = SQLiteStore(folder / "gateway.db")
+    model = find_upstream(f"openai-compatible:{upstream}/v1", store, model="8@0.001")
+    app = gateway(model, token="soak", store=store, grace_s=1.0)
+
+    async def settled(name: str, count: int) -> int:
+        del name
+        return count
+
+    def listening(url: str) -> None:
+        print(url, flush=True)  # noqa: T201 - for the driver
+        answer_commands(settled)
+
+    await serve(app, port=port, on_listening=listening)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

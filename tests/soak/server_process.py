@@ -1,0 +1,84 @@
+"""The server of a soak: `python -m tests.soak.server_process FOLDER PORT LEAKED_BYTES`.
+
+With LEAKED_BYTES above 0 it is the mutant: it keeps as many bytes, a task, a timer and a descriptor for each turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from midstream.core.messages import Finish
+from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.runtime import host as host_module
+from midstream.runtime.agent import Agent
+from midstream.server.app import asgi
+from midstream.server.serve import serve
+from midstream.testing.models import exchanges_since_user
+from midstream.tools import tool
+from tests.soak.gauges import LEAKED, answer_commands
+
+AWAKE_MAX = 40
+"""Sessions awake at once: reached in the warm-up."""
+
+
+class Model:
+    """Calls a tool of the server and a tool of the client, then answers.
+
+    `ScriptedModel` is of no use here: it keeps every request for its test to look at.
+    """
+
+    name = "soak"
+
+    def __init__(self, leaked_bytes: int) -> None:
+        self._leaked_bytes = leaked_bytes
+        self._left: list[object] = []
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        if exchanges_since_user(request.history):
+            for word in ("It ", "is ", "done, ", "word ", "by ", "word."):
+                yield TextDelta(word)
+                await asyncio.sleep(0)
+            yield Finished()
+            return
+        if self._leaked_bytes:
+            self._leak()
+        yield TextDelta("I look. ")
+        yield CallRequested("a", "look", "{}")
+        yield CallRequested("b", "note", "{}")
+        yield Finished(Finish.CALLS)
+
+    def _leak(self) -> None:
+        loop = asyncio.get_running_loop()
+        LEAKED.append(bytearray(b"x" * self._leaked_bytes))
+        self._left.append(loop.create_task(asyncio.Event().wait()))
+        self._left.append(loop.call_later(100_000, print))
+        self._left.append(os.dup(0))
+
+
+@tool(has_effects=False)
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+async def main(folder: Path, port: int, leaked_bytes: int) -> None:
+    host_module.SESSIONS_AWAKE_MAX = AWAKE_MAX
+    app = asgi(Agent(Model(leaked_bytes), tools=[look]), store=folder / "server.db")
+
+    async def settled(name: str, count: int) -> int:
+        del name
+        return count
+
+    def listening(url: str) -> None:
+        print(url, flush=True)  # noqa: T201 - for the driver
+        answer_commands(settled)
+
+    await serve(app, port=port, on_listening=listening)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
