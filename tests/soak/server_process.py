@@ -13,16 +13,16 @@ from pathlib import Path
 
 from midstream.core.messages import Finish
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.runtime import host as host_module
 from midstream.runtime.agent import Agent
+from midstream.runtime.sleeping import MemoryLimits
 from midstream.server.app import asgi
 from midstream.server.serve import serve
 from midstream.testing.models import exchanges_since_user
 from midstream.tools import tool
 from tests.soak.gauges import LEAKED, answer_commands
 
-AWAKE_MAX = 40
-"""Sessions awake at once: reached in the warm-up."""
+MEMORY = MemoryLimits(bytes_max=2 * 2**20, idle_s=1.0)
+"""Some forty awake sessions: reached in the warm-up."""
 
 
 class Model:
@@ -66,8 +66,8 @@ async def look() -> str:
 
 
 async def main(folder: Path, port: int, leaked_bytes: int) -> None:
-    host_module.SESSIONS_AWAKE_MAX = AWAKE_MAX
-    app = asgi(Agent(Model(leaked_bytes), tools=[look]), store=folder / "server.db")
+    agent = Agent(Model(leaked_bytes), tools=[look])
+    app = asgi(agent, store=folder / "server.db", memory=MEMORY)
 
     async def settled(name: str, count: int) -> int:
         del name
