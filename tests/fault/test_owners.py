@@ -86,13 +86,19 @@ async def test_a_frozen_owner_loses_its_turn_and_changes_nothing_afterwards(tmp_
         await until(
             lambda: lines(tmp_path)[-1].what == "ended"
         )  # the tool of the frozen one comes to its end
-        answer = await frozen.say("s", "think")
-        assert answer.status_code == 200, "it is handed over to the owner"
+        await _accepted(frozen, "s", "think")  # it is forwarded to the new owner
         await until_there(tmp_path, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert {each.epoch for each in journal(tmp_path, "s")} == {1, 2}, "the heir owned it to the end"
     assert len(executions(tmp_path)) == 1
     assert problems(tmp_path, ["s"]) == []
+
+
+async def _accepted(thawed: Worker, session: str, words: str) -> None:
+    """Send a message until it is accepted: a thawed owner refuses it as busy until it has noticed its loss."""
+    async with asyncio.timeout(WAIT_S):
+        while (answer := await thawed.say(session, words, stream="after-thaw")).status_code != 200:
+            assert answer.status_code == 409, answer.text
 
 
 async def until_peers_know_each_other(folder: Path) -> None:
@@ -113,7 +119,7 @@ async def test_an_owner_that_was_frozen_before_its_tool_does_not_start_it_afterw
         assert [each.result.outcome for each in found if isinstance(each, CallEnded)] == [Outcome.UNKNOWN]
         (tmp_path / "go").touch()
         frozen.signal(signal.SIGCONT)
-        assert (await frozen.say("s", "think")).status_code == 200
+        await _accepted(frozen, "s", "think")
         await until_there(tmp_path, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert executions(tmp_path) == [], "in doubt, and not run"

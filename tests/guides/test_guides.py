@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-import midstream
 from midstream.core.records import Delta, TurnEnded
 from tests.fault.workers import until_there
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN, all_blocks
 from tests.guides.line import line_to
-from tests.guides.programs import ANYTHING, IN_A_BROWSER, POOLED, SERVED, SERVED_JS, TABLE, URL, Program
+from tests.guides.programs import ANYTHING, IN_A_BROWSER, SERVED, SERVED_JS, TABLE, URL, Program
 from tests.integrations.strict_provider import strict_provider
 from tests.ports import held_port
 
@@ -37,19 +36,6 @@ NODE = shutil.which("node")
 FRAMEWORKS = ROOT / ".venv-peers-durable" / "bin" / "python"
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
 TALKING = [program for program in TABLE if program.talks_to]
-KILLED = [
-    pytest.param(
-        program,
-        marks=pytest.mark.xfail(
-            program.talks_to in POOLED,
-            reason="open: the words of a pooled agent's cut answer stay before those of its next attempt",
-            raises=AssertionError,
-            strict=True,
-        ),
-        id=program.name,
-    )
-    for program in TALKING
-]
 OTHERS = [program for program in TABLE if not program.talks_to]
 
 
@@ -106,13 +92,7 @@ async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Prog
             await until_there(tmp_path, program.session, TurnEnded)
 
 
-@pytest.mark.parametrize("program", KILLED)
-@pytest.mark.xfail(
-    not hasattr(midstream.Client, "ask"),
-    reason="the programs append the words of an attempt that was cut: `Client.ask` is needed",
-    raises=AssertionError,
-    strict=False,
-)
+@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
 async def test_a_program_shows_each_word_once_where_the_server_is_killed_in_mid_answer(
     program: Program, tmp_path: Path
 ) -> None:

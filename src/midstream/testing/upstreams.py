@@ -17,6 +17,7 @@ from midstream.core.replies import (
     UpstreamCallStarted,
 )
 from midstream.core.reuse.abilities import Abilities
+from midstream.core.reuse.transcript import DONE
 from midstream.errors import (
     ContextOverflowError,
     ModelAccessError,
@@ -143,9 +144,13 @@ Answer = Callable[[Talk], Sequence[UpstreamEvent]]
 
 
 def answers_by_number(talk: Talk) -> Sequence[UpstreamEvent]:
-    """Say how many messages were taken, in two pieces; the tokens are the characters of the last one."""
-    size = len(words_of(talk.heard[-1].said))
-    return [TextDelta("answer "), TextDelta(str(len(talk.heard))), Finished(usage=Usage(size, 2))]
+    """Answer with the number of messages that were taken, in two pieces; the tokens are the characters of the last one.
+
+    An agent that is given a cut answer of its own goes on behind the first piece.
+    """
+    words = words_of(talk.heard[-1].said)
+    begun = [] if DONE in words else [TextDelta("answer ")]
+    return [*begun, TextDelta(str(len(talk.heard))), Finished(usage=Usage(len(words), 2))]
 
 
 class ScriptedUpstream:
