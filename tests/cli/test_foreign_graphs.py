@@ -309,7 +309,7 @@ def test_a_person_talks_to_a_graph_in_a_terminal(tmp_path: Path) -> None:
     environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
     with Serving(tmp_path, app=APP, agent="careful") as server:
         terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "pay"], environment)
-        terminal.until("approve")
+        terminal.until("[y]es")
         terminal.press("y\n")
         terminal.until("paid in Oslo")
         assert terminal.ended().code == 0

@@ -1,14 +1,15 @@
 """The command line: which commands there are, what every one of them obeys, and how each ends.
 
-stdout is data, stderr is talk. A command's module is imported when the command is named, so that `--help` costs
-click and the standard library. Every error is one line on stderr, never a traceback, and an exit code of the table
-below.
+Results go to stdout, messages to stderr. A command's module is imported when the command is named, so that `--help`
+costs click and the standard library. Every error is one line on stderr (wrapped on a terminal), never a traceback, and
+an exit code of the table below.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from io import TextIOWrapper
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
-from midstream.cli.terminal import COLOR_MODES, Ink, clean
+from midstream.cli.terminal import COLOR_MODES, Ink, clean, columns
 from midstream.errors import MidstreamError
 from midstream.places import Places
 from midstream.version import __version__
@@ -133,7 +134,10 @@ def _exit_code(command: Callable[[], object]) -> int:
 
 
 def _refuse(line: str, code: int) -> int:
-    click.echo(f"midstream: {clean(line, is_one_line=True)}", err=True)
+    message = f"midstream: {clean(line, is_one_line=True)}"
+    if sys.stderr.isatty():
+        message = textwrap.fill(message, columns(), break_long_words=False, break_on_hyphens=False)
+    click.echo(message, err=True)
     return code
 
 
@@ -164,7 +168,7 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, me
 def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None:
     """AI-agent sessions that survive anything.
 
-    stdout is data, stderr is talk; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
+    Results go to stdout, messages to stderr; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
     """
     ctx.obj = Surroundings(Places.found(home), color)
 

@@ -197,10 +197,12 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
             ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name, "page": page}
             click.echo(msgspec.json.encode(ready))
             return
-        click.echo(f"{clean(agent.name)} on {url}, sessions in {path}. Ctrl-C ends it.", err=True)
-        once = " (once; `midstream login` prints another link)" if login else ""
-        click.echo(f"Talk to it in a browser: {page}{once}", err=True)
-        click.echo(f"or with: midstream chat {url}", err=True)
+        click.echo(f"{clean(agent.name)} on {url}. Ctrl-C ends it.", err=True)
+        click.echo(f"Sessions: {path}", err=True)
+        click.echo(f"Terminal: midstream chat {url}", err=True)
+        # On a line of its own: a terminal that wraps a link makes it unusable.
+        once = " (valid once; `midstream login` prints another)" if login else ""
+        click.echo(f"Browser{once}:\n{page}", err=True)
 
     serving = serve_app(
         app,

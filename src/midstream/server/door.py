@@ -45,7 +45,10 @@ _STREAMS = frozenset({"/events", "/poll", "/stream"})
 _BEGINNINGS = frozenset({"/chunks", "/events", "/poll", "/stream", "/tickets"})
 """What may come before its session is there."""
 
-_ADVICE = "Pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` where the app around it authenticates."
+_ADVICE = (
+    "Leave out --no-auth, or pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` where the app around "
+    "it authenticates."
+)
 _log = logging.getLogger(__name__)
 
 
