@@ -1,4 +1,4 @@
-"""What a LangGraph graph says and asks, as events of a model; and what a session knows, as messages of a graph."""
+"""A LangGraph graph's output as events of a model, and a session's history as messages of a graph."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _thinking_in(message: Any) -> Iterator[str]:  # noqa: ANN401 - LangChain's
 
 
 class TurnSoFar(Struct, frozen=True):
-    """What the replies of a turn have shown, and how their calls ended.
+    """The text that the replies of a turn have shown, and the outcomes of their calls.
 
     Args:
         shown: The ids of the messages that they have shown.
@@ -188,7 +188,7 @@ def _shown_by(signature: str | None) -> list[str]:
 
 
 class Given(Struct, frozen=True):
-    """What a graph is given for an interrupt."""
+    """The value that a graph receives for an interrupt."""
 
     value: Any
 

@@ -35,7 +35,7 @@ Typed = tuple[str, bytes]
 
 
 class Write(Struct):
-    """What a task wrote to a channel."""
+    """One write of a task to a channel."""
 
     task: str
     place: int
@@ -54,7 +54,7 @@ class Space(Struct):
 
 
 class Thread(Struct):
-    """What is kept of a session.
+    """The stored state of a session's thread.
 
     Args:
         spaces: By checkpoint namespace; "" is the graph itself.

@@ -218,7 +218,7 @@ def _tool(each: BaseTool, model: GraphModel, timeout_s: float) -> Tool:
 
 
 class _Live:
-    """What this process remembers of a session between two runs of its graph."""
+    """State of a session in this process between two runs of its graph."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -227,7 +227,7 @@ class _Live:
 
 
 class _Place(Struct, frozen=True):
-    """Where a request stands: the session, its turn, the number of the reply."""
+    """Position of a request: the session, its turn, the number of the reply."""
 
     session: str
     turn: int

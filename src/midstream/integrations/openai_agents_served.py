@@ -231,7 +231,7 @@ def _judged(tool: FunctionTool, context: RunContextWrapper[Any], call: Call) -> 
 
 
 class _Shared(msgspec.Struct, frozen=True):
-    """What all sources of an agent's tools have in common."""
+    """Common part of all sources of an agent's tools."""
 
     agent: Any
     context: Any

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryLimits(Struct, frozen=True):
-    """What the awake sessions of one process may hold.
+    """Limits on the awake sessions of one process.
 
     Args:
         bytes_max: Bytes that all of them hold together, as estimated from their journals.
@@ -88,7 +88,7 @@ class Sleeping:
 
     @property
     def bytes_held(self) -> int:
-        """What the awake sessions hold, estimated."""
+        """Bytes that the awake sessions hold, estimated."""
         return sum(runner.journal.bytes_held for runner in self._awake.values())
 
     def surplus(self) -> list[str]:
