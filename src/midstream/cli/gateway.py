@@ -19,6 +19,7 @@ from midstream.cli.upstreams import UpstreamOptions, find_upstream
 from midstream.core.reuse.records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.errors import UsageError
 from midstream.places import made
+from midstream.runtime.agent_runs import SILENCE_MAX_S, SilenceLimits
 from midstream.runtime.pool import PoolLimits
 from midstream.server.gateway.app import gateway as gateway_app
 from midstream.server.gateway.runs import GRACE_S
@@ -125,6 +126,15 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     help="Agents kept open at once.",
 )
 @click.option(
+    "--silence",
+    "silence_s",
+    type=click.FloatRange(min=0, max=SILENCE_MAX_S, min_open=True),
+    metavar="SECONDS",
+    default=SilenceLimits().idle_s,
+    show_default=True,
+    help="Seconds without any event, before the first word too, after which an answer of an agent is cut.",
+)
+@click.option(
     "--key-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Encrypt the database under the first key of this file; made where there is neither it nor a database yet.",
@@ -197,6 +207,7 @@ def _agent_options(options: dict[str, Any]) -> UpstreamOptions:
     servers_path = options["servers_path"]
     limits = PoolLimits(
         live_max=options["live_agents"],
+        silence=SilenceLimits(idle_s=options["silence_s"]),
         record_age_max_s=options["pool_days"] * DAY_S,
         records_max=options["pool_records"],
     )

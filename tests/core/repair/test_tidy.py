@@ -4,6 +4,7 @@ from typing import Any
 
 from midstream.core.repair.tidy import tidy_turns
 from midstream.core.repair.words import INTERRUPTED, UNKNOWN
+from midstream.history import repair
 from tests.core.repair.makers import codes, task_for, turns_for
 from tests.core.repair.reported import FOUND, SEARCH, reply, text, thought, use, user
 
@@ -106,3 +107,16 @@ def test_a_copy_of_a_cut_reply_is_not_the_rest_of_it() -> None:
     done, told = tidied([user("q"), first, second])
     assert done[1:] == [reply(*each["content"], text(INTERRUPTED)) for each in (first, second)]
     assert told == ["thinking-last", "thinking-last"]
+
+
+def test_a_response_of_pydantic_ai_may_think_several_times() -> None:
+    thoughts = [
+        {"part_kind": "thinking", "content": "hm", "signature": "c2ln"},
+        {"part_kind": "thinking", "content": "", "id": "redacted_thinking", "signature": "c2VhbGVk"},
+        {"part_kind": "thinking", "content": "so", "signature": "c2lnMg=="},
+    ]
+    history = [
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "q"}]},
+        {"kind": "response", "parts": [*thoughts, {"part_kind": "text", "content": "a"}]},
+    ]
+    assert repair(history, format="pydantic-ai", profile="anthropic").messages is history

@@ -112,7 +112,7 @@ def _split(turn: Turn, task: Task) -> list[Turn]:
     elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
         code, cuts = "user-in-reply", _side_cuts([_is_users(part) for part in turn.parts])
     elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed and turn.has(Kind.THINKING):
-        code, cuts = "spliced-thinking", _splice_cuts(turn)
+        code, cuts = "spliced-thinking", _splice_cuts(turn, task)
         if not cuts:
             return [turn]
     else:
@@ -154,19 +154,20 @@ def _side_cuts(sides: list[bool]) -> list[int]:
     return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
 
 
-def _splice_cuts(turn: Turn) -> list[int]:
+def _splice_cuts(turn: Turn, task: Task) -> list[int]:
     """Where a second response begins: where thinking follows a call, or other thinking and words.
 
     Beside hosted tools a response thinks several times, and withheld thinking stands next to other thinking.
+    pydantic-ai stores one response in each of its own, so that only a call counts there.
     """
     cuts, has_call, signature = [], False, ""
-    is_hosted = any(part.kind in _HOSTED_KINDS for part in turn.parts)
+    thinks_often = task.form.name == "pydantic-ai" or any(part.kind in _HOSTED_KINDS for part in turn.parts)
     for place, part in enumerate(turn.parts):
         if part.kind is Kind.CALL:
             has_call = True
         if part.kind is not Kind.THINKING:
             continue
-        is_other = bool(signature) and part.signature != signature and not is_hosted
+        is_other = bool(signature) and part.signature != signature and not thinks_often
         if has_call or (is_other and _is_signed(part) and not _is_redacted(turn.parts[place - 1])):
             cuts.append(place)
             has_call, signature = False, ""
