@@ -480,6 +480,7 @@ async def test_a_child_that_cannot_be_reached_when_it_is_to_stop_ends_no_session
     host = _Elsewhere(_boss(child), store, world=world)
     await host.start()
     runner = await host.session("s", create=True)
+    runner.attach()
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     await world.settle()
     inner = await host.child(CHILD, ("research",))

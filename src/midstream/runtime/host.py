@@ -600,6 +600,7 @@ class Host:
             raise
         surplus = self._sleeping.surplus()
         self._awake[session_id] = runner
+        self._sleeping.touch(session_id)
         await self._send_to_sleep(surplus)
         return runner
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -19,9 +20,11 @@ from midstream.world import World
 SESSIONS_AWAKE_MAX = 1000
 """Sessions kept in memory: bounds what the sweep costs."""
 SWEEPS_PER_IDLE = 6
-"""A session sleeps at the latest after this share more than its time."""
+"""Sweeps within the time after which an idle session sleeps."""
 SWEEP_S_MAX = 5.0
-"""Seconds between two looks at the memory."""
+"""Seconds between two sweeps while something changes."""
+RARE_SWEEPS = 10
+"""Sweeps become as rare as once in this many times `idle_s` while nothing changes and no session is idle."""
 TAIL_BYTES_MIN = 64 * 1024
 """Bytes of its newest events that a busy session keeps also where memory is short."""
 
@@ -70,6 +73,7 @@ class Sleeping:
         self._send_to_sleep = send_to_sleep
         self._idle_since: dict[str, float] = {}
         self._sweeping: asyncio.Task[None] | None = None
+        self._is_used = asyncio.Event()
         self._is_short = False
 
     def start(self) -> None:
@@ -85,6 +89,7 @@ class Sleeping:
     def touch(self, session_id: str) -> None:
         """Note that a session is used now."""
         self._idle_since.pop(session_id, None)
+        self._is_used.set()
 
     @property
     def bytes_held(self) -> int:
@@ -108,10 +113,23 @@ class Sleeping:
         return found
 
     async def _sweep(self) -> None:
+        shortest_s = min(SWEEP_S_MAX, self.limits.idle_s / SWEEPS_PER_IDLE)
+        period_s, before = shortest_s, None
         while True:
-            await self._world.sleep(min(SWEEP_S_MAX, self.limits.idle_s / SWEEPS_PER_IDLE))
+            if not self._awake:
+                self._is_used.clear()
+                await self._is_used.wait()
+            await self._world.sleep(min(period_s, self._due_in_s()))
+            now = (len(self._awake), self.bytes_held, len(self._idle_since))
+            period_s = min(2 * period_s, RARE_SWEEPS * self.limits.idle_s) if now == before else shortest_s
+            before = now
             await self._send_to_sleep([*self._idle_too_long(), *self.surplus()])
             self._shorten_tails()
+
+    def _due_in_s(self) -> float:
+        """Return the seconds until the next idle session sleeps."""
+        first = min(self._idle_since.values(), default=math.inf)
+        return max(0.0, first + self.limits.idle_s - self._world.monotonic())
 
     def _idle_too_long(self) -> list[str]:
         now = self._world.monotonic()
