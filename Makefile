@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint types arrows fmt fault chaos soak search fuzz explore api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
+.PHONY: help demo test check format-check lint types arrows fmt fault chaos soak search fuzz explore golden-record api-search sim pool-search hooks contract contract-newest clients bench bench-durable bench-peers bench-streams docs lock clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -179,6 +179,10 @@ fuzz: $(VENV)/.fuzz  ## Let a fuzzer loose on the decoders and both halves of th
 
 api-search: $(VENV)/.dev $(VENV)/.schemathesis  ## Let schemathesis look for faults of the HTTP interface, TIMES=10 times as long as the tests do
 	$(BIN)/python -m tests.server.api_search $(TIMES)
+
+golden-record: $(VENV)/.dev  ## Record the golden files again: a difference needs a reason (tests/golden/README.md)
+	PYTHONPATH=. $(BIN)/python -m tests.golden.record_histories
+	PYTHONPATH=. $(BIN)/python -m tests.golden.cases
 
 explore: $(VENV)/.dev  ## Try everything that can happen to the stream protocol in small worlds; ARGS= chooses some by name
 	$(BIN)/python -m tests.protocol $(ARGS)

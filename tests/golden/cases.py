@@ -1,0 +1,81 @@
+"""List the cases of kill matrices, chaos, simulation and conformance; `python -m tests.golden.cases` records them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from midstream.conformance.scripts import scripts
+from tests.chaos.plan import Plan
+from tests.chaos.test_chaos import CONNECTIONS_PER_KILL, SEED
+from tests.chaos.turns import WAYS
+
+ROOT = Path(__file__).parents[2]
+PATH = Path(__file__).parent / "data" / "cases.json"
+FOLDERS = ("fault", "chaos", "conformance", "simulation")
+COLLECT_S = 150
+FATES = 200
+"""Connections of the short chaos run whose fates are recorded."""
+
+
+def collected(folder: str) -> dict[str, int]:
+    """Return the tests of a folder, with the full matrices, without the names of their files: name to count."""
+    environment = {**os.environ, "MIDSTREAM_FAULT_FULL": "1"}
+    environment.pop("MIDSTREAM_QUICK", None)
+    # Without plugins for parallel runs and without the options of the run that this is part of.
+    environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", f"tests/{folder}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=COLLECT_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = [line for line in run.stdout.splitlines() if line.startswith("tests/")]
+    return dict(sorted(Counter(line.partition("::")[2] for line in lines).items()))
+
+
+def listed_scripts() -> list[dict[str, Any]]:
+    """Return the conformance scripts: what identifies them, and how long they are."""
+    return [
+        {
+            "side": side,
+            "name": script.name,
+            "clauses": list(script.clauses),
+            "needs": list(script.needs),
+            "steps": len(script.steps),
+        }
+        for side in ("server", "client")
+        for script in scripts(side)
+    ]
+
+
+def planned_chaos() -> dict[str, Any]:
+    """Return what the seed of the short chaos run decides, as plain values."""
+    plan = Plan(SEED, connections_per_kill=CONNECTIONS_PER_KILL)
+    return {
+        "seed": SEED,
+        "fates": [str(plan.fate(number).harm.value) for number in range(FATES)],
+        "kills": [list(plan.kill(number, list(WAYS))) for number in range(FATES // 10)],
+    }
+
+
+def main() -> None:
+    recorded = {
+        "tests": {folder: collected(folder) for folder in FOLDERS},
+        "scripts": listed_scripts(),
+        "chaos": planned_chaos(),
+    }
+    PATH.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
