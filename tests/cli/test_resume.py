@@ -12,6 +12,7 @@ from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving
 from tests.cli.test_session_actions import say
+from tests.spec import spec
 
 
 @pytest.fixture
@@ -58,3 +59,41 @@ def test_a_turn_that_waits_for_a_person_is_taken_up_by_whoever_comes(server: Ser
     terminal.press("the red one\n")
     terminal.until("I was told: the red one")
     assert terminal.ended().code == 0
+
+
+WITH_PAY = """
+from midstream import Agent, tool
+from midstream.testing import ScriptedModel, calls, text
+
+@tool(needs_approval=True)
+def pay(amount: int) -> str:
+    "Pay."
+    return "paid"
+
+agent = Agent(ScriptedModel([calls(("c", "pay", '{"amount": 5}')), text("Done.")]), name="cook", tools=[pay])
+"""
+WITHOUT_PAY = WITH_PAY.replace(", tools=[pay]", "")
+
+
+@spec("TURN-90")
+def test_a_turn_whose_tool_is_gone_is_shown_and_goes_on_when_that_is_asked_for(
+    run: Run, tmp_path: Path
+) -> None:
+    with Serving(tmp_path, app=WITH_PAY) as server:
+        say(server, "s", "pay", until="question_asked")
+        server.kill()
+    with Serving(tmp_path, app=WITHOUT_PAY) as server:
+        environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
+        terminal = Terminal(["resume", "s", "--url", server.url], environment)
+        terminal.until("it waits for agent")
+        terminal.until("midstream sessions resume s")
+        terminal.press("\x03")
+        terminal.ended()
+        refused = run("chat", server.url, "--session", "s", "--message", "and?")
+        assert "'pay'" in refused.stderr
+        assert "[agent_mismatch]" in refused.stderr
+        assert run("sessions", "resume", "s", "--url", server.url).exit_code == 0
+        assert run("sessions", "answer", "s", "allow", "--url", server.url).exit_code == 0
+        done = run("resume", "s", "--url", server.url)
+        shown = run("sessions", "show", "s", "--url", server.url).stdout
+        assert "Done." in done.stdout + shown

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from midstream.core.calls import Choice
-from midstream.core.messages import UserMessage
-from midstream.core.records import CallStarted, EpochStarted, TurnStatus, decode
+from midstream.core.messages import Outcome, UserMessage
+from midstream.core.records import CallEnded, CallStarted, EpochStarted, TurnStatus, decode
 from midstream.core.replies import TextDelta
 from midstream.core.session import Session, fold
 from midstream.core.turn import Answer, Cancel, Resume, SendMessage
@@ -130,3 +130,71 @@ def test_a_journal_from_before_names_no_agent_and_fits_any() -> None:
     old = decode(msgspec.json.encode({"type": "epoch_started", "epoch": 1, "owner": "o", "at": 1.0}))
     state = fold([(1, old)], Session())
     assert (state.agent, state.is_turn_of_other("waiter", "2")) == ("", False)
+
+
+async def _left_asking(store: MemoryStore) -> Runner:
+    """Leave a turn that waits for a person to allow a call of `push`."""
+    first = await _started(Host(_agent("cook", calls(("c1", "push", '{"button":"red"}'))), store))
+    runner = await first.session("s", create=True)
+    end = await runner.submit(SendMessage(UserMessage.of("hi")))
+    while not runner.state.rests_on_people:
+        await runner.wait(end)
+        end = runner.newest.position
+    await _die(first)
+    return runner
+
+
+@spec("TURN-90")
+async def test_a_turn_whose_tools_are_gone_is_held_and_shown() -> None:
+    store = MemoryStore()
+    left = await _left_asking(store)
+    digest = left.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
+    host = await _started(Host(Agent(ScriptedModel([text("stolen")]), name="cook"), store))
+    runner = await host.session("s")
+    before = runner.newest
+    assert host.waits_for(runner) == "agent"
+    for command in (SendMessage(UserMessage.of("and?")), Answer(1, 1, "c1", digest, Choice.ALLOW)):
+        with pytest.raises(AgentMismatchError, match=r"does not have any more \('push'\).*sessions resume"):
+            await runner.submit(command)
+    assert (runner.newest, runner.state.is_live) == (before, True)
+    ran: list[str] = []
+    again = await _served(store, _agent("cook", text("done"), ran=ran))
+    await again.submit(Answer(1, 1, "c1", digest, Choice.ALLOW))
+    await records_until_end(again, after=0)
+    assert ran == ["red"]
+
+
+@spec("TURN-90")
+async def test_a_turn_whose_tools_are_gone_goes_on_when_it_is_resumed_or_ends_when_it_is_cancelled() -> None:
+    for command, status, outcome in (
+        (Resume(), TurnStatus.COMPLETED, Outcome.ERROR),
+        (Cancel(), TurnStatus.CANCELLED, Outcome.CANCELLED),
+    ):
+        store = MemoryStore()
+        left = await _left_asking(store)
+        digest = left.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
+        runner = await _served(store, Agent(ScriptedModel([text("without it")]), name="cook"))
+        await runner.submit(command)
+        if runner.state.is_live and runner.state.rests_on_people:
+            await runner.submit(Answer(1, 1, "c1", digest, Choice.ALLOW))
+        records = await records_until_end(runner, after=0)
+        assert runner.state.last_turn is not None
+        assert runner.state.last_turn.status is status
+        results = [each.result for each in records if isinstance(each, CallEnded)]
+        assert [each.outcome for each in results] == [outcome]
+
+
+@spec("TURN-90")
+async def test_more_tools_hold_nothing() -> None:
+    store = MemoryStore()
+    await _left_asking(store)
+    ran: list[str] = []
+    cook = _agent("cook", text("done"), ran=ran)
+    more = Agent(cook.model, name="cook", tools=[*cook.tools.values(), tool(has_effects=False)(_more)])
+    host = await _started(Host(more, store))
+    assert host.waits_for(await host.session("s")) == "person"
+
+
+def _more() -> str:
+    """Do more."""
+    return "more"

@@ -283,6 +283,9 @@ class Talk:
         with self._chats.shown(self.session) as shown:
             after = shown.newest or now.event_id
         self._screen.note(f"turn {now.turns} of {self.session} runs: it waits for {now.waiting_on}")
+        if now.waiting_on == "agent":
+            self._screen.note("another agent began it, or its tools are gone; to continue it:")
+            self._screen.note(f"midstream sessions resume {self.session}")
         yield _to_end_of(now.turns, client.follow(self.session, after))
 
     async def _stopped(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:

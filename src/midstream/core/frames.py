@@ -377,7 +377,7 @@ class Heartbeat(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="type"
 
     Args:
         event_id: The newest event of the session.
-        waiting_on: What its turn waits for: model, tool, client, person, nothing.
+        waiting_on: What its turn waits for: model, tool, client, person, agent, nothing.
     """
 
     event_id: str

@@ -1,4 +1,4 @@
-"""Protection of an open turn from another agent that serves the same store (TURN-86)."""
+"""Protection of an open turn from another agent, or one with other tools, on the same store (TURN-86, TURN-90)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from midstream.core.calls import Site
 from midstream.core.records import EpochStarted
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn import Cancel, Command, Resume
+from midstream.core.turn import Cancel, Command, Resume, RunningCalls
 from midstream.errors import AgentMismatchError
 from midstream.runtime.agent import Agent
 
@@ -18,9 +19,21 @@ _log = logging.getLogger(__name__)
 Commands = Iterable[Command | Received | ToolsFound | object | None]
 
 
-def is_of_other(state: Session, agent: Agent) -> bool:
-    """Whether the open turn belongs to another agent than the one served here."""
-    return state.is_turn_of_other(agent.name, agent.version)
+def is_held(state: Session, agent: Agent) -> bool:
+    """Whether the open turn is another agent's, or needs tools that the agent served here does not have."""
+    return state.is_turn_of_other(agent.name, agent.version) or bool(missing_tools(state, agent))
+
+
+def missing_tools(state: Session, agent: Agent) -> list[str]:
+    """Return the tools of unfinished calls that the agent does not have any more.
+
+    Tools of an agent with tool servers are found when a turn goes on: none counts as missing before.
+    """
+    if not isinstance(state.turn, RunningCalls) or state.driver or agent.sources:
+        return []
+    ours = (call for call in state.turn.calls if call.is_open and call.plan.problem is None)
+    names = {call.call.name for call in ours if call.plan.site in (Site.SERVER, Site.CHILD)}
+    return sorted(names - agent.tools.keys())
 
 
 def named(began: EpochStarted, agent: Agent) -> EpochStarted:
@@ -56,6 +69,13 @@ def warn(session_id: str, state: Session, agent: Agent) -> None:
 
 def mismatch(session_id: str, state: Session, agent: Agent) -> AgentMismatchError:
     """Return the refusal of everything else."""
+    if not state.is_turn_of_other(agent.name, agent.version):
+        names = ", ".join(map(repr, missing_tools(state, agent)))
+        return AgentMismatchError(
+            f"the open turn of session {session_id!r} calls tools that {agent.name!r} does not have any more "
+            f"({names}): serve an agent with them, cancel the turn, or resume it (`midstream sessions resume`) without "
+            "them"
+        )
     theirs = f"{state.agent!r} {state.agent_version}".strip()
     served = f"{agent.name!r} {agent.version}".strip()
     return AgentMismatchError(

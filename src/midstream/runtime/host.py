@@ -391,7 +391,13 @@ class Host:
 
     def _waits_for(self, session_id: str) -> str:
         runner = self._awake.get(session_id)
-        return "tool" if runner is None else waiting_on(runner.state, self.children_wait_for(session_id))
+        return "tool" if runner is None else self.waits_for(runner)
+
+    def waits_for(self, runner: Runner) -> str:
+        """Return what an awake session waits for, see `waiting_on`; `agent` where its turn is held (TURN-90)."""
+        if runner.waits_for_agent:
+            return "agent"
+        return waiting_on(runner.state, self.children_wait_for(runner.session_id))
 
     @property
     def has_peers(self) -> bool:

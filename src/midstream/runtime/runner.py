@@ -244,7 +244,7 @@ class Runner:
         self._performer = Performer(self._agent, self._world, self, self._family)
         self._task = self._world.spawn(self._run(), name=f"runner {self.session_id}")
         self._task.add_done_callback(self._untie)
-        if self._is_of_other_agent:
+        if self.waits_for_agent:
             agent_guard.warn(self.session_id, self.state, self._agent)
         elif self.state.needs_owner and not self._family.note_left(self):
             try:
@@ -264,7 +264,7 @@ class Runner:
             LeaseHeldError: Another living process works on it. Nothing was changed.
         """
         await self.refresh()
-        if self.is_following and not self._is_of_other_agent:
+        if self.is_following and not self.waits_for_agent:
             await self._post(await self._first_word())
 
     def resume(self) -> None:
@@ -559,7 +559,7 @@ class Runner:
         taken: list[Envelope] = []
         records: list[Record] = []
         blobs: list[Blob] = []
-        is_adopted = self._is_of_other_agent
+        is_adopted = self.waits_for_agent
         state = await self._claim_if_needed(records, [each.command for each in batch])
         at = self._world.now()
         for envelope in merged(batch):
@@ -664,7 +664,7 @@ class Runner:
             self._take_over(await self.journal.catch_up())
             self._refuse_other_agent(commands)
         is_handover = self.journal.is_handed_over
-        is_stopped = self._is_of_other_agent and not agent_guard.adopts(commands)
+        is_stopped = self.waits_for_agent and not agent_guard.adopts(commands)
         suspected = 0 if is_handover else self._family.suspected(self)
         began = EpochStarted(epoch, self._owner, at, is_handover=is_handover, suspected=suspected)
         records.append(agent_guard.named(began, self._agent))
@@ -680,13 +680,13 @@ class Runner:
         return self._folded(state, recovered)
 
     def _refuse_other_agent(self, commands: agent_guard.Commands) -> None:
-        if self._is_of_other_agent:
+        if self.waits_for_agent:
             agent_guard.refuse(commands, self.session_id, self.state, self._agent)
 
     @property
-    def _is_of_other_agent(self) -> bool:
-        """Whether the turn is another agent's, and nobody here has resumed it."""
-        return not self._has_begun and agent_guard.is_of_other(self.state, self._agent)
+    def waits_for_agent(self) -> bool:
+        """Whether the open turn is not one for the agent served here, and was not resumed with it."""
+        return not self._has_begun and agent_guard.is_held(self.state, self._agent)
 
     def _take_over(self, records: Sequence[tuple[int, Record]]) -> None:
         """Fold what others appended.

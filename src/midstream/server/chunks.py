@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from midstream.core.frames import Ack, Chunk, Close, Heartbeat, Open, Ping, decode_client, encode
-from midstream.core.server_stream import digest_shown, read_chunk, waiting_on
+from midstream.core.server_stream import digest_shown, read_chunk
 from midstream.errors import MalformedFrameError
 from midstream.runtime.host import Host
 from midstream.server.bodies import body_of
@@ -92,7 +92,7 @@ class ChunksEndpoint:
             await visitor_of(request.scope).require(Action.SPEAK)
         with await unlock(self._host, session_id, shown_in(request), Action.READ):
             runner = await self._host.session(session_id, create=bool(by.stream))
-            waits_on = waiting_on(runner.state, self._host.children_wait_for(session_id))
+            waits_on = self._host.waits_for(runner)
             return Heartbeat(str(runner.newest), waits_on)
 
     async def _hang_up(self, session_id: str, by: Speaker, request: Request) -> None:

@@ -28,7 +28,6 @@ from midstream.core.server_stream import (
     SnapshotDue,
     Submit,
     Wire,
-    waiting_on,
 )
 from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
@@ -544,11 +543,11 @@ class Connection:
             return
         if self._stream.snapshot_due is SnapshotDue.BEGINNING:
             event_id, state = await self._runner.events.beginning()
-            children = []
+            waits_for = ""
         else:
             event_id, state = self._runner.newest, self._runner.state
-            children = self._host.children_wait_for(self._session_id)
-        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id), children)
+            waits_for = self._host.waits_for(self._runner)
+        snapshot = snapshot_of(self._visitor.shown(self._session_id), state, str(event_id), waits_for)
         self._stream.show(state, event_id, body_within(snapshot, SNAPSHOT_BYTES_MAX), now=self._now())
 
     def _look_at_clock(self) -> None:
@@ -728,8 +727,7 @@ class Connection:
             return
         newest, waits_on = START, "nothing"
         if self._runner is not None:
-            children = self._host.children_wait_for(self._session_id)
-            newest, waits_on = self._runner.newest, waiting_on(self._runner.state, children)
+            newest, waits_on = self._runner.newest, self._host.waits_for(self._runner)
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:

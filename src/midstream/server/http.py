@@ -225,8 +225,8 @@ class HttpEndpoints:
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
         name = visitor_of(request.scope).shown(session_id)
-        children = self._host.children_wait_for(session_id)
-        return _json(snapshot_of(name, runner.state, str(runner.newest), children))
+        waits_for = self._host.waits_for(runner)
+        return _json(snapshot_of(name, runner.state, str(runner.newest), waits_for))
 
     async def records(self, request: Request) -> Response:
         """Export a session's records, a line each."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -92,7 +90,7 @@ class Snapshot(Struct, frozen=True):
         session: Its id.
         event_id: The event it is the state at: follow from here and nothing is missed or seen twice.
         status: What it is doing, or how its last turn ended: the words of the listing.
-        waiting_on: What the turn waits for: nothing, model, tool, client, person.
+        waiting_on: What the turn waits for: nothing, model, tool, client, person, agent.
         turns: Turns opened so far.
         last: How the last turn ended; "" before the first end.
         history: User messages and exchanges (a reply with the results of all its calls), in order.
@@ -123,13 +121,13 @@ def body_within(snapshot: Snapshot, bytes_max: int) -> bytes:
     return body
 
 
-def snapshot_of(session_id: str, state: Session, event_id: str, children: Collection[str] = ()) -> Snapshot:
-    """Return the snapshot of a folded session; `children` as in `waiting_on`."""
+def snapshot_of(session_id: str, state: Session, event_id: str, waits_for: str = "") -> Snapshot:
+    """Return the snapshot of a folded session; `waits_for` as of `Host.waits_for`, "" where the session sleeps."""
     return Snapshot(
         session=session_id,
         event_id=event_id,
         status=state.status,
-        waiting_on=waiting_on(state, children),
+        waiting_on=waits_for or waiting_on(state),
         turns=state.turns,
         last=state.last_turn.status.value if state.last_turn else "",
         history=state.history.entries,

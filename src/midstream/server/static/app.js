@@ -20,6 +20,10 @@ const LISTED_PER_PAGE = 50;
 /** Between a key in the search and its answer. */
 const SEARCH_AFTER_MS = 150;
 const CUT_MS = 2500;
+/** Shown while no agent that may continue the open turn is served (TURN-86, TURN-90). */
+const HELD_TURN =
+  "This turn waits: another agent began it, or its tools are not served any more. Stop it, or continue it with " +
+  "`midstream sessions resume`.";
 /** Errors of a store that takes nothing now: someone has to free it. */
 const OUTAGES = new Set(["store_busy", "store_full"]);
 /** A connection made within this time is no news. */
@@ -569,13 +573,15 @@ class Page {
       for (const turn of this.#transcript.turns.values()) if (!turn.status) this.#dirty.add(turn);
       this.#draw();
     }
-    this.#showTrouble(connection.trouble);
+    this.#showTrouble(connection);
     this.#showLight();
   }
 
   /** Show why the server stores nothing now, such as a full disk, for as long as that is so. */
-  #showTrouble(trouble) {
-    const words = OUTAGES.has(trouble?.code) ? `${trouble.message} (${trouble.code}). Nothing is lost: this goes on by itself.` : "";
+  #showTrouble({ trouble, waitingOn }) {
+    let words = "";
+    if (OUTAGES.has(trouble?.code)) words = `${trouble.message} (${trouble.code}). Nothing is lost: this goes on by itself.`;
+    else if (waitingOn === "agent") words = HELD_TURN;
     const shown = find("notice").textContent;
     if (words ? shown !== words : shown && shown === this.#trouble) this.#tell(words);
     this.#trouble = words;
