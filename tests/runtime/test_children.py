@@ -39,6 +39,7 @@ from midstream.core.turn import (
     ChildSpoke,
     Command,
     Recover,
+    Resume,
     SendMessage,
 )
 from midstream.errors import (
@@ -292,7 +293,8 @@ async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
     await host.stop()
 
 
-async def test_a_sub_agent_that_is_gone_is_an_error_the_model_reads() -> None:
+@spec("TURN-90")
+async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_error_once_it_is_resumed() -> None:
     store = MemoryStore()
     first = await _started(_boss(Agent(ScriptedModel([[Stall()]]), name="finder")), store)
     runner = await first.session("s", create=True)
@@ -303,7 +305,10 @@ async def test_a_sub_agent_that_is_gone_is_an_error_the_model_reads() -> None:
     await _die(first)
 
     second = await _started(Agent(ScriptedModel([ASK, text("well")])), store)
-    records = await records_until_end(await second.session("s"), after=0)
+    runner = await second.session("s")
+    assert runner.waits_for_agent
+    await runner.submit(Resume())
+    records = await records_until_end(runner, after=0)
     (outcome,) = _outcomes(records)
     assert (outcome.outcome, "no longer exists" in outcome.content) == (Outcome.ERROR, True)
     await second.stop()
