@@ -245,10 +245,12 @@ class Session(Struct, frozen=True, gc=False):
 
     def is_turn_of_other(self, agent: str, version: str) -> bool:
         """Whether the open turn belongs to another agent. Versions count where both are known (TURN-86)."""
-        if not self.is_live or self.driver or not self.agent:
-            return False
+        return self.is_live and not self.driver and not self.is_agent(agent, version)
+
+    def is_agent(self, name: str, version: str) -> bool:
+        """Whether the session's last epoch was of this agent; one that names no agent fits any (TURN-86)."""
         is_other_version = bool(version and self.agent_version) and version != self.agent_version
-        return agent != self.agent or is_other_version
+        return not self.agent or (name == self.agent and not is_other_version)
 
     @property
     def rests_on_people(self) -> bool:
