@@ -21,6 +21,8 @@ from midstream.places import Places
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+URL_VARIABLE = "MIDSTREAM_URL"
+"""The environment variable with the address of the server that commands use where none is named."""
 COMPLETIONS_MAX = 50
 """Ids offered by a shell; more would not fit the screen."""
 
@@ -48,11 +50,21 @@ def source_options(command: F) -> F:
     return command
 
 
+url_argument = click.argument("url", default=DEFAULT_URL, envvar=URL_VARIABLE)
+
+
 def server_options(command: F) -> F:
     """Which server is to do it, and in which form to answer."""
     for option in (
         click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
-        click.option("--url", metavar="URL", default=DEFAULT_URL, show_default=True, help="The server."),
+        click.option(
+            "--url",
+            metavar="URL",
+            default=DEFAULT_URL,
+            envvar=URL_VARIABLE,
+            show_default=True,
+            help=f"The server; also {URL_VARIABLE}.",
+        ),
     ):
         command = option(command)
     return command
