@@ -1,8 +1,8 @@
 """The long soak: `python -m tests.soak [MINUTES]`, an hour by default.
 
 Five soaks take turns on the processor: server and client, and the gateway, each with kills and without, and a client in
-JavaScript. A window is a number of turns, so a busy machine makes fewer windows. Prints all gauges, and ends with 1 where
-one grows.
+JavaScript. A window is a number of turns, so a busy machine makes fewer windows. Prints all gauges, and ends with 1
+where one grows.
 """
 
 from __future__ import annotations
