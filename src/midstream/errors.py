@@ -442,7 +442,7 @@ class EventsLostError(StoreDamagedError):
 
 
 class KeyMissingError(StoreDamagedError):
-    """What is stored is encrypted under a key that this process was not given. Nothing had changed."""
+    """The stored data is encrypted under a key that this process was not given. Nothing had changed."""
 
     code = "key_missing"
     retry = "ask"

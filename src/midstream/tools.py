@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class Happened(Struct, frozen=True):
-    """What a `probe` returns for a call that took effect; `value` is what the call itself would have returned."""
+    """Answer of a `probe` for a call that took effect; `value` is what the call itself would have returned."""
 
     value: Any = ""
 
 
 class DidNotHappen(Struct, frozen=True):
-    """What a `probe` returns for a call that took no effect and never will: it may run again."""
+    """Answer of a `probe` for a call that took no effect and never will: it may run again."""
 
 
 Probed = Happened | DidNotHappen | None
@@ -110,7 +110,7 @@ class ToolSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it; no two sources of an agent have one name."""
+        """Name for people; no two sources of an agent have one name."""
 
     async def tools(self) -> Sequence[Tool]:
         """Return the tools there are now. Asked before every model call, so it must be cheap.
@@ -142,7 +142,7 @@ class Transaction(Protocol):
 
 
 class Answer(Struct, frozen=True):
-    """What a tool may return to say itself how its call ended, instead of returning or raising.
+    """Result of a tool that states itself how its call ended, instead of returning or raising.
 
     Args:
         content: What the model reads.
@@ -154,7 +154,7 @@ class Answer(Struct, frozen=True):
 
 
 class CallContext(Struct, frozen=True):
-    """What a running tool may know about its call and do about it; see `current_call`."""
+    """Context of a running tool: its call, and actions on it; see `current_call`."""
 
     session: str
     turn: int

@@ -295,7 +295,7 @@ class Talk:
             yield client.resume(self.session, now.turns)
 
     async def _now(self) -> SessionNow | None:
-        """What the session is doing; None where nothing was ever said in it."""
+        """Current state of the session; None where nothing was ever said in it."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
         except (SessionNotFoundError, WrongSecretError):  # which of them a server may not say

@@ -1,4 +1,4 @@
-"""What the commands about sessions share: where to look, how to answer, and which ids a shell offers."""
+"""Shared options of the commands about sessions: where to look, how to answer, and ids for a shell's completion."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ key_file_option = click.option(
 
 
 def source_options(command: F) -> F:
-    """Where to look, and in which form to answer."""
+    """Add the options of a source, and of the form of the answer."""
     for option in (
         click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
         click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),

@@ -1,4 +1,4 @@
-"""Where `midstream sessions` looks: a store file, without disturbing the server that works on it, or a server."""
+"""Sources of `midstream sessions`: a store file, without disturbing the server that works on it, or a server."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class _Questions(Struct, frozen=True):
 
 
 class SessionNow(Struct, frozen=True):
-    """What a session is doing, of all that a snapshot has."""
+    """State of a session, the part of a snapshot that is needed here."""
 
     event_id: str
     status: str
@@ -266,7 +266,7 @@ class SessionNow(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """Where a session stands after a server did what it was told."""
+    """State of a session after a server executed a command."""
 
     event_id: str
     is_running: bool
@@ -281,7 +281,7 @@ class _Issued(Struct, frozen=True):
 
 
 class _Problem(Struct, frozen=True):
-    """What our servers say of an error (RFC 9457 with a code)."""
+    """Error document of our servers (RFC 9457 with a code)."""
 
     detail: str
     code: str

@@ -1,4 +1,4 @@
-"""What `midstream gateway` can stand before, by name; an upstream's software is imported only when it is named."""
+"""Upstreams of `midstream gateway`, by name; an upstream's software is imported only when it is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream.testing.models import Reply, ScriptedModel, text
 
 
 class UpstreamOptions(Struct, frozen=True):
-    """What an agent may do and is given, each for the kinds of upstreams that take it.
+    """Permissions and settings of an agent, each for the kinds of upstreams that take it.
 
     Args:
         permission_mode: How the agent asks for leave, in its own words; "" for its default.
@@ -39,7 +39,7 @@ class UpstreamOptions(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """What the command line says of an upstream.
+    """Upstream as named on the command line.
 
     Args:
         detail: What stands behind the colon of its name, such as an agent's command; "" for nothing.

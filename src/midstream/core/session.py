@@ -160,7 +160,7 @@ class Received(Struct, frozen=True, gc=False):
 
 
 class ToolsFound(Struct, frozen=True, gc=False):
-    """What the agent's tool sources offer to the model call that is about to be made.
+    """Tools that the agent's sources offer to the model call that is about to be made.
 
     `names` are those of the tools, `unreachable` those of the sources that could not be asked.
     """
@@ -223,7 +223,7 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def shown(self) -> History:
-        """What the model is shown of the history: all of it, unless it was too long."""
+        """History as the model receives it: all of it, unless it was too long."""
         return shown(self.history, self.cut)
 
     @property
@@ -233,7 +233,7 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def status(self) -> SessionStatus:
-        """What it is doing, or how its last turn ended. `LOCKED` is the host's to see."""
+        """Status of the session, or of its last turn. `LOCKED` is the host's to see."""
         if self.is_live:
             return SessionStatus.WAITING if self.rests_on_people else SessionStatus.RUNNING
         return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW

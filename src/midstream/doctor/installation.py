@@ -48,7 +48,7 @@ _REPAIRED_BRANCHES = {(3, 50): 7, (3, 44): 6}
 
 
 class Verdict(StrEnum):
-    """What a check comes to."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"

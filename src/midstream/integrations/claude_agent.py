@@ -263,7 +263,7 @@ class _Program:
         return typed
 
     def forget_stderr(self) -> None:
-        """What was said before does not explain what fails from now on."""
+        """Forget earlier output: it does not explain what fails from now on."""
         self._stderr.clear()
 
     async def aclose(self) -> None:

@@ -40,7 +40,7 @@ _NOT_KEPT = "This tool finished, but what it returned is no message and was lost
 
 
 class ToolCallRequest(Protocol):
-    """What LangGraph hands to a wrapper of tool calls."""
+    """Argument of a wrapper of tool calls, as LangGraph passes it."""
 
     tool_call: Any
     state: Any

@@ -424,7 +424,7 @@ class OpenTurn(Struct, frozen=True):
 
 
 class Driver:
-    """What a framework's loop drives sessions with.
+    """Engine under the loop of a framework, for the sessions that this loop drives.
 
     Args:
         name: The loop's name in the journal. Only a driver of this name goes on with its turns.

@@ -1,4 +1,4 @@
-"""What an append writes beside its records: the line of the session in listings, and what is left to the next owner."""
+"""Writes of an append beside its records: the line of the session in listings, and hints for the next owner."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Eviction(StrEnum):
 
 
 class Found(Struct, frozen=True):
-    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record.
+    """Entry of a session, as read. `version` 0: there is no entry. An entry that cannot be read has no record.
 
     `age_s`: Seconds since the last use of an entry that is too old to be used; 0 for any other.
     """

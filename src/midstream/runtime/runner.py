@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 class Family(Nursery, Protocol):
-    """What a session knows of its children and its parent: the host."""
+    """Children and parent of a session: the host."""
 
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does."""

@@ -1,4 +1,4 @@
-"""What this server hands out so that somebody may come in: tickets, links to log in with, cookies, viewers' passes.
+"""Credentials that this server issues: tickets, login links, cookies, viewers' passes.
 
 Each is 128 random bits behind the name of its kind. The store keeps a digest with what it is good for, so that any
 process that shares the store knows it, and nobody who reads the store can use it. What was used up, is too old or

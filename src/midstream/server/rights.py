@@ -1,4 +1,4 @@
-"""Whose a session is: one row for each, kept beside it in the store, written before the session is begun, gone with it.
+"""Ownership of sessions: one row for each, kept beside it in the store, written before it is begun, gone with it.
 
 The tenant is the first part of every session's name in the store (`tenant:name`), and a row is read by that whole
 name, so that no question of one tenant can be answered by what belongs to another.
@@ -34,7 +34,7 @@ _TRIES_MAX = 10
 
 
 class Owner(Struct, frozen=True):
-    """Whose a session is, and who else may look.
+    """Owner of a session, and the others who may read it.
 
     Args:
         tenant, subject: Its owner.

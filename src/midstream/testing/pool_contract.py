@@ -1,4 +1,4 @@
-"""What may go wrong with a pooled upstream, in which situation, and what must come of it: data, and a suite for any.
+"""Faults of a pooled upstream, their situations, and the required results: data, and a suite for any.
 
 `MATRIX` is the whole of it, one `Case` for each situation and fault. An upstream's own tests run it against its real
 software, with the scripted other end that `midstream.testing.upstream_contract` asks for:
@@ -48,7 +48,7 @@ TOKEN = re.compile(r"\bword-\d+\b")
 
 
 class Situation(StrEnum):
-    """Where a host stands when it asks."""
+    """Situation of a host when it asks."""
 
     FIRST = "first"
     """Nothing was said before."""
@@ -67,7 +67,7 @@ class Situation(StrEnum):
 
 
 class Fault(StrEnum):
-    """What goes wrong with the upstream at that moment."""
+    """Fault of the upstream at that moment."""
 
     NONE = "none"
     EXPIRED = "expired"

@@ -43,7 +43,7 @@ ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
 
 
 class Place(Protocol):
-    """What outlives a process: a file, a server."""
+    """Storage that outlives a process: a file, a server."""
 
     def store(self) -> Store:
         """Return another store of this place, not open: what another process would make."""

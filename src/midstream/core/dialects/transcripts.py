@@ -57,7 +57,7 @@ _LOST = "(the host sent no result for this call)"
 
 
 class Transcript(Struct, frozen=True):
-    """What a host sent of its conversation: the system prompt, and everything else."""
+    """A host's conversation: the system prompt, and everything else."""
 
     instructions: str
     history: History
