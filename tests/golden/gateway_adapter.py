@@ -117,13 +117,14 @@ class StatefulAgent:
 
     @property
     def asked(self) -> list[Json]:
-        """What was sent to agents, in order; then which were opened (`""`: fresh), and which took a message."""
+        """What was sent to agents, in order; then the agents that were opened (`""`: fresh), took one, were deleted."""
         sent = [
             {"instructions": each.setup.instructions, "said": words_of(each.said)}
             for each in self.upstream.sends
         ]
         taken = [agent for agent, _ in self.upstream.memory.arrived]
-        return [*sent, {"opened": self.upstream.opened, "taken by": taken}]
+        forgotten = self.upstream.memory.forgotten
+        return [*sent, {"opened": self.upstream.opened, "taken by": taken, "forgotten": forgotten}]
 
     def _answer(self, talk: Talk) -> Sequence[UpstreamEvent]:
         del talk

@@ -357,7 +357,7 @@ def _late() -> Script:
     story = Script().take(say(), asks(writes("a"))).owner().take(asks(writes("b"), reply=2)).owner()
     story.take(asks(writes("c"), reply=3), CallFinished(1, 1, Result("a", "late")))
     queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
-    story.take(queued, Cancel(), CallProgress(1, 3, "c", 1, "almost"), Withdraw())
+    story.take(queued, Cancel(), queued, CallProgress(1, 3, "c", 1, "almost"), Withdraw())
     return story.take(CallFinished(1, 2, Result("b", "later")), ended("c", reply=3))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from importlib import import_module
 
 from hypothesis import HealthCheck, Phase, given, settings
 
@@ -24,6 +25,7 @@ from tests.golden.journals import (
     packed,
     summary_of,
 )
+from tests.search import tried
 
 SEEDS = 60
 """Seeds of the simulation, from 0 on."""
@@ -50,18 +52,12 @@ def _lived() -> Iterator[tuple[str, Journal]]:
     from tests.core.edges import Edge, edge_of
     from tests.core.lives import Life, lives
 
+    import_module("tests.conftest")  # says how examples are drawn: the same every time
     refused = Refused(UsageError("whatever it was"))
     taken: set[Edge] = set()
     kept: list[Journal] = []
 
-    @settings(
-        max_examples=LIVES,
-        database=None,
-        derandomize=True,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=tried(LIVES), phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(lives(steps_max=40))
     def take(life: Life) -> None:
         edges = {
