@@ -53,7 +53,7 @@ INSTRUCTIONS = "Be brief."
 def read(journal: Journal) -> list[tuple[int, Record]]:
     """Return the records of a journal with their epochs."""
     reader = JournalReader()
-    return [(epoch, reader.read(_renamed(body).encode())) for epoch, body in journal]
+    return [(epoch, reader.read(renamed(body).encode())) for epoch, body in journal]
 
 
 def outcome(journal: Journal) -> Json:
@@ -69,7 +69,7 @@ def outcome(journal: Journal) -> Json:
         state = sessions.evolve(state, record, epoch=epoch)
         after = _state(state)
         step = {key: after.get(key) for key in sorted({*before, *after}) if before.get(key) != after.get(key)}
-        if not isinstance(record, OutcomeDamaged) and encode(record).decode() != _renamed(body):
+        if not isinstance(record, OutcomeDamaged) and encode(record).decode() != renamed(body):
             step["written"] = encode(record).decode()
         if not isinstance(record, JournalPruned | OutcomeDamaged):
             step["event"] = _event(reading, EventId(epoch, state.position), record)
@@ -129,26 +129,28 @@ def _snapshot(session: Session) -> Json:
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
-def _renamed(body: str) -> str:
+def renamed(body: str, names: Mapping[str, str] = RENAMED) -> str:
     """Return a stored body with today's names."""
-    if not RENAMED:
+    if not names:
         return body
     try:
         found = json.loads(body)
     except ValueError:
         return body  # damaged on purpose
-    shown = _with_names(found, str(found["type"]))
-    shown["type"] = RENAMED.get(found["type"], found["type"])
+    tag = str(found["type"])
+    shown = _with_names(found, tag, names)
+    shown[names.get(f"{tag}.type", "type")] = names.get(tag, tag)
     return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
 
 
-def _with_names(value: Any, path: str) -> Any:  # noqa: ANN401 - JSON
+def _with_names(value: Any, path: str, names: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, list):
-        return [_with_names(each, path) for each in value]
+        return [_with_names(each, path, names) for each in value]
     if not isinstance(value, dict):
         return value
     return {
-        RENAMED.get(f"{path}.{key}", key): _with_names(each, f"{path}.{key}") for key, each in value.items()
+        names.get(f"{path}.{key}", key): _with_names(each, f"{path}.{key}", names)
+        for key, each in value.items()
     }
 
 

@@ -38,6 +38,17 @@ def test_every_kind_of_record_and_all_that_it_may_hold_are_recorded() -> None:
     assert sorted(journal_adapter.possible_kinds() - held) == []
 
 
+def test_a_renamed_tag_or_field_is_translated_where_it_stands() -> None:
+    names = {"turn_ended": "turn_over", "turn_ended.status": "how", "reply_completed.body.parts": "pieces"}
+    ended = '{"type":"turn_ended","turn":1,"status":"completed","at":2.0}'
+    said = '{"type":"reply_completed","body":{"parts":[{"type":"text","parts":1}]},"parts":0}'
+    assert journal_adapter.renamed(ended, names) == '{"type":"turn_over","turn":1,"how":"completed","at":2.0}'
+    assert journal_adapter.renamed(said, names) == (
+        '{"type":"reply_completed","body":{"pieces":[{"type":"text","parts":1}]},"parts":0}'
+    )
+    assert journal_adapter.renamed('{"cut', names) == '{"cut'
+
+
 def _difference(journal: journal_adapter.Journal, expected: Json, actual: Json, outcome: Json) -> str:
     lines = [f"journal {expected['name']!r}"]
     steps = zip(expected["steps"], actual["steps"], strict=True)
