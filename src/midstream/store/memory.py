@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from itertools import repeat
+from typing import NoReturn
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
-from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import OF_SESSIONS, Kept, Letter, Mark, News, SessionInfo, Stored
-from midstream.store.shelves import require_version
+from midstream.store.contract import (
+    OF_SESSIONS,
+    Batch,
+    Immediate,
+    KeyValueEntry,
+    Letter,
+    Mark,
+    News,
+    SessionInfo,
+    Store,
+    Stored,
+    require_version,
+)
 from midstream.world import World
 
 
@@ -44,7 +55,7 @@ class _Handed(Struct):
 
 
 class Memory:
-    """What several stores share, as several processes share a file."""
+    """State that several stores share, as several processes share a file."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, _Session] = {}
@@ -53,7 +64,7 @@ class Memory:
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
         self.letters: dict[int, _Handed] = {}
-        self.shelves: dict[str, dict[str, Kept]] = {}
+        self.values: dict[str, dict[str, KeyValueEntry]] = {}
         self.versions_spent = 0
         """The highest version of any dropped entry: a new one starts above it."""
         self._watching: set[asyncio.Future[None]] = set()
@@ -63,9 +74,9 @@ class Memory:
         self.living.discard(owner)
         self.tell()
 
-    def drop(self, shelf: str, key: str) -> None:
+    def drop(self, namespace: str, key: str) -> None:
         """Remove an entry, if there is one."""
-        found = self.shelves.get(shelf, {}).pop(key, None)
+        found = self.values.get(namespace, {}).pop(key, None)
         if found is not None:
             self.versions_spent = max(self.versions_spent, found.version)
 
@@ -85,7 +96,7 @@ class Memory:
             self._watching.discard(told)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A store without a disk: `Store` in its simplest form, for tests and short scripts.
 
     Args:
@@ -138,46 +149,26 @@ class MemoryStore:
             found.owner = None
             self._memory.tell()
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,  # noqa: ARG002 - nothing here survives anything
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         """See `Store.append`."""
         found = self._sessions().get(session)
-        if found is None or found.epoch != epoch:
-            raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
-        end = found.end
-        if end != expected:
-            raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
-        found.records += [
-            Stored(position, epoch, body) for position, body in enumerate(bodies, start=end + 1)
-        ]
-        found.blobs |= {blob.digest: blob.body for blob in blobs}
-        if mark is not None:
-            found.mark = replace(mark, title=mark.title or found.mark.title)
-        found.seal = seal or found.seal
-        self._tell_others()
-        return found.end
+        if found is None or found.epoch != batch.epoch:
+            raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
+        if found.end != batch.expected:
+            raise JournalMovedError(f"session {session!r} ends at {found.end}, not at {batch.expected}")
+        return self._append(found, batch)
 
-    def append_at_once(
-        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
-    ) -> bytes | None:
-        """See `Immediate.append_at_once`."""
+    @property
+    def immediate(self) -> Immediate:
+        """See `Store.immediate`."""
+        return self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        """See `Immediate.append_now`: whatever is to be appended where nothing forbids it."""
         found = self._memory.sessions.get(session) if self.owner else None
-        if found is None or found.epoch != epoch or found.end != expected:
+        if found is None or (found.epoch, found.end) != (batch.epoch, batch.expected):
             return None
-        body = work()
-        found.records.append(Stored(expected + 1, epoch, body))
-        self._tell_others()
-        return body
+        return self._append(found, batch)
 
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """See `Store.prune`."""
@@ -233,8 +224,8 @@ class MemoryStore:
         for name, found in going.items():
             self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
             del sessions[name]
-            for shelf in OF_SESSIONS:
-                self._memory.drop(shelf, name)
+            for namespace in OF_SESSIONS:
+                self._memory.drop(namespace, name)
         for number, handed in [*self._memory.letters.items()]:
             if handed.letter.session in going:
                 del self._memory.letters[number]
@@ -290,39 +281,45 @@ class MemoryStore:
             del self._memory.letters[letter]
             handed.answer.set_result(body)
 
-    async def kept(self, shelf: str, key: str) -> Kept | None:
-        """See `Shelf.kept`."""
-        return self._shelf(shelf).get(key)
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValue.kv_get`."""
+        return self._entries(namespace).get(key)
 
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `Shelf.keep`."""
-        entries = self._shelf(shelf)
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        entries = self._entries(namespace)
         found = entries.get(key)
         require_version(key, found.version if found else 0, expected)
         version = 1 + (found.version if found else self._memory.versions_spent)
-        entries[key] = Kept(key, version, body, at)
+        entries[key] = KeyValueEntry(key, version, body, at)
         return version
 
-    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
-        """See `Shelf.drop`."""
-        found = self._shelf(shelf).get(key)
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        found = self._entries(namespace).get(key)
         if found is None or found.version != expected:
             return False
-        self._memory.drop(shelf, key)
+        self._memory.drop(namespace, key)
         return True
 
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
-        """See `Shelf.shelf`."""
-        return sorted(self._shelf(shelf).values(), key=lambda kept: (-kept.at, kept.key))
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValue.kv_list`."""
+        return sorted(self._entries(namespace).values(), key=lambda kept: (-kept.at, kept.key))
 
-    def _tell_others(self) -> None:
-        """Let other stores look again: what its owner appends is no news to the owner."""
-        if len(self._memory.living) > 1:
+    def _append(self, found: _Session, batch: Batch) -> int:
+        positions = range(batch.expected + 1, batch.end + 1)
+        found.records += map(Stored, positions, repeat(batch.epoch), batch.bodies)
+        found.blobs |= {blob.digest: blob.body for blob in batch.blobs}
+        if batch.mark is not None:
+            found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
+        found.seal = batch.seal or found.seal
+        if len(self._memory.living) > 1:  # what its owner appends is no change to wait for
             self._memory.tell()
+        return found.end
 
-    def _shelf(self, shelf: str) -> dict[str, Kept]:
+    def _entries(self, namespace: str) -> dict[str, KeyValueEntry]:
         self._sessions()
-        return self._memory.shelves.setdefault(shelf, {})
+        return self._memory.values.setdefault(namespace, {})
 
     def _is_free(self, found: _Session) -> bool:
         return found.owner not in self._memory.living
@@ -347,6 +344,23 @@ class MemoryStore:
         if found.owner != self.owner and found.owner in self._memory.living:
             message = f"session {session!r} belongs to {found.owner!r}, which is alive"
             raise LeaseHeldError(message, session=session)
+
+
+class MemoryBackend:
+    """See `opening.Backend`. There is one address, the empty one, and each store that is opened is another."""
+
+    def open(self, address: str, *, world: World) -> MemoryStore:
+        """See `Backend.open`."""
+        if address:
+            raise UsageError(f"'memory:{address}' names a place: a store in memory has none, write 'memory:'")
+        return MemoryStore(world=world)
+
+    def read(self, address: str) -> NoReturn:
+        """Refuse: see `Backend.read`."""
+        raise UsageError(f"'memory:{address}' is a store of the process that opened it: no other reads it")
+
+    def file(self, _address: str) -> None:
+        """See `Backend.file`."""
 
 
 def _is_of(session: str, roots: Collection[str]) -> bool:
