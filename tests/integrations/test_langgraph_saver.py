@@ -9,7 +9,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from midstream.errors import EntryMovedError
 from midstream.integrations.langgraph_saver import KeyValueSaver
-from midstream.runtime.pool_entries import MemoryKeyValue
+from midstream.store.memory import MemoryKeyValue
 from midstream.world import World
 
 CONFIG: Any = {"configurable": {"thread_id": "s", "checkpoint_ns": ""}, "metadata": {"midstream_turn": 3}}

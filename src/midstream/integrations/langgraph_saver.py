@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct, field
 
 from midstream.extras import extra
-from midstream.runtime.pool_entries import MemoryKeyValue
 from midstream.store.contract import GRAPHS, KeyValue
+from midstream.store.memory import MemoryKeyValue
 from midstream.world import World
 
 with extra("langgraph"):

@@ -53,7 +53,7 @@ from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
 from midstream.runtime.pool_counters import PoolCounters
-from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, MemoryKeyValue, PoolEntries
+from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.runtime.pool_turns import REBUILT_NOTE, End, Turn, TurnReport
 from midstream.runtime.upstreams import (
     ForkingUpstream,
@@ -66,6 +66,7 @@ from midstream.runtime.upstreams import (
     UpstreamEvent,
 )
 from midstream.store.contract import KeyValue, Store
+from midstream.store.memory import MemoryKeyValue
 from midstream.world import World
 
 CLAIMS_MAX = 8

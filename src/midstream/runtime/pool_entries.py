@@ -9,10 +9,9 @@ and two processes never speak to the same one.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TypeVar
 
@@ -32,7 +31,7 @@ from midstream.core.reuse.records import (
 )
 from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
 from midstream.errors import EntryMovedError, StoreDamagedError, UnavailableError
-from midstream.store.contract import KeyValue, KeyValueEntry
+from midstream.store.contract import KeyValue
 from midstream.world import World
 
 T = TypeVar("T")
@@ -78,40 +77,6 @@ def key_of(upstream: str, session: str) -> str:
 def session_of(key: str, record: PoolRecord) -> str:
     """Return whose record it is."""
     return key.removeprefix(key_of(record.upstream, ""))
-
-
-class MemoryKeyValue:
-    """Key-value store in the memory of this process, for a pool that no engine runs."""
-
-    def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], KeyValueEntry] = {}
-        self._versions = itertools.count(1)
-
-    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
-        return self._entries.get((namespace, key))
-
-    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
-        known = self._entries.get((namespace, key))
-        if expected != (known.version if known else 0):
-            raise EntryMovedError(f"entry {key!r} has another version")
-        version = next(self._versions)
-        self._entries[namespace, key] = KeyValueEntry(key, version, body, at)
-        return version
-
-    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
-        known = self._entries.get((namespace, key))
-        if known is None or known.version != expected:
-            return False
-        del self._entries[namespace, key]
-        return True
-
-    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
-        entries = [kept for (name, _), kept in self._entries.items() if name == namespace]
-        return sorted(entries, key=lambda kept: kept.version, reverse=True)
 
 
 class PoolEntries:

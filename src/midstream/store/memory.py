@@ -16,6 +16,7 @@ from midstream.store.contract import (
     OF_SESSIONS,
     Batch,
     Immediate,
+    KeyValue,
     KeyValueEntry,
     Letter,
     Mark,
@@ -54,31 +55,63 @@ class _Handed(Struct):
     answer: asyncio.Future[bytes]
 
 
-class Memory:
+class MemoryKeyValue(KeyValue):
+    """Small values in the memory of this process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, KeyValueEntry]] = {}
+        self._versions_spent = 0
+        """The highest version of any deleted entry: a new one starts above it."""
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValue.kv_get`."""
+        return self.values.get(namespace, {}).get(key)
+
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValue.kv_list`."""
+        return sorted(self.values.get(namespace, {}).values(), key=lambda entry: (-entry.at, entry.key))
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        entries = self.values.setdefault(namespace, {})
+        found = entries[key].version if key in entries else 0
+        require_version(key, found, expected)
+        version = 1 + (found or self._versions_spent)
+        entries[key] = KeyValueEntry(key, version, body, at)
+        return version
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        found = self.values.get(namespace, {}).get(key)
+        if found is None or found.version != expected:
+            return False
+        self.forget(namespace, key)
+        return True
+
+    def forget(self, namespace: str, key: str) -> None:
+        """Remove an entry, if there is one."""
+        found = self.values.get(namespace, {}).pop(key, None)
+        if found is not None:
+            self._versions_spent = max(self._versions_spent, found.version)
+
+
+class Memory(MemoryKeyValue):
     """State that several stores share, as several processes share a file."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sessions: dict[str, _Session] = {}
         self.living: set[str] = set()
         self.epochs_spent = 0
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
         self.letters: dict[int, _Handed] = {}
-        self.values: dict[str, dict[str, KeyValueEntry]] = {}
-        self.versions_spent = 0
-        """The highest version of any dropped entry: a new one starts above it."""
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, owner: str) -> None:
         """Let an owner die: its sessions are free for the next claim."""
         self.living.discard(owner)
         self.tell()
-
-    def drop(self, namespace: str, key: str) -> None:
-        """Remove an entry, if there is one."""
-        found = self.values.get(namespace, {}).pop(key, None)
-        if found is not None:
-            self.versions_spent = max(self.versions_spent, found.version)
 
     def tell(self) -> None:
         """Let everybody who watches look again."""
@@ -126,7 +159,7 @@ class MemoryStore(Store):
 
     async def claim(self, session: str, *, at: float) -> int:
         """See `Store.claim`."""
-        sessions = self._sessions()
+        sessions = self._opened().sessions
         found = sessions.get(session)
         if found is None:
             self._memory.numbers += 1
@@ -144,14 +177,14 @@ class MemoryStore(Store):
 
     async def release(self, session: str, *, epoch: int) -> None:
         """See `Store.release`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is not None and found.epoch == epoch:
             found.owner = None
             self._memory.tell()
 
     async def append(self, session: str, batch: Batch) -> int:
         """See `Store.append`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is None or found.epoch != batch.epoch:
             raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
         if found.end != batch.expected:
@@ -172,7 +205,7 @@ class MemoryStore(Store):
 
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """See `Store.prune`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is None:
             return False
         going = found.records[: position - found.oldest + 1]
@@ -183,7 +216,7 @@ class MemoryStore(Store):
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is None:
             return []
         skip = max(0, after + 1 - found.oldest)
@@ -191,12 +224,12 @@ class MemoryStore(Store):
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         return None if found is None else found.blobs.get(digest)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
     async def list(
@@ -205,7 +238,7 @@ class MemoryStore(Store):
         """See `Store.list`."""
         lines = [
             (found.mark.at, found.number, _line_of(session, found))
-            for session, found in self._sessions().items()
+            for session, found in self._opened().sessions.items()
             if (live is None or found.mark.is_live == live) and (of is None or _is_of(session, of))
         ]
         for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
@@ -213,7 +246,7 @@ class MemoryStore(Store):
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
-        sessions = self._sessions()
+        sessions = self._opened().sessions
         going = {
             name: found
             for name, found in sessions.items()
@@ -225,7 +258,7 @@ class MemoryStore(Store):
             self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
             del sessions[name]
             for namespace in OF_SESSIONS:
-                self._memory.drop(namespace, name)
+                self._memory.forget(namespace, name)
         for number, handed in [*self._memory.letters.items()]:
             if handed.letter.session in going:
                 del self._memory.letters[number]
@@ -235,7 +268,7 @@ class MemoryStore(Store):
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
         while True:
-            sessions = self._sessions()
+            sessions = self._opened().sessions
             free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
             orphans = {(name, epoch) for name, epoch in free.items() if sessions[name].mark.is_live}
             letters = {
@@ -259,8 +292,7 @@ class MemoryStore(Store):
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
         """See `Store.hand_over`."""
-        self._sessions()
-        self._memory.numbers += 1
+        self._opened().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._memory.letters[number] = _Handed(self.owner, Letter(number, session, body), answer)
@@ -272,7 +304,7 @@ class MemoryStore(Store):
 
     async def answer(self, letter: int, body: bytes) -> None:
         """See `Store.answer`."""
-        sessions = self._sessions()
+        sessions = self._opened().sessions
         handed = self._memory.letters.get(letter)
         if handed is None or handed.answer.done():
             return
@@ -283,28 +315,19 @@ class MemoryStore(Store):
 
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         """See `KeyValue.kv_get`."""
-        return self._entries(namespace).get(key)
-
-    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
-        entries = self._entries(namespace)
-        found = entries.get(key)
-        require_version(key, found.version if found else 0, expected)
-        version = 1 + (found.version if found else self._memory.versions_spent)
-        entries[key] = KeyValueEntry(key, version, body, at)
-        return version
-
-    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
-        found = self._entries(namespace).get(key)
-        if found is None or found.version != expected:
-            return False
-        self._memory.drop(namespace, key)
-        return True
+        return await self._opened().kv_get(namespace, key)
 
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         """See `KeyValue.kv_list`."""
-        return sorted(self._entries(namespace).values(), key=lambda kept: (-kept.at, kept.key))
+        return await self._opened().kv_list(namespace)
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        return await self._opened().kv_put(namespace, key, body, expected=expected, at=at)
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        return await self._opened().kv_delete(namespace, key, expected=expected)
 
     def _append(self, found: _Session, batch: Batch) -> int:
         positions = range(batch.expected + 1, batch.end + 1)
@@ -316,10 +339,6 @@ class MemoryStore(Store):
         if len(self._memory.living) > 1:  # what its owner appends is no change to wait for
             self._memory.tell()
         return found.end
-
-    def _entries(self, namespace: str) -> dict[str, KeyValueEntry]:
-        self._sessions()
-        return self._memory.values.setdefault(namespace, {})
 
     def _is_free(self, found: _Session) -> bool:
         return found.owner not in self._memory.living
@@ -335,10 +354,10 @@ class MemoryStore(Store):
             return 0
         return found.epoch if found.owner == self.owner or self._is_free(found) else -1
 
-    def _sessions(self) -> dict[str, _Session]:
+    def _opened(self) -> Memory:
         if not self.owner:
             raise UsageError("the store is not open: call `await store.open()` first")
-        return self._memory.sessions
+        return self._memory
 
     def _refuse_if_held(self, session: str, found: _Session) -> None:
         if found.owner != self.owner and found.owner in self._memory.living:
