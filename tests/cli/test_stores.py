@@ -2,26 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import pytest
 
-from midstream.cli.stores import STORE, encrypted_store
+from midstream.cli.stores import encrypted_store
 from midstream.errors import UsageError
 from midstream.store.encryption.encrypted import EncryptedStore
 from midstream.store.encryption.escrow import EscrowedStore
 from midstream.store.memory import MemoryStore
-
-
-def test_a_path_and_a_url_are_taken_as_they_are() -> None:
-    for named in ("sessions.db", "sqlite:///sessions.db", "memory:"):
-        assert STORE.convert(named, None, None) == named
-
-
-def test_an_unknown_scheme_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(click.BadParameter, match=r"unknown scheme; known: 'memory:', 'sqlite:'"):
-        STORE.convert("postgresql://host/x", None, None)
-    with pytest.raises(click.BadParameter, match="is a folder"):
-        STORE.convert(str(tmp_path), None, None)
 
 
 def test_a_new_file_gets_keys_beside_it_and_other_stores_need_them_named(tmp_path: Path) -> None:

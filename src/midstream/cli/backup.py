@@ -9,7 +9,6 @@ import click
 
 from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of
-from midstream.cli.stores import STORE
 from midstream.cli.terminal import clean
 from midstream.errors import UsageError
 from midstream.store.opening import file_of
@@ -24,7 +23,7 @@ QUIET_S = 0.5
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--store",
-    type=STORE,
+    metavar="FILE|URL",
     help="Copy this store (default: the one `midstream serve` uses).",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")

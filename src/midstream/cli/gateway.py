@@ -13,7 +13,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
 from midstream.cli.mcp_servers import read_servers
-from midstream.cli.stores import STORE, encrypted_store
+from midstream.cli.stores import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import UpstreamOptions, find_upstream
 from midstream.core.reuse.records import RECORD_AGE_MAX_S, RECORDS_MAX
@@ -57,7 +57,7 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 @address_options(port=8100)
 @click.option(
     "--store",
-    type=STORE,
+    metavar="FILE|URL",
     help="The store of conversations and responses (default: in midstream's data folder).",
 )
 @click.option(

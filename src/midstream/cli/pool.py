@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of, key_file_option
-from midstream.cli.stores import STORE
 from midstream.cli.terminal import Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import time_of
 from midstream.core.reuse.records import PoolRecord, decode
@@ -72,7 +71,7 @@ def pool() -> None:
 
 _store_option = click.option(
     "--store",
-    type=STORE,
+    metavar="FILE|URL",
     help="Look into this store (default: those of `midstream gateway` and `midstream serve`).",
 )
 _json_option = click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")

@@ -17,7 +17,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
-from midstream.cli.stores import STORE, encrypted_store
+from midstream.cli.stores import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.core.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
 from midstream.errors import UsageError
@@ -73,7 +73,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @click.option(
     "--store",
-    type=STORE,
+    metavar="FILE|URL",
     help="The store of all sessions: a SQLite file, made where it is missing, or a URL such as sqlite:///sessions.db "
     "(default: a file for the current folder, in midstream's data folder).",
 )

@@ -14,7 +14,6 @@ from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
 from midstream.cli.sources import ServerSource, Source, StoreSource
-from midstream.cli.stores import STORE
 from midstream.cli.terminal import clean, escaped_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.places import Places
@@ -40,7 +39,7 @@ def source_options(command: F) -> F:
         click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
         click.option(
             "--store",
-            type=STORE,
+            metavar="FILE|URL",
             help="Look into this store (default: the one `midstream serve` uses).",
         ),
         key_file_option,

@@ -4,38 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from midstream.errors import UsageError
 from midstream.store.contract import Store
 from midstream.store.opening import file_of, open_store
-
-
-class StoreName(click.ParamType[str]):
-    """The URL of a store, or the path of a SQLite file."""
-
-    name = "store"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name as it was given.
-
-        Raises:
-            click.BadParameter: No kind of store has this scheme, or the file is a folder.
-        """
-        try:
-            file = file_of(value)
-        except UsageError as error:
-            self.fail(error.message, param, ctx)
-        if file is not None and file.is_dir():
-            self.fail(f"{value!r} is a folder", param, ctx)
-        return value
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002 - click's signature
-        """Return what stands for it in the help."""
-        return "FILE|URL"
-
-
-STORE = StoreName()
 
 
 def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bool) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ from midstream.testing import ScriptedModel, text
 from midstream.testing.store_contract import StoreContract
 from midstream.testing.stores import Place as AnyPlace
 from midstream.world import World
+from tests.cli.processes import APP, Serving, run
 from tests.store.toy.store import Place, ToyBackend, ToyStore
+
+REGISTERED = """
+from midstream.store.opening import BACKENDS
+from toy_store import ToyBackend
+BACKENDS["toy"] = ToyBackend
+"""
 
 
 class ToyPlace:
@@ -68,3 +76,14 @@ def test_commands_that_read_a_store_take_the_url(url: str) -> None:
 async def _answer(url: str) -> None:
     async with Host(Agent(ScriptedModel([text("hello")])), url) as host:
         await host.ask("s", "hi")
+
+
+def test_a_server_whose_agent_registers_it_serves_from_its_url_also_after_a_kill(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("store.py"), tmp_path / "toy_store.py")
+    for words in ("one", "two"):
+        with Serving(tmp_path, app=APP + REGISTERED, options=["--store", "toy:sessions.toy"]) as server:
+            said = run("chat", server.url, "--session", "s", said=words)
+            assert f"You said: {words}." in said.stdout, said.stderr
+            server.kill()
+    turns = Place(tmp_path / "sessions.toy").content.journals["s"].mark.turns
+    assert turns == 2
