@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -17,6 +17,8 @@ from midstream.store.contract import KeyValueEntry, Mark, SessionInfo, Stored, S
 from midstream.store.sqlite import key_values
 from midstream.store.sqlite.database import DatabaseFile
 from midstream.world import World
+
+T = TypeVar("T")
 
 FIND_RECORDS = """
 select position, epoch, body from record
@@ -103,8 +105,46 @@ class Reader:
             return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
 
 
-class SQLiteReader(StoreReader):
-    """A database that is opened for reading only, as a `StoreReader`.
+class SQLiteReads(StoreReader):
+    """The reading half of a SQLite store, on a connection that `_ask` selects."""
+
+    async def _ask(self, name: str, question: Callable[[Reader], T]) -> T:
+        """Answer a question about what has this name."""
+        raise NotImplementedError
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        """See `StoreReader.read`."""
+        return await self._ask(session, lambda reader: reader.records(session, after, limit))
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `StoreReader.blob`."""
+        return await self._ask(session, lambda reader: reader.blob(session, digest))
+
+    async def find(self, session: str) -> SessionInfo | None:
+        """See `StoreReader.find`."""
+        return await self._ask(session, lambda reader: reader.find(session))
+
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
+        numbers = await self._ask("", lambda reader: reader.numbers(live, of))
+        for start in range(0, len(numbers), LIST_PAGE):
+            page = numbers[start : start + LIST_PAGE]
+            for line in await self._ask("", partial(Reader.lines, numbers=page)):
+                yield line
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValueReader.kv_get`."""
+        return await self._ask(namespace + key, lambda reader: reader.kv_get(namespace, key))
+
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValueReader.kv_list`."""
+        return await self._ask(namespace, lambda reader: reader.kv_list(namespace))
+
+
+class SQLiteReader(SQLiteReads):
+    """A database that is opened for reading only.
 
     Args:
         reader: Its connection.
@@ -113,34 +153,8 @@ class SQLiteReader(StoreReader):
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `StoreReader.read`."""
-        return self._reader.records(session, after, limit)
-
-    async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `StoreReader.blob`."""
-        return self._reader.blob(session, digest)
-
-    async def find(self, session: str) -> SessionInfo | None:
-        """See `StoreReader.find`."""
-        return self._reader.find(session)
-
-    async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
-    ) -> AsyncIterator[SessionInfo]:
-        """See `StoreReader.list`."""
-        numbers = self._reader.numbers(live, of)
-        for start in range(0, len(numbers), LIST_PAGE):
-            for line in self._reader.lines(numbers[start : start + LIST_PAGE]):
-                yield line
-
-    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValueReader.kv_get`."""
-        return self._reader.kv_get(namespace, key)
-
-    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValueReader.kv_list`."""
-        return self._reader.kv_list(namespace)
+    async def _ask(self, name: str, question: Callable[[Reader], T]) -> T:  # noqa: ARG002 - see SQLiteReads
+        return question(self._reader)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
@@ -28,18 +28,15 @@ from midstream.store.contract import (
     Attempt,
     Batch,
     Immediate,
-    KeyValueEntry,
     News,
-    SessionInfo,
     Store,
-    Stored,
     Transactional,
 )
 from midstream.store.sqlite import inbox, older
 from midstream.store.sqlite import owner as owners
 from midstream.store.sqlite.commits import Commits, Durability
 from midstream.store.sqlite.database import DatabaseFile
-from midstream.store.sqlite.reading import LIST_PAGE, Reader
+from midstream.store.sqlite.reading import Reader, SQLiteReads
 from midstream.store.sqlite.thread import WorkThread
 from midstream.store.sqlite.watch import Watcher
 from midstream.store.sqlite.writing import Writer
@@ -55,7 +52,7 @@ NOW_BYTES_MAX = 16 * 1024
 """Bytes of records up to which they may be committed on the event loop: some ten pages."""
 
 
-class SQLiteStore(Store):
+class SQLiteStore(SQLiteReads, Store):
     """A store in one file that several processes of one machine may share.
 
     Args:
@@ -173,32 +170,6 @@ class SQLiteStore(Store):
         write = partial(opened.writer.prune, session, body, position, epoch)
         return await opened.commits.ask(write, Sync.NORMAL)
 
-    async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Store.blob`."""
-        opened = self._require_open(session)
-        return await opened.read(partial(opened.reader.blob, session, digest))
-
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `Store.read`."""
-        opened = self._require_open(session)
-        return await opened.read(partial(opened.reader.records, session, after, limit))
-
-    async def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
-        opened = self._require_open(session)
-        return await opened.read(partial(opened.reader.find, session))
-
-    async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
-    ) -> AsyncIterator[SessionInfo]:
-        """See `Store.list`. The order is that of the first step; what is deleted meanwhile is left out."""
-        opened = self._require_open("")
-        numbers = await opened.read(partial(opened.reader.numbers, live, of))
-        for start in range(0, len(numbers), LIST_PAGE):
-            page = numbers[start : start + LIST_PAGE]
-            for line in await opened.read(partial(opened.reader.lines, page)):
-                yield line
-
     async def delete(self, session: str) -> bool:
         """See `Store.delete`.
 
@@ -230,11 +201,6 @@ class SQLiteStore(Store):
         opened = self._require_open("")
         await opened.commits.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
 
-    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
-        opened = self._require_open(namespace + key)
-        return await opened.read(partial(opened.reader.kv_get, namespace, key))
-
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         """See `KeyValue.kv_put`."""
         opened = self._require_open(namespace + key)
@@ -248,10 +214,9 @@ class SQLiteStore(Store):
             partial(opened.writer.kv_delete, namespace, key, expected), Sync.NORMAL
         )
 
-    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
-        opened = self._require_open(namespace)
-        return await opened.read(partial(opened.reader.kv_list, namespace))
+    async def _ask(self, name: str, question: Callable[[Reader], T]) -> T:
+        opened = self._require_open(name)
+        return await opened.read(partial(question, opened.reader))
 
     def _require_open(self, name: str) -> _Opened:
         if self._opened is None:
