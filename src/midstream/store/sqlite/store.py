@@ -124,16 +124,18 @@ class SQLiteStore(SQLiteReads, Store):
         for body in batch.bodies:
             if not isinstance(body, bytes):
                 raise UsageError("a record's body is bytes")
-        if batch.sync is Sync.NORMAL and (end := self.append_now(session, batch)) is not None:
-            return end
+        write = partial(opened.writer.append, session, batch)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
         # the same epoch, and the positions under it, to another owner.
-        is_first = opened.synced_epochs.get(session) != batch.epoch
-        sync = Sync.FULL if is_first else batch.sync
-        end = await opened.commits.ask(partial(opened.writer.append, session, batch), sync)
-        if is_first:
+        if opened.synced_epochs.get(session) != batch.epoch:
+            end = await opened.commits.ask(write, Sync.FULL)
             opened.synced_epochs[session] = batch.epoch
-        return end
+            return end
+        if batch.sync is Sync.NORMAL and _is_small(batch):
+            end_now = opened.commits.now(write, Sync.NORMAL)
+            if end_now is not None:
+                return end_now
+        return await opened.commits.ask(write, batch.sync)
 
     @property
     def immediate(self) -> Immediate:
@@ -145,7 +147,7 @@ class SQLiteStore(SQLiteReads, Store):
         opened = self._opened
         if opened is None or opened.synced_epochs.get(session) != batch.epoch:
             return None
-        if batch.blobs or sum(map(len, batch.bodies)) > NOW_BYTES_MAX:
+        if not _is_small(batch):
             return None
         return opened.commits.now(partial(opened.writer.append, session, batch), Sync.NORMAL)
 
@@ -226,6 +228,10 @@ class SQLiteStore(SQLiteReads, Store):
         except UnicodeEncodeError as error:
             raise UsageError("a name is not valid Unicode") from error
         return self._opened
+
+
+def _is_small(batch: Batch) -> bool:
+    return not batch.blobs and sum(map(len, batch.bodies)) <= NOW_BYTES_MAX
 
 
 class _Opened:

@@ -160,16 +160,18 @@ class Writer:
     def append(self, session: str, batch: Batch) -> int:
         """See `Store.append`."""
         number = self._require_end(session, batch.expected, batch.epoch)
-        for position, body in enumerate(batch.bodies, start=batch.expected + 1):
-            self._execute(APPEND, (number, position, batch.epoch, body))
+        end, epoch = batch.expected, batch.epoch
+        for body in batch.bodies:
+            end += 1
+            self._execute(APPEND, (number, end, epoch, body))
         for blob in batch.blobs:
             self._db.execute(KEEP_BLOB, (number, blob.digest, blob.body))
         if (mark := batch.mark) is not None:
             self._db.execute(MARK, (mark.is_live, mark.at, mark.title, mark.turns, mark.status, number))
         if batch.seal:
             self._db.execute(SEAL, (batch.seal, number))
-        self._ends[session] = _End(batch.end, batch.epoch)
-        return batch.end
+        self._ends[session] = _End(end, epoch)
+        return end
 
     def append_within(
         self, session: str, work: Callable[[Attempt], Batch], expected: int, epoch: int
