@@ -44,7 +44,7 @@ CHARS = 300
 """Of one message: 10,000 of them are 3 MB."""
 ROUNDS = 40
 KEEPINGS = 400
-"""Answers of one conversation, each of which is waited for until it is on the shelf."""
+"""Answers of one conversation, each of which is waited for until it is in the store."""
 COLD_BAR_MS = 15.0
 TURNS = 50
 HALFWAY = 25

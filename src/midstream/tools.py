@@ -25,6 +25,7 @@ from midstream.core.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
 from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
 from midstream.core.records import ClientTool
 from midstream.errors import ToolDefinitionError, UsageError
+from midstream.store.contract import Transaction
 
 TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
@@ -121,24 +122,6 @@ class ToolSource(Protocol):
 
     async def close(self) -> None:
         """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
-
-
-class Transaction(Protocol):
-    """The transaction of the session's own database in which a tool's outcome is written; see `transaction`.
-
-    The tables of midstream are out of reach, and so is what would end the transaction or leave it (`COMMIT`,
-    `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.
-    """
-
-    def execute(
-        self, statement: str, bindings: Sequence[Any] | Mapping[str, Any] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Run SQL and return its rows, all of them.
-
-        Raises:
-            apsw.Error: As SQLite says, or the time of this call is over.
-            UsageError: The tool has returned, or its transaction was ended by a statement that failed.
-        """
 
 
 class Answer(Struct, frozen=True):

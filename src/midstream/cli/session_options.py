@@ -13,7 +13,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
-from midstream.cli.sources import FileSource, ServerSource, Source
+from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean, escaped_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.places import Places
@@ -41,8 +41,8 @@ def source_options(command: F) -> F:
         click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
         click.option(
             "--store",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Look into this database (default: the one `midstream serve` uses).",
+            metavar="FILE|URL",
+            help="Look into this store (default: the one `midstream serve` uses).",
         ),
         key_file_option,
     ):
@@ -71,7 +71,7 @@ def server_options(command: F) -> F:
 
 
 def source_of(
-    surroundings: Surroundings, store: Path | None, url: str | None, key_file: Path | None = None
+    surroundings: Surroundings, store: str | None, url: str | None, key_file: Path | None = None
 ) -> Source:
     """Return where to look.
 
@@ -82,7 +82,7 @@ def source_of(
         raise UsageError("--store and --url name two places: give one of them")
     if key_file and url:
         raise UsageError("--key-file opens a database here: the server at --url has its own")
-    return ServerSource(url) if url else FileSource(store or surroundings.places.store, key_file)
+    return ServerSource(url) if url else StoreSource(store or surroundings.places.store, key_file)
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -90,7 +90,7 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):
-        source = FileSource(ctx.params.get("store") or Places.found().store, ctx.params.get("key_file"))
+        source = StoreSource(ctx.params.get("store") or Places.found().store, ctx.params.get("key_file"))
         fitting = (line for line in source.list() if line.id.startswith(incomplete))
         return [
             CompletionItem(line.id, help=clean(line.title, is_one_line=True))

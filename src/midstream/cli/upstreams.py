@@ -16,7 +16,7 @@ from midstream.core.reuse.servers import McpServer
 from midstream.errors import UsageError
 from midstream.runtime.models import Model
 from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.store.contract import Shelf
+from midstream.store.contract import KeyValue
 from midstream.testing.models import Reply, ScriptedModel, text
 
 
@@ -149,7 +149,7 @@ SCRIPTED = "scripted"
 
 def find_upstream(
     named: str,
-    shelf: Shelf,
+    kv: KeyValue,
     *,
     model: str = "",
     cwd: Path = Path(),
@@ -160,7 +160,7 @@ def find_upstream(
 
     Args:
         named: Such as `claude`, `cursor:composer-2`, `acp:gemini --acp`, `openai-compatible:http://127.0.0.1:11434/v1`.
-        shelf: Where the pool keeps what it knows of its agents.
+        kv: Where the pool keeps what it knows of its agents.
         model: The upstream's own name of the model, where its kind takes one.
         cwd: The folder agents work in.
         key_variable: The environment variable that has the upstream's key; "" lets it look for its own.
@@ -201,7 +201,7 @@ def find_upstream(
     if not kind.is_pooled:
         return cast("Model", upstream)
     servers = options.servers
-    return Pooled(upstream, shelf, limits=options.limits, servers=(lambda: servers) if servers else None)
+    return Pooled(upstream, kv, limits=options.limits, servers=(lambda: servers) if servers else None)
 
 
 def _echo(request: ModelRequest) -> Reply:

@@ -18,8 +18,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from midstream.errors import UsageError
-from midstream.store.owner import OwnerLock, is_alive
 from midstream.store.sqlite import engine_version
+from midstream.store.sqlite.owner import OwnerLock, is_alive
 from midstream.world import World
 
 PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "apsw")

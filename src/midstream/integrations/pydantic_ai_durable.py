@@ -54,7 +54,7 @@ from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store, Stored
-from midstream.store.opening import store_of
+from midstream.store.opening import open_store
 from midstream.tools import RESULT_CHARS_MAX, current_call, running
 from midstream.world import World
 
@@ -181,7 +181,7 @@ class Midstream(AbstractCapability[AgentDepsT]):
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        opened = store_of(store, world=world or World())
+        opened = open_store(store, world=world or World())
         self._driver = Driver(
             DRIVER, opened, agent=agent, agent_version=agent_version, world=world, observers=observers
         )

@@ -41,8 +41,6 @@ from midstream.core.records import (
     SessionStatus,
     TurnEnded,
     TurnStatus,
-    encode,
-    sync_of,
 )
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Session
@@ -56,10 +54,10 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.journal import Journal, require_session_id
-from midstream.runtime.marks import mark_of
+from midstream.runtime.marks import batch_of
 from midstream.runtime.observing import Observer, Observers
 from midstream.runtime.outages import APPEND_BACKOFF, APPEND_TRIES_MAX
-from midstream.store.contract import Appendix, Store, Stored
+from midstream.store.contract import Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
@@ -258,11 +256,11 @@ class DrivenJournal:
         return started, self._folded(self.state, started)
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
-        appendix = Appendix([encode(record) for record in records], mark_of(records, self.state, state))
+        batch = batch_of(records, (), self.state, state, epoch=self.journal.epoch)
         tries = APPEND_TRIES_MAX if is_patient else 1
         for failures in range(1, tries + 1):
             try:
-                await self.journal.append(appendix, sync=sync_of(records))
+                await self.journal.append(batch)
             except UnavailableError:
                 if failures == tries:
                     raise

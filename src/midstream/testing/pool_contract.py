@@ -30,7 +30,7 @@ from midstream.errors import ModelError
 from midstream.runtime.agent_runs import SilenceLimits
 from midstream.runtime.pool import Pooled, PoolLimits
 from midstream.runtime.upstreams import Upstream
-from midstream.store.contract import Shelf
+from midstream.store.contract import KeyValue
 from midstream.store.memory import Memory, MemoryStore
 from midstream.world import World
 
@@ -218,10 +218,10 @@ class _Hurried(World):
 class _Host:
     """A host of one conversation in front of a pool, and a second process of it."""
 
-    def __init__(self, peer: Peer, shelf: Shelf) -> None:
+    def __init__(self, peer: Peer, kv: KeyValue) -> None:
         self.peer = peer
         self.world = _Hurried()
-        self.shelf = shelf
+        self.kv = kv
         self.history = History()
         self.system = ""
         self.answer = ""
@@ -232,7 +232,7 @@ class _Host:
 
     def started(self) -> Pooled:
         limits = PoolLimits(silence=SilenceLimits(idle_s=PATIENCE_S, tool_s=PATIENCE_S))
-        self.pools.append(Pooled(self.peer.upstream(), self.shelf, limits=limits, world=self.world))
+        self.pools.append(Pooled(self.peer.upstream(), self.kv, limits=limits, world=self.world))
         return self.pools[-1]
 
     def word(self) -> UserMessage:
