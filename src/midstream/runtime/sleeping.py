@@ -133,7 +133,7 @@ class Sleeping:
 
     def _idle_too_long(self) -> list[str]:
         now = self._world.monotonic()
-        idle = {key for key, runner in self._awake.items() if runner.is_idle or runner.has_failed}
+        idle = [key for key, runner in self._awake.items() if runner.is_idle or runner.has_failed]
         self._idle_since = {key: self._idle_since.get(key, now) for key in idle}
         return [key for key, since in self._idle_since.items() if now - since >= self.limits.idle_s]
 
