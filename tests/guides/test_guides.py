@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -22,16 +21,16 @@ import pytest
 
 from midstream.core.records import Delta, TurnEnded
 from tests.fault.workers import until_there
-from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN, all_blocks
+from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN
 from tests.guides.line import line_to
 from tests.guides.programs import ANYTHING, IN_A_BROWSER, SERVED, SERVED_JS, TABLE, URL, Program
+from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.integrations.strict_provider import strict_provider
 from tests.ports import held_port
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 60.0
-BLOCKS = {block.key: block for block in all_blocks()}
 NODE = shutil.which("node")
 FRAMEWORKS = ROOT / ".venv-peers-durable" / "bin" / "python"
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
@@ -57,14 +56,14 @@ def test_every_language_is_known() -> None:
 async def test_a_program_runs_as_printed(program: Program, tmp_path: Path) -> None:
     _check_environment(program)
     with strict_provider() as provider:
-        environment = {
+        variables = {
             "ANTHROPIC_BASE_URL": provider.url,
             "OPENAI_BASE_URL": f"{provider.url}/v1",
             "ANTHROPIC_API_KEY": "k",
             "OPENAI_API_KEY": "k",
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
-        out = await _run(program, tmp_path, URL, environment if program.is_of_provider else {})
+        out = await _run(program, tmp_path, URL, variables if program.is_of_provider else {})
     assert _fits(program, out), out
 
 
@@ -128,21 +127,10 @@ def _check_environment(program: Program) -> None:
         pytest.skip("JavaScript is run by node (20 or newer), which is not here")
 
 
-def _environment(folder: Path, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MIDSTREAM_")}
-    return (
-        kept
-        | {"MIDSTREAM_HOME": str(folder / "home"), "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'src'}"}
-        | more
-    )
-
-
 def _write(folder: Path, program: Program, url: str) -> list[str]:
     """Write the program, and the agent that the README and guides begin with; return how it is started."""
     for agent in {"hello:agent", program.talks_to} - {""}:
-        served = SERVED[agent]
-        code = f"{served.before}\n{BLOCKS[served.page, 'python', served.block].code}"
-        (folder / f"{agent.partition(':')[0]}.py").write_text(code)
+        write_agent(folder, agent)
     printed = [BLOCKS[program.page, program.language, number].code for number in program.blocks]
     code = "\n".join([program.before, *printed, program.then]).replace(URL, url)
     if program.language == "python":
@@ -157,12 +145,12 @@ def _write(folder: Path, program: Program, url: str) -> list[str]:
     return [NODE, "program.mjs"]
 
 
-async def _run(program: Program, folder: Path, url: str, environment: dict[str, str]) -> str:
+async def _run(program: Program, folder: Path, url: str, variables: dict[str, str]) -> str:
     """Run a program to its end, and return what it printed."""
     process = await asyncio.create_subprocess_exec(
         *_write(folder, program, url),
         cwd=folder,
-        env=_environment(folder, **environment),
+        env=environment(folder, **variables),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -187,7 +175,7 @@ async def _served(program: Program, folder: Path, port: int) -> AsyncIterator[as
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "midstream", *command, "--port", str(port)),
             cwd=folder,
-            env=_environment(folder, GUIDE_AGENT=program.talks_to),
+            env=environment(folder, GUIDE_AGENT=program.talks_to),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,

@@ -21,14 +21,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.guides.blocks import COMMANDS, ROOT, all_blocks
-from tests.guides.programs import SERVED
+from tests.guides.blocks import COMMANDS, ROOT
+from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.ports import held_port
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 60.0
-BLOCKS = {block.key: block for block in all_blocks()}
 Key = tuple[str, str, int]
 
 
@@ -39,17 +38,15 @@ class Shell:
         self.folder = folder
         self.url = url
         self.typed: set[str] = set()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MIDSTREAM_")}
         port = url.rpartition(":")[2]
-        self._environment = kept | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOME": str(folder),
-            "MIDSTREAM_HOME": str(folder / "home"),
-            "MIDSTREAM_SERVE_PORT": port,
-            "MIDSTREAM_GATEWAY_PORT": port,
-            "MIDSTREAM_URL": url,
-            "PYTHONPATH": str(ROOT / "src"),
-        }
+        self._environment = environment(
+            folder,
+            HOME=str(folder),
+            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            MIDSTREAM_SERVE_PORT=port,
+            MIDSTREAM_GATEWAY_PORT=port,
+            MIDSTREAM_URL=url,
+        )
 
     def run(self, line: str, *, said: str = "") -> str:
         """Run a line to its end and return what it printed on stdout."""
@@ -110,7 +107,7 @@ def _lines_of(key: Key) -> list[str]:
 
 
 def _first_hour(shell: Shell, serve: str, chat: str) -> None:
-    _write_agent(shell, "hello:agent")
+    write_agent(shell.folder, "hello:agent")
     with shell.serving(serve):
         assert "Take a coat: it is 8 degrees in Oslo." in shell.run(chat, said="Oslo?")
 
@@ -153,7 +150,7 @@ def _encrypted(shell: Shell, install: str, serve: str) -> None:
     (shell.folder / "secrets").mkdir()
     shell.folder /= "project"
     shell.folder.mkdir()
-    _write_agent(shell, "hello:agent", "app")
+    write_agent(shell.folder, "hello:agent", "app")
     shell.typed.add(install)  # the extra is in this environment
     with shell.serving(serve):
         shell.run("midstream chat --session s --message Oslo?")
@@ -163,14 +160,14 @@ def _encrypted(shell: Shell, install: str, serve: str) -> None:
 
 def _encrypted_for_clients(shell: Shell, serve: str, chat: str) -> None:
     pytest.importorskip("cryptography")
-    _write_agent(shell, "hello:agent", "app")
+    write_agent(shell.folder, "hello:agent", "app")
     with shell.serving(serve):
         assert "Take a coat" in shell.run(chat, said="Oslo?")
     assert b"Oslo" not in (shell.folder / "sessions.db").read_bytes()
 
 
 def _security(shell: Shell, serve: str, chat: str, login: str, curl: str) -> None:
-    _write_agent(shell, "hello:agent", "app")
+    write_agent(shell.folder, "hello:agent", "app")
     with shell.serving(serve):
         assert "Take a coat" in shell.run(chat, said="Oslo?")
         assert shell.run(login).startswith(f"{shell.url}/#login=")
@@ -251,9 +248,3 @@ def test_a_shell_block_runs_as_printed(keys: tuple[Key, ...], tmp_path: Path) ->
         shell = Shell(tmp_path, f"http://127.0.0.1:{port}")
         RUN[keys](shell, *lines)
     assert set(lines) <= shell.typed
-
-
-def _write_agent(shell: Shell, name: str, module: str = "") -> None:
-    served = SERVED[name]
-    code = f"{served.before}\n{BLOCKS[served.page, 'python', served.block].code}"
-    (shell.folder / f"{module or name.partition(':')[0]}.py").write_text(code)

@@ -527,8 +527,8 @@ class Driver:
         ]
         for session in found:
             journal, records = await self._loaded(session)
-            is_ours = not self.agent or journal.state.is_agent(self.agent, self.agent_version)
-            if journal.state.driver == self.name and is_ours and session not in self._busy:
+            is_ours = journal.state.driver == self.name and self._may_go_on(journal.state)
+            if is_ours and session not in self._busy:
                 opened = _opening_of(records)
                 yield OpenTurn(session, opened.message, opened.stream, opened.at)
 
@@ -620,9 +620,12 @@ class Driver:
         self._refuse_other_agent(session, journal.state)
         return self._taken_up(journal, records, journal.state.turns, is_over=False)
 
+    def _may_go_on(self, state: Session) -> bool:
+        return not self.agent or state.is_agent(self.agent, self.agent_version)
+
     def _refuse_other_agent(self, session: str, state: Session) -> None:
         """Refuse to go on with a turn that an agent of another name began (TURN-86)."""
-        if self.agent and state.agent and not state.is_agent(self.agent, self.agent_version):
+        if not self._may_go_on(state):
             theirs = f"{state.agent!r} {state.agent_version}".strip()
             raise AgentMismatchError(
                 f"the open turn of session {session!r} belongs to the agent {theirs}, and this program runs "

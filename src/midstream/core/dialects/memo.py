@@ -91,9 +91,6 @@ class Memo:
         self._kept: OrderedDict[tuple[bytes, int, bytes], Gist] = OrderedDict()
         """By whose they are, how many messages were read, and the digest of these."""
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def counts(self, whose: bytes) -> set[int]:
         """Return how many messages each reading of somebody is of."""
         return {count for owner, count, _ in self._kept if owner == whose}

@@ -48,21 +48,24 @@ class Read(Struct, frozen=True):
 
     Args:
         asked: What is asked; its messages are those behind the known ones.
-        digest: Of the body: equal for equal bodies only.
         session: What the host calls the conversation, or "".
         gist: What matters of all its messages.
         tail: The entries behind the known messages; all where none is known.
         known: How many messages were not read.
-        body: The body, for `whole`.
+        body: The body, for `digest` and `whole`.
     """
 
     asked: Asked
-    digest: bytes
     session: str
     gist: Gist
     tail: History
     known: int
     body: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the body, equal for equal bodies only."""
+        return sha256(self.body).digest()
 
     @property
     def instructions(self) -> str:
@@ -99,21 +102,16 @@ def read(
         MalformedFrameError: It is no JSON object.
         BadFieldError: A field that matters has another form.
     """
-    digest = sha256(body).digest()
     fields = fields_of(body)
-    if (
-        memo is not None
-        and len(body) >= memo.bytes_min
-        and (messages := _raws_of(fields, _MESSAGES[dialect]))
-    ):
-        found = _read_behind(dialect, headers, fields, messages, memo, owner)
+    if memo is not None and len(body) >= memo.bytes_min:
+        found = _read_behind(dialect, headers, fields, body, memo, owner)
         if found is not None:
-            return msgspec.structs.replace(found, digest=digest, body=body)
+            return found
     asked = _READERS[dialect](fields, 0)
     session = named_session(headers, asked)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
     gist = Gist.of_nothing("" if session else scope_of(asked)).then(transcript)
-    return Read(asked, digest, session, gist, transcript.history, 0, body)
+    return Read(asked, session, gist, transcript.history, 0, body)
 
 
 def _raws_of(fields: Fields, name: str) -> list[msgspec.Raw]:
@@ -128,11 +126,14 @@ def _read_behind(
     dialect: Dialect,
     headers: Mapping[str, str],
     fields: Fields,
-    messages: list[msgspec.Raw],
+    body: bytes,
     memo: Memo,
     owner: bytes,
 ) -> Read | None:
     """Read a request behind the messages that are known, and keep what was read; None where the whole is to be read."""
+    messages = _raws_of(fields, _MESSAGES[dialect])
+    if not messages:
+        return None
     asked = _READERS[dialect]({**fields, _MESSAGES[dialect]: _NOTHING}, len(messages))
     if asked.is_stored or asked.previous:
         return None
@@ -158,7 +159,7 @@ def _read_behind(
                 gists.append((count, gist))
         memo.keep(whose, ends, gists)
         asked = msgspec.structs.replace(asked, messages=new)
-        return Read(asked, b"", session, gist, History(tuple(entries)), known, b"")
+        return Read(asked, session, gist, History(tuple(entries)), known, body)
     return None
 
 
