@@ -21,7 +21,7 @@ MODULES = sorted(
     ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     for path in [
         *(SOURCE / "midstream" / "integrations").rglob("*.py"),
-        SOURCE / "midstream" / "store" / "ciphers.py",
+        SOURCE / "midstream" / "store" / "encryption" / "ciphers.py",
     ]
     if path.stem != "__init__"
 )
