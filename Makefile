@@ -182,6 +182,8 @@ api-search: $(VENV)/.dev $(VENV)/.schemathesis  ## Let schemathesis look for fau
 
 golden-record: $(VENV)/.dev  ## Record the golden files again: a difference needs a reason (tests/golden/README.md)
 	PYTHONPATH=. $(BIN)/python -m tests.golden.record_histories
+	PYTHONPATH=. $(BIN)/python -m tests.golden.record_journals
+	PYTHONPATH=. $(BIN)/python -m tests.golden.record_gateway
 	PYTHONPATH=. $(BIN)/python -m tests.golden.cases
 
 explore: $(VENV)/.dev  ## Try everything that can happen to the stream protocol in small worlds; ARGS= chooses some by name

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 from midstream.core.records import Delta, Sync, encode
-from midstream.store import ciphers
-from midstream.store.ciphers import DataKey, FileKeys
-from midstream.store.contract import Store
-from midstream.store.encrypted import encrypted
-from midstream.store.escrow import EscrowedShelf, EscrowedTransactional, escrowed
+from midstream.store.contract import Batch, Store
+from midstream.store.encryption import ciphers
+from midstream.store.encryption.ciphers import DataKey, FileKeys
+from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.escrow import EscrowedStore, escrowed
 from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
@@ -50,13 +50,13 @@ def _cipher() -> tuple[list[float], list[float]]:
     return encrypting, decrypting
 
 
-async def _held(store: EscrowedShelf | EscrowedTransactional) -> tuple[float, float]:
+async def _held(store: EscrowedStore) -> tuple[float, float]:
     await store.open()
     await store.escrow.open("session-1", SECRET, begins=True)
     return await _through(store)
 
 
-async def _opened(store: EscrowedShelf | EscrowedTransactional) -> float:
+async def _opened(store: EscrowedStore) -> float:
     """Open a session again and again, as each request about it does."""
     await store.open()
     start = time.process_time()
@@ -72,7 +72,7 @@ async def _through(store: Store) -> tuple[float, float]:
     epoch = await store.claim("session-1", at=1.0)
     start = time.process_time()
     for end in range(0, EVENTS, BATCH):
-        await store.append("session-1", [EVENT] * BATCH, expected=end, epoch=epoch, sync=Sync.NORMAL)
+        await store.append("session-1", Batch([EVENT] * BATCH, expected=end, epoch=epoch, sync=Sync.NORMAL))
     wrote = time.process_time() - start
     start = time.process_time()
     after = 0

@@ -21,12 +21,14 @@ import msgspec
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
 from midstream.core.dialects.conversations import place_of
+from midstream.core.dialects.memo import Memo
+from midstream.core.dialects.reading import read
+from midstream.core.dialects.refusals import Dialect
 from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
 from midstream.core.replies import Finished, TextDelta
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.classification import Kind, classify
 from midstream.core.reuse.fingerprint import Chain, outline
-from midstream.core.reuse.raw import parsed
 from midstream.core.reuse.records import answered, asked_fresh, confirmed
 from midstream.runtime.pool import Pooled
 from midstream.runtime.upstreams import UpstreamEvent
@@ -42,7 +44,7 @@ CHARS = 300
 """Of one message: 10,000 of them are 3 MB."""
 ROUNDS = 40
 KEEPINGS = 400
-"""Answers of one conversation, each of which is waited for until it is on the shelf."""
+"""Answers of one conversation, each of which is waited for until it is in the store."""
 COLD_BAR_MS = 15.0
 TURNS = 50
 HALFWAY = 25
@@ -162,16 +164,17 @@ def _reading() -> list[Time]:
         {"role": ("user", "assistant")[n % 2], "content": f"{n} ".ljust(CHARS, "x")} for n in range(MESSAGES)
     ]
     body = {"model": "m", "messages": messages[:-2], "stream": True}
-    known = parsed(msgspec.json.encode(body)).now[-1]
+    memo = Memo()
+    read(Dialect.CHAT, {}, msgspec.json.encode(body | {"messages": messages[:-3]}), memo)
     raw = msgspec.json.encode(body | {"messages": messages[:-1]})
 
     def resent() -> None:
-        assert parsed(raw, known=[known]).known is known
+        assert read(Dialect.CHAT, {}, raw, memo).known
 
     return [
-        _timed("body, known messages: one hash", resent),
+        _timed("body, known messages", resent),
         _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest()),
-        _timed("body, nothing known", lambda: parsed(raw)),
+        _timed("body, nothing known", lambda: read(Dialect.CHAT, {}, raw)),
         _timed("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
     ]
 

@@ -39,8 +39,9 @@ from midstream.core.records import (
     Sync,
     encode,
 )
-from midstream.store.database import PAGE_BYTES
+from midstream.store.contract import Batch
 from midstream.store.sqlite import SQLiteStore
+from midstream.store.sqlite.database import PAGE_BYTES
 
 STEPS_A_ROUND = 10_000
 STEPS_A_SESSION_MAX = 600
@@ -113,8 +114,8 @@ async def our_store(path: Path, vfs: str | None) -> AsyncIterator[Step]:
         if session not in ends:
             ends[session] = await store.claim(session, at=0.0), 0
         epoch, end = ends[session]
-        end = await store.append(session, BEFORE_TOOL, expected=end, epoch=epoch, sync=Sync.FULL)
-        end = await store.append(session, AFTER_TOOL, expected=end, epoch=epoch, sync=Sync.NORMAL)
+        end = await store.append(session, Batch(BEFORE_TOOL, expected=end, epoch=epoch, sync=Sync.FULL))
+        end = await store.append(session, Batch(AFTER_TOOL, expected=end, epoch=epoch, sync=Sync.NORMAL))
         ends[session] = epoch, end
 
     try:

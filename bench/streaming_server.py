@@ -48,7 +48,7 @@ from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.limits import Limits
 from midstream.server.serve import listen, serve
-from midstream.store.contract import Store
+from midstream.store.contract import Batch, Store
 from midstream.store.sqlite import SQLiteStore
 
 TOKEN_CHARS = 48
@@ -254,7 +254,7 @@ async def store_turn(path: Path, count: int) -> None:
         TurnEnded(1, TurnStatus.INTERRUPTED, at),
     ]
     bodies = [records.encode(each) for each in found]
-    await store.append(name, bodies, expected=0, epoch=epoch, sync=Sync.NORMAL)
+    await store.append(name, Batch(bodies, expected=0, epoch=epoch, sync=Sync.NORMAL))
     await store.release(name, epoch=epoch)
     await store.close()
 

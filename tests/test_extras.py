@@ -61,7 +61,7 @@ def test_each_integration_names_the_extra_that_it_needs() -> None:
     }
     assert {name for name, extras in named.items() if len(extras) != 1 or extras[0] not in EXTRAS} == set()
     assert named["midstream.integrations.claude_agent"] == ["claude"]
-    assert named["midstream.store.ciphers"] == ["crypto"]
+    assert named["midstream.store.encryption.ciphers"] == ["crypto"]
     assert len(named) > 15
 
 

@@ -22,9 +22,9 @@ from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelReq
 from midstream.runtime.agent import Agent
 from midstream.server.app import asgi
 from midstream.server.serve import serve
-from midstream.store.ciphers import FileKeys
 from midstream.store.contract import Store
-from midstream.store.encrypted import encrypted
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.encrypted import encrypted
 from midstream.store.sqlite import SQLiteStore
 
 CALLS = 20

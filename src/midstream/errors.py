@@ -17,7 +17,7 @@ MidstreamError
 │   └── EventGoneError         the event id is not on the journal's line: take a snapshot
 ├── ConflictError         somebody else was first: look again, then decide again
 │   ├── JournalMovedError
-│   ├── ShelfMovedError
+│   ├── EntryMovedError
 │   ├── LeaseHeldError
 │   ├── AgentMismatchError     the open turn belongs to another agent
 │   ├── LeaseLostError
@@ -38,6 +38,7 @@ MidstreamError
 │   ├── WrongSecretError
 │   ├── SessionLockedError     it is encrypted under its client's secret, which nobody has shown here
 │   └── ForeignOriginError
+├── TransactionError      a statement of a tool failed in the transaction of its outcome
 ├── InternalError         a defect in the server: its log has the details
 ├── UnavailableError      nothing is wrong with the request: try again later
 │   ├── RecoveringError
@@ -214,6 +215,20 @@ class EventGoneError(NotFoundError):
         self.oldest = oldest
 
 
+class TransactionError(MidstreamError):
+    """A statement of a tool failed in the transaction of its outcome.
+
+    `is_over` says what is left: False, and what the tool wrote before still stands; True, and everything that it wrote
+    was undone and nothing more can be written. A tool that lets the error through has written nothing.
+    """
+
+    code = "transaction"
+
+    def __init__(self, message: str, *, is_over: bool = False, retry_after_s: float | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.is_over = is_over
+
+
 class ConflictError(MidstreamError):
     """Somebody else was first. Nothing was written."""
 
@@ -227,10 +242,10 @@ class JournalMovedError(ConflictError):
     retry = "now"
 
 
-class ShelfMovedError(ConflictError):
+class EntryMovedError(ConflictError):
     """Somebody wrote this entry first: read it and decide again. Nothing was written."""
 
-    code = "shelf_moved"
+    code = "entry_moved"
     retry = "now"
 
 
@@ -442,7 +457,7 @@ class EventsLostError(StoreDamagedError):
 
 
 class KeyMissingError(StoreDamagedError):
-    """What is stored is encrypted under a key that this process was not given. Nothing had changed."""
+    """The stored data is encrypted under a key that this process was not given. Nothing had changed."""
 
     code = "key_missing"
     retry = "ask"

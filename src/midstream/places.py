@@ -1,4 +1,4 @@
-"""Where the command line keeps things: the XDG folders, their like on macOS and Windows, or one `--home`.
+"""Folders of the command line's files: the XDG folders, their like on macOS and Windows, or one `--home`.
 
 And what is done to folders anywhere: made private, and made to last.
 """
@@ -57,7 +57,7 @@ class Places:
 
     @property
     def secrets(self) -> Path:
-        """What clients keep their secrets in where none is named, unless a keyring of the system has them."""
+        """Default file of clients' secrets, unless a keyring of the system has them."""
         return self.state / "secrets.db"
 
     @property

@@ -25,6 +25,7 @@ from midstream.core.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
 from midstream.core.messages import Call, Outcome, Result, ToolSpec, storable
 from midstream.core.records import ClientTool
 from midstream.errors import ToolDefinitionError, UsageError
+from midstream.store.contract import Transaction
 
 TIMEOUT_S = 120.0
 """Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
@@ -43,13 +44,13 @@ _log = logging.getLogger(__name__)
 
 
 class Happened(Struct, frozen=True):
-    """What a `probe` returns for a call that took effect; `value` is what the call itself would have returned."""
+    """Answer of a `probe` for a call that took effect; `value` is what the call itself would have returned."""
 
     value: Any = ""
 
 
 class DidNotHappen(Struct, frozen=True):
-    """What a `probe` returns for a call that took no effect and never will: it may run again."""
+    """Answer of a `probe` for a call that took no effect and never will: it may run again."""
 
 
 Probed = Happened | DidNotHappen | None
@@ -110,7 +111,7 @@ class ToolSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it; no two sources of an agent have one name."""
+        """Name for people; no two sources of an agent have one name."""
 
     async def tools(self) -> Sequence[Tool]:
         """Return the tools there are now. Asked before every model call, so it must be cheap.
@@ -123,26 +124,8 @@ class ToolSource(Protocol):
         """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
 
 
-class Transaction(Protocol):
-    """The transaction of the session's own database in which a tool's outcome is written; see `transaction`.
-
-    The tables of midstream are out of reach, and so is what would end the transaction or leave it (`COMMIT`,
-    `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.
-    """
-
-    def execute(
-        self, statement: str, bindings: Sequence[Any] | Mapping[str, Any] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Run SQL and return its rows, all of them.
-
-        Raises:
-            apsw.Error: As SQLite says, or the time of this call is over.
-            UsageError: The tool has returned, or its transaction was ended by a statement that failed.
-        """
-
-
 class Answer(Struct, frozen=True):
-    """What a tool may return to say itself how its call ended, instead of returning or raising.
+    """Result of a tool that states itself how its call ended, instead of returning or raising.
 
     Args:
         content: What the model reads.
@@ -154,7 +137,7 @@ class Answer(Struct, frozen=True):
 
 
 class CallContext(Struct, frozen=True):
-    """What a running tool may know about its call and do about it; see `current_call`."""
+    """Context of a running tool: its call, and actions on it; see `current_call`."""
 
     session: str
     turn: int

@@ -49,7 +49,7 @@ class Fault(StrEnum):
 
 
 class Cancellable(Protocol):
-    """What was asked for and need not happen."""
+    """Request that can be cancelled."""
 
     def cancel(self) -> object:
         """Let it not happen. Without effect if it has happened."""

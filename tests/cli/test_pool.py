@@ -12,10 +12,9 @@ from midstream.cli.terminal import width_of
 from midstream.core.messages import History, UserMessage
 from midstream.core.reuse.fingerprint import outline
 from midstream.core.reuse.records import answered, asked_fresh, confirmed, encode
-from midstream.runtime.pool_entries import POOL_SHELF, key_of
-from midstream.store.ciphers import FileKeys
-from midstream.store.contract import Shelf
-from midstream.store.encrypted import encrypted
+from midstream.runtime.pool_entries import POOL_NAMESPACE, key_of
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.encrypted import encrypted
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
@@ -39,8 +38,8 @@ async def pooled(tmp_path: Path) -> Path:
     records = {"harbour": ready, "harvest": replace(asked, run="run-1")}
     for session, record in records.items():
         key = key_of("claude:opus", session)
-        await store.keep(POOL_SHELF, key, encode(record), expected=0, at=record.used_at)
-    await store.keep(POOL_SHELF, "claude:opus/torn\x1b[31m", b"\x01nothing", expected=0, at=1.0)
+        await store.kv_put(POOL_NAMESPACE, key, encode(record), expected=0, at=record.used_at)
+    await store.kv_put(POOL_NAMESPACE, "claude:opus/torn\x1b[31m", b"\x01nothing", expected=0, at=1.0)
     await store.close()
     return path
 
@@ -152,7 +151,7 @@ async def pooled_by_both(tmp_path: Path, at_the_gateway: Path) -> None:
     record = asked_fresh(outline("", (), (), {}, HISTORY), upstream="codex", now=1_700_000_003.0)
     for session in ("served", "h:quay"):
         key = key_of("codex", session)
-        await store.keep(POOL_SHELF, key, encode(record), expected=0, at=record.used_at)
+        await store.kv_put(POOL_NAMESPACE, key, encode(record), expected=0, at=record.used_at)
     await store.close()
 
 
@@ -175,8 +174,7 @@ async def encrypted_pool(tmp_path: Path) -> tuple[Path, Path]:
     await store.open()
     asked = asked_fresh(outline("be brief", (), (), {}, HISTORY), upstream="claude:opus", now=1_700_000_000.0)
     record = answered(confirmed(asked, "agent-1", now=1.0), agent="agent-1", mark="", open_calls=(), now=2.0)
-    assert isinstance(store, Shelf)
-    await store.keep(POOL_SHELF, key_of("claude:opus", "harbour"), encode(record), expected=0, at=2.0)
+    await store.kv_put(POOL_NAMESPACE, key_of("claude:opus", "harbour"), encode(record), expected=0, at=2.0)
     await store.close()
     return path, keys
 

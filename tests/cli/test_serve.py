@@ -205,6 +205,20 @@ def test_tools_of_a_server_are_added_and_it_ends_with_us(
     assert _ends(int((tmp_path / "pid").read_text()))
 
 
+def test_a_store_may_be_named_by_a_url(tmp_path: Path) -> None:
+    with Serving(tmp_path, options=["--store", "sqlite:///by-url.db"]) as server:
+        assert server.listening["store"] == "sqlite:///by-url.db"
+        assert run("chat", server.url, "--session", "s", said="hello").returncode == 0
+        assert server.interrupt() == (0, "")
+    assert (tmp_path / "by-url.db").is_file()
+    listed = run("sessions", "list", "--store", "sqlite:///by-url.db", "--json", cwd=tmp_path)
+    assert '"id":"s"' in listed.stdout, listed.stderr
+    refused = run("serve", "told:agent", "--store", "redis://x", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "unknown scheme" in refused.stderr
+    assert "sqlite:" in refused.stderr
+
+
 def test_sessions_are_encrypted_under_a_key_of_ones_own(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     with Serving(tmp_path, options=["--key-file", str(keys)]) as server:

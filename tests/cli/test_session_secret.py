@@ -12,9 +12,9 @@ from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
 from midstream.errors import UsageError
 from midstream.places import Places
-from midstream.store.ciphers import FileKeys
 from midstream.store.contract import ESCROW
-from midstream.store.reading import reading
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.sqlite.reading import reading
 from midstream.world import World
 from tests.cli.conftest import Run
 from tests.cli.processes import Serving
@@ -99,7 +99,7 @@ def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
         assert server.interrupt() == (0, "")
     assert run("sessions", "delete", "s", "--yes", "--store", server.store).exit_code == 0
     with reading(server.store) as reader:
-        assert [kept.key for kept in reader.shelf(ESCROW)] == [""]
+        assert [kept.key for kept in reader.kv_list(ESCROW)] == [""]
 
 
 def test_a_server_whose_keys_are_lost_or_others_says_so_at_once(tmp_path: Path) -> None:

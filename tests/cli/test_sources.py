@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.sources import FileSource, ServerSource, error_of, resolve
+from midstream.cli.sources import ServerSource, StoreSource, error_of, resolve
 from midstream.errors import (
     ConnectionLostError,
     MidstreamError,
@@ -22,7 +22,7 @@ from midstream.errors import (
 )
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.store.ciphers import FileKeys
+from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.tools import tool
@@ -39,7 +39,7 @@ def server(store: Path) -> Iterator[Serving]:
 
 
 def test_a_server_lists_exports_and_deletes_what_its_file_holds(server: Serving) -> None:
-    remote, local = ServerSource(server.url), FileSource(server.store)
+    remote, local = ServerSource(server.url), StoreSource(server.store)
     assert list(remote.list()) == list(local.list())
     assert list(remote.records("harbour-1")) == list(local.records("harbour-1"))
     remote.delete("harbour-1")
@@ -77,7 +77,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 def test_a_name_is_an_id_or_its_only_beginning_or_the_last(store: Path) -> None:
-    source = FileSource(store)
+    source = StoreSource(store)
     assert resolve(source, "harbour-1").id == "harbour-1"
     assert resolve(source, "harv").id == "harvest-2"
     assert resolve(source, "-").id == "harvest-2"

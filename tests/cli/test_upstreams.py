@@ -15,7 +15,7 @@ from midstream.integrations.openai_compatible import OpenAICompatible
 from midstream.runtime.pool import Pooled
 from midstream.store.memory import MemoryStore
 
-SHELF = MemoryStore()
+NAMESPACE = MemoryStore()
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ SHELF = MemoryStore()
 )
 def test_what_is_missing_is_said(named: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        find_upstream(named, SHELF)
+        find_upstream(named, NAMESPACE)
 
 
 @pytest.mark.parametrize(
@@ -42,34 +42,34 @@ def test_an_extra_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, KINDS[kind].module, None)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with pytest.raises(UsageError, match=rf"pip install 'midstream\[{extra}\]'"):
-        find_upstream(f"{kind}:detail", SHELF)
+        find_upstream(f"{kind}:detail", NAMESPACE)
 
 
 @pytest.mark.parametrize("named", ["acp:agent", "scripted"])
 def test_what_an_upstream_can_make_nothing_of_is_refused(named: str) -> None:
     with pytest.raises(UsageError, match="takes no --model"):
-        find_upstream(named, SHELF, model="m")
+        find_upstream(named, NAMESPACE, model="m")
     for each in (named, "claude"):
         with pytest.raises(UsageError, match="leave out --key-from"):
-            find_upstream(each, SHELF, key_variable="PATH")
+            find_upstream(each, NAMESPACE, key_variable="PATH")
 
 
 def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     named = "openai-compatible:http://127.0.0.1/v1"
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(UsageError, match="SOME_KEY is not set"):
-        find_upstream(named, SHELF, model="m", key_variable="SOME_KEY")
+        find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY")
     monkeypatch.setenv("SOME_KEY", "secret")
-    assert isinstance(find_upstream(named, SHELF, model="m", key_variable="SOME_KEY"), OpenAICompatible)
+    assert isinstance(find_upstream(named, NAMESPACE, model="m", key_variable="SOME_KEY"), OpenAICompatible)
 
 
 def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match="wants a key"):
-        find_upstream("openai:gpt-5", SHELF)
+        find_upstream("openai:gpt-5", NAMESPACE)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    found = find_upstream("openai:gpt-5", SHELF, cwd=tmp_path)
+    found = find_upstream("openai:gpt-5", NAMESPACE, cwd=tmp_path)
     assert isinstance(found, Pooled)
     assert found.name == "openai:gpt-5"
 
@@ -91,7 +91,7 @@ def test_a_word_that_an_upstream_does_not_know_is_refused_with_those_it_knows(
 ) -> None:
     pytest.importorskip(package)
     with pytest.raises(UsageError, match=words):
-        find_upstream(named, SHELF, options=options)
+        find_upstream(named, NAMESPACE, options=options)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,15 @@ def test_an_option_reaches_its_upstream(
 ) -> None:
     """A conversation belongs to what its agent may do: another permission is another identity, or ability."""
     pytest.importorskip(package)
-    made = [find_upstream(named, SHELF, cwd=tmp_path, options=each) for each in (options, UpstreamOptions())]
+    made = [
+        find_upstream(named, NAMESPACE, cwd=tmp_path, options=each) for each in (options, UpstreamOptions())
+    ]
     upstreams = [each._upstream for each in made if isinstance(each, Pooled)]
     assert len({(str(each.identity), str(each.abilities)) for each in upstreams}) == 2
 
 
 async def test_the_scripted_one_says_again_what_it_hears() -> None:
-    model = find_upstream("scripted", SHELF)
+    model = find_upstream("scripted", NAMESPACE)
     request = ModelRequest("", History((UserMessage.of("hi there"),)))
     said = [event.text async for event in model.stream(request) if isinstance(event, TextDelta)]
     assert "".join(said) == "You said: hi there"

@@ -17,9 +17,9 @@ from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.journals import is_export, judged
 from midstream.errors import ConflictError
-from midstream.store.ciphers import FileKeys
-from midstream.store.contract import Mark
-from midstream.store.encrypted import encrypted
+from midstream.store.contract import Batch, Mark
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.encrypted import encrypted
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture is found by its name
@@ -37,7 +37,7 @@ async def store(tmp_path: Path) -> Path:
     await opened.open()
     epoch = await opened.claim("harbour", at=1.0)
     mark = Mark(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
-    await opened.append("harbour", RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark)
+    await opened.append("harbour", Batch(RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await opened.close()
     return path
 
@@ -152,7 +152,7 @@ async def sealed(tmp_path: Path) -> tuple[Path, Path]:
     await opened.open()
     epoch = await opened.claim("harbour", at=1.0)
     mark = Mark(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
-    await opened.append("harbour", RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark)
+    await opened.append("harbour", Batch(RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await opened.close()
     return path, keys
 

@@ -20,8 +20,8 @@ from midstream.integrations.prometheus import Prometheus
 from midstream.runtime.agent import Agent
 from midstream.server.app import asgi
 from midstream.server.serve import serve
-from midstream.store.ciphers import FileKeys
-from midstream.store.escrow import escrowed
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.escrow import escrowed
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Reply, ScriptedModel, Stall, calls, exchanges_since_user, text
 from midstream.tools import tool

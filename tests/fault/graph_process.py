@@ -112,8 +112,8 @@ class DyingStore(SQLiteStore):
     async def append(self, *arguments: Any, **options: Any) -> Any:
         return await self._dying(lambda: super(DyingStore, self).append(*arguments, **options))
 
-    async def keep(self, *arguments: Any, **options: Any) -> Any:
-        return await self._dying(lambda: super(DyingStore, self).keep(*arguments, **options))
+    async def kv_put(self, *arguments: Any, **options: Any) -> Any:
+        return await self._dying(lambda: super(DyingStore, self).kv_put(*arguments, **options))
 
 
 async def live() -> str:

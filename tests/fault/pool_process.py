@@ -21,8 +21,8 @@ from midstream.core.replies import ModelRequest, TextDelta
 from midstream.errors import ModelError
 from midstream.integrations.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.runtime.pool import Pooled
-from midstream.runtime.pool_entries import POOL_SHELF
-from midstream.store.contract import Kept, Shelf
+from midstream.runtime.pool_entries import POOL_NAMESPACE
+from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.store.sqlite import SQLiteStore
 
 # At its first event the package works out, for most of a second, which kinds there are: once for all of them, too.
@@ -75,29 +75,29 @@ class Death:
             signal.pause()
 
 
-class DeadlyShelf:
-    """A store's shelf, with points between the writes of a record."""
+class DeadlyKeyValue:
+    """A store's key-value part, with points between the writes of a record."""
 
-    def __init__(self, store: Shelf, death: Death) -> None:
+    def __init__(self, store: KeyValue, death: Death) -> None:
         self._store = store
         self._death = death
         self._writes = 0
 
-    async def kept(self, shelf: str, key: str) -> Kept | None:
-        return await self._store.kept(shelf, key)
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        return await self._store.kv_get(namespace, key)
 
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        self._writes += shelf == POOL_SHELF
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        self._writes += namespace == POOL_NAMESPACE
         self._death.reach(_WRITES.get((self._writes, "before")))
-        version = await self._store.keep(shelf, key, body, expected=expected, at=at)
+        version = await self._store.kv_put(namespace, key, body, expected=expected, at=at)
         self._death.reach(_WRITES.get((self._writes, "after")))
         return version
 
-    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
-        return await self._store.drop(shelf, key, expected=expected)
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        return await self._store.kv_delete(namespace, key, expected=expected)
 
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
-        return await self._store.shelf(shelf)
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        return await self._store.kv_list(namespace)
 
 
 def live(link: Connection, database: str, url: str, memory: Memory, point: Point) -> None:
@@ -109,7 +109,7 @@ async def _live(link: Connection, database: str, url: str, memory: Memory, death
     store = SQLiteStore(Path(database))
     await store.open()
     kind = OpenAIChain if memory == "responses" else OpenAIConversation
-    pool = Pooled(kind("gpt-5", api_key="key-1", base_url=url), DeadlyShelf(store, death))
+    pool = Pooled(kind("gpt-5", api_key="key-1", base_url=url), DeadlyKeyValue(store, death))
     while (turns := await asyncio.to_thread(link.recv)) is not None:
         link.send(await _answer(pool, turns, death))
     await pool.aclose()

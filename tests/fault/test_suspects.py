@@ -14,7 +14,7 @@ import pytest
 from midstream.core.records import EpochStarted, MessageAccepted, TurnEnded, decode
 from midstream.core.turn import SUSPECTED_CODE
 from midstream.errors import NotFoundError
-from midstream.store.reading import Reader, reading
+from midstream.store.sqlite.reading import Reader, reading
 from midstream.world import World
 from tests.fault.workers import WAIT_S, Worker, ends, lines, problems, records, until
 from tests.spec import spec

@@ -20,7 +20,8 @@ from midstream.runtime import runner as runner_module
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.serve import serve
-from midstream.store.sqlite import LEASE_S, SQLiteStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.store.sqlite.store import LEASE_S
 from midstream.testing.models import ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.testing.worlds import KillingWorld
 from midstream.tools import Tool, tool

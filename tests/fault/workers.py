@@ -20,7 +20,7 @@ import msgspec
 from midstream.core.records import Record, TurnEnded, decode
 from midstream.errors import NotFoundError
 from midstream.store.contract import Stored
-from midstream.store.reading import reading
+from midstream.store.sqlite.reading import reading
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
 from midstream.world import World
 from tests.fault.turn import Line

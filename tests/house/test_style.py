@@ -55,8 +55,8 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
     "runtime/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
     "runtime/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
-    "store/commits.py": "whatever a commit on the event loop raises belongs to who asked, as on the thread",
-    "store/thread.py": "whatever the work of a thread raises belongs to who asked for it",
+    "store/sqlite/commits.py": "whatever a commit on the event loop raises belongs to who asked, as on the thread",
+    "store/sqlite/thread.py": "whatever the work of a thread raises belongs to who asked for it",
     "integrations/openai_agents_served.py": "tools and servers of an SDK: what one raises is its outcome",
     "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }

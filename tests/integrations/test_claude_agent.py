@@ -42,7 +42,7 @@ from claude_agent_sdk import ClaudeAgentOptions, ProcessError
 
 from midstream.integrations import claude_agent
 from midstream.integrations.claude_agent import Claude
-from midstream.integrations.claude_sessions import ShelfSessions
+from midstream.integrations.claude_sessions import KeyValueSessions
 
 
 class Cli:
@@ -175,11 +175,11 @@ async def test_a_process_that_died_with_a_message_may_have_written_it_down(cli: 
 async def test_a_conversation_goes_on_elsewhere_from_a_store_of_ours(cli: Cli, tmp_path: Path) -> None:
     store = MemoryStore(Memory())
     await store.open()
-    first = Claude(cwd=cli.cwd, options=cli.options(), sessions=ShelfSessions(store))
+    first = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
     opened = (await asked(first, "one"))[0]
     assert isinstance(opened, Opened)
     cli.home = tmp_path / "another machine"
-    second = Claude(cwd=cli.cwd, options=cli.options(), sessions=ShelfSessions(store))
+    second = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
     agent = await second.open(Setup(), resume=opened.agent)
     assert text_of(await answered(agent, "two")) == "one | two"
     await second.aclose()

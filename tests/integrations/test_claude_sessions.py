@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from midstream.errors import ShelfMovedError
-from midstream.store.contract import Shelf
+from midstream.errors import EntryMovedError
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 
@@ -20,7 +19,7 @@ from claude_agent_sdk import SessionKey
 from claude_agent_sdk.testing import run_session_store_conformance
 
 from midstream.integrations import claude_sessions
-from midstream.integrations.claude_sessions import ShelfSessions
+from midstream.integrations.claude_sessions import KeyValueSessions
 
 KEY = SessionKey(project_key="-srv-project", session_id="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
 
@@ -38,10 +37,10 @@ async def memory() -> AsyncIterator[MemoryStore]:
 
 
 async def test_the_sdk_own_conformance_kit_is_passed_in_memory() -> None:
-    async def fresh() -> ShelfSessions:
+    async def fresh() -> KeyValueSessions:
         store = MemoryStore(Memory())
         await store.open()
-        return ShelfSessions(store)
+        return KeyValueSessions(store)
 
     await run_session_store_conformance(fresh)
 
@@ -49,11 +48,11 @@ async def test_the_sdk_own_conformance_kit_is_passed_in_memory() -> None:
 async def test_the_sdk_own_conformance_kit_is_passed_in_a_file(tmp_path: Path) -> None:
     opened: list[SQLiteStore] = []
 
-    async def fresh() -> ShelfSessions:
+    async def fresh() -> KeyValueSessions:
         store = SQLiteStore(tmp_path / f"{len(opened)}.db")
         await store.open()
         opened.append(store)
-        return ShelfSessions(store)
+        return KeyValueSessions(store)
 
     try:
         await run_session_store_conformance(fresh)
@@ -63,31 +62,31 @@ async def test_the_sdk_own_conformance_kit_is_passed_in_a_file(tmp_path: Path) -
 
 
 async def test_what_comes_again_is_kept_once(memory: MemoryStore) -> None:
-    sessions = ShelfSessions(memory)
+    sessions = KeyValueSessions(memory)
     await sessions.append(KEY, [entry("a"), entry("b"), entry("a")])
     await sessions.append(KEY, [entry("b"), entry("c")])
-    await ShelfSessions(memory).append(KEY, [entry("c"), entry("d")])
+    await KeyValueSessions(memory).append(KEY, [entry("c"), entry("d")])
     await sessions.append(KEY, [entry("d")])
     assert await sessions.load(KEY) == [entry("a"), entry("b"), entry("c"), entry("d")]
 
 
 async def test_what_has_no_id_is_kept_as_often_as_it_comes(memory: MemoryStore) -> None:
-    sessions = ShelfSessions(memory)
+    sessions = KeyValueSessions(memory)
     await sessions.append(KEY, [entry(None, title="t")])
     await sessions.append(KEY, [entry(None, title="t"), entry(None, title="t")])
     assert await sessions.load(KEY) == [entry(None, title="t")] * 3
 
 
 async def test_two_processes_add_to_one_transcript_and_lose_nothing(memory: MemoryStore) -> None:
-    first, second = ShelfSessions(memory), ShelfSessions(memory)
+    first, second = KeyValueSessions(memory), KeyValueSessions(memory)
 
-    async def add(sessions: ShelfSessions, name: str) -> None:
+    async def add(sessions: KeyValueSessions, name: str) -> None:
         for number in range(20):
             await sessions.append(KEY, [entry(f"{name}{number}")])
             await asyncio.sleep(0)
 
     await asyncio.gather(add(first, "a"), add(second, "b"))
-    loaded = await ShelfSessions(memory).load(KEY)
+    loaded = await KeyValueSessions(memory).load(KEY)
     assert loaded is not None
     ids = [found["uuid"] for found in loaded]
     assert [name for name in ids if name[0] == "a"] == [f"a{number}" for number in range(20)]
@@ -99,16 +98,16 @@ async def test_who_is_never_fast_enough_gives_up(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Taken(MemoryStore):
-        async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-            if shelf.startswith("claude-transcript"):
-                raise ShelfMovedError("taken")
-            return await super().keep(shelf, key, body, expected=expected, at=at)
+        async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+            if namespace.startswith("claude-transcript"):
+                raise EntryMovedError("taken")
+            return await super().kv_put(namespace, key, body, expected=expected, at=at)
 
     monkeypatch.setattr(claude_sessions, "TRIES_MAX", 3)
     store = Taken(memory._memory)
     await store.open()
-    with pytest.raises(ShelfMovedError, match="faster 3 times"):
-        await ShelfSessions(store).append(KEY, [entry("a")])
+    with pytest.raises(EntryMovedError, match="faster 3 times"):
+        await KeyValueSessions(store).append(KEY, [entry("a")])
     await store.close()
 
 
@@ -116,7 +115,7 @@ async def test_what_is_remembered_of_transcripts_has_a_limit(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claude_sessions, "KNOWN_MAX", 2)
-    sessions = ShelfSessions(memory)
+    sessions = KeyValueSessions(memory)
     for number in range(5):
         await sessions.append(SessionKey(project_key="p", session_id=str(number)), [entry("a")])
     assert len(sessions._known) == 2
@@ -125,7 +124,7 @@ async def test_what_is_remembered_of_transcripts_has_a_limit(
 
 
 async def test_a_session_can_be_made_again_after_it_was_deleted(memory: MemoryStore) -> None:
-    sessions = ShelfSessions(memory)
+    sessions = KeyValueSessions(memory)
     await sessions.append(KEY, [entry("a")])
     await sessions.append({**KEY, "subpath": "subagents/x"}, [entry("s")])
     await sessions.delete(KEY)
@@ -138,7 +137,3 @@ async def test_a_session_can_be_made_again_after_it_was_deleted(memory: MemorySt
     assert [found["session_id"] for found in await sessions.list_sessions("-srv-project")] == [
         KEY["session_id"]
     ]
-
-
-def test_our_stores_are_shelves() -> None:
-    assert isinstance(MemoryStore(Memory()), Shelf)

@@ -341,8 +341,6 @@ async def test_a_session_that_only_its_client_can_open_is_refused() -> None:
         )
     with pytest.raises(ModelRejectedError, match="only in a session"):
         await anext(model.stream(ModelRequest("", History((UserMessage.of("go"),)))))
-    with pytest.raises(UsageError, match=r"`store` is a `builtins.object`"):
-        model.begin_use(object())
 
 
 def said(words: str) -> Callable[[MessagesState], Awaitable[dict[str, Any]]]:

@@ -256,9 +256,10 @@ _AT_HOME = {
     errors.UnreadableHistoryError,
     errors.PortTakenError,
     errors.ToolsUnavailableError,
-    errors.ShelfMovedError,
+    errors.EntryMovedError,
     errors.CallReusedError,
     errors.EventGoneError,
+    errors.TransactionError,
 }
 """Told to the program that calls, and to nobody over a wire."""
 

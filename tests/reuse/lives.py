@@ -21,11 +21,11 @@ from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelReq
 from midstream.core.reuse.abilities import Abilities
 from midstream.errors import ModelError
 from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.runtime.pool_entries import POOL_SHELF
+from midstream.runtime.pool_entries import POOL_NAMESPACE
 from midstream.runtime.pool_turns import TurnReport, Way
 from midstream.runtime.upstreams import UpstreamEvent
 from midstream.store import memory as stores
-from midstream.store.contract import Kept
+from midstream.store.contract import KeyValueEntry
 from midstream.testing.upstreams import Memory, ScriptedUpstream, Talk, Trouble, words_of
 from midstream.world import World
 from tests.simulation.loop import Process, SimulatedLoop, Stuck
@@ -58,33 +58,33 @@ class SeededWorld(World):
         return f"{kind}-{self._chance.getrandbits(64):x}"
 
 
-class SlowShelf:
-    """A shelf that others can get between: every operation takes a while before it happens, and after."""
+class SlowKeyValue:
+    """A key-value store that others can get between: every operation takes a while before it happens, and after."""
 
     def __init__(self, store: stores.MemoryStore) -> None:
         self._store = store
 
-    async def kept(self, shelf: str, key: str) -> Kept | None:
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         await asyncio.sleep(0)
-        kept = await self._store.kept(shelf, key)
+        kept = await self._store.kv_get(namespace, key)
         await asyncio.sleep(0)
         return kept
 
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         await asyncio.sleep(0)
-        version = await self._store.keep(shelf, key, body, expected=expected, at=at)
+        version = await self._store.kv_put(namespace, key, body, expected=expected, at=at)
         await asyncio.sleep(0)
         return version
 
-    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
         await asyncio.sleep(0)
-        is_dropped = await self._store.drop(shelf, key, expected=expected)
+        is_dropped = await self._store.kv_delete(namespace, key, expected=expected)
         await asyncio.sleep(0)
         return is_dropped
 
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
         await asyncio.sleep(0)
-        return await self._store.shelf(shelf)
+        return await self._store.kv_list(namespace)
 
 
 @dataclass
@@ -191,7 +191,7 @@ class Life:
             self.memory, answer=self._answer, abilities=self.abilities, identity={"model": "m"}
         )
         pool = Pooled(
-            upstream, SlowShelf(self.store), world=self.world, limits=PoolLimits(live_max=2, wait_s=5.0)
+            upstream, SlowKeyValue(self.store), world=self.world, limits=PoolLimits(live_max=2, wait_s=5.0)
         )
         return Server(Process("server"), pool, upstream)
 
@@ -484,14 +484,14 @@ class Life:
         self.is_excused = self.is_excused or seconds > 7 * DAY_S
 
     async def _damage(self) -> None:
-        for kept in await self.store.shelf(POOL_SHELF):
+        for kept in await self.store.kv_list(POOL_NAMESPACE):
             body = kept.body[: self.chance.randrange(len(kept.body))] + b"\xff"
-            await self.store.keep(POOL_SHELF, kept.key, body, expected=kept.version, at=kept.at)
+            await self.store.kv_put(POOL_NAMESPACE, kept.key, body, expected=kept.version, at=kept.at)
         self.is_excused = True
 
     async def _clear(self) -> None:
-        for kept in await self.store.shelf(POOL_SHELF):
-            await self.store.drop(POOL_SHELF, kept.key, expected=kept.version)
+        for kept in await self.store.kv_list(POOL_NAMESPACE):
+            await self.store.kv_delete(POOL_NAMESPACE, kept.key, expected=kept.version)
         self.is_excused = True
 
 

@@ -17,7 +17,7 @@ from midstream.core.replies import (
 from midstream.core.reuse.records import PoolRecord, decode
 from midstream.errors import ModelError
 from midstream.runtime.pool import Pooled, PoolLimits, Servers
-from midstream.runtime.pool_entries import POOL_SHELF, key_of
+from midstream.runtime.pool_entries import POOL_NAMESPACE, key_of
 from midstream.runtime.pool_turns import TurnReport
 from midstream.store.memory import Memory as Place
 from midstream.store.memory import MemoryStore
@@ -95,7 +95,7 @@ class Host:
 
 
 class Bench:
-    """A world, a shelf, an upstream, and pools of it."""
+    """A world, a store, an upstream, and pools of it."""
 
     def __init__(self, upstream: ScriptedUpstream | None = None) -> None:
         self.world = FakeWorld()
@@ -127,7 +127,7 @@ class Bench:
 
     async def record(self, session: str = "s") -> PoolRecord | None:
         """Return the record of a session."""
-        kept = await self.store.kept(POOL_SHELF, key_of(self.upstream.name, session))
+        kept = await self.store.kv_get(POOL_NAMESPACE, key_of(self.upstream.name, session))
         return decode(kept.body) if kept else None
 
     def trouble(self, *troubles: Trouble | None) -> None:

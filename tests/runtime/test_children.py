@@ -294,7 +294,9 @@ async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
 
 
 @spec("TURN-90")
-async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_error_once_it_is_resumed() -> None:
+async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_error_once_it_is_resumed() -> (
+    None
+):
     store = MemoryStore()
     first = await _started(_boss(Agent(ScriptedModel([[Stall()]]), name="finder")), store)
     runner = await first.session("s", create=True)

@@ -21,6 +21,7 @@ from midstream.core.records import (
     decode,
 )
 from midstream.errors import (
+    AgentMismatchError,
     LeaseHeldError,
     SessionBusyError,
     StoreDamagedError,
@@ -322,3 +323,29 @@ async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
         turn = await driver.begin("s", GO)
         assert await turn.ask({}) is None
         assert memory.sessions["s"].owner is not None
+
+
+@spec("DRIVEN-10")
+@pytest.mark.parametrize(("agent", "version"), [("thief", ""), ("cook", "2")])
+async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent: str, version: str) -> None:
+    memory = Memory()
+    cook = Driver("loop", MemoryStore(memory), agent="cook", agent_version="1")
+    await (await cook.begin("s", GO, key="k")).ask({})
+    await cook.close()
+    before = await stored(memory)
+    assert [each.agent for each in before if isinstance(each, EpochStarted)] == ["cook"]
+    other = Driver("loop", MemoryStore(memory), agent=agent, agent_version=version)
+    assert [each async for each in other.open_turns()] == []
+    for key, goes_on in (("", False), ("k", False), ("", True)):
+        with pytest.raises(AgentMismatchError, match="belongs to the agent 'cook' 1"):
+            await other.begin("s", GO, key=key, goes_on=goes_on)
+    assert await stored(memory) == before
+    await other.close()
+    for name in ("cook", ""):  # its own agent, or a program that names none
+        driver = Driver("loop", MemoryStore(memory), agent=name)
+        assert [each.session async for each in driver.open_turns()] == ["s"]
+        assert (await driver.begin("s", GO)).number == 1
+        await driver.close()
+    another = Driver("loop", MemoryStore(memory), agent=agent, agent_version=version)
+    await another.abandon("s")
+    assert (await another.begin("s", UserMessage.of("more"))).number == 2

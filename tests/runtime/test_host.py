@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
-from midstream.core.blobs import Blob
 from midstream.core.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.core.messages import Exchange, Outcome, Result, UserMessage
 from midstream.core.records import (
@@ -17,7 +16,6 @@ from midstream.core.records import (
     MessageAccepted,
     OutcomeDamaged,
     Record,
-    Sync,
     TurnEnded,
     TurnStatus,
     decode,
@@ -39,7 +37,7 @@ from midstream.runtime import sleeping
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Mark, SessionInfo, Store, Stored
+from midstream.store.contract import Batch, SessionInfo, Store, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.stores import StoreInFront
@@ -419,22 +417,9 @@ class Slow(MemoryStore):
         self.go = asyncio.Event()
         self.go.set()
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         await self.go.wait()
-        return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
+        return await super().append(session, batch)
 
     async def release(self, session: str, *, epoch: int) -> None:
         await self.go.wait()

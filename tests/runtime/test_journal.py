@@ -20,7 +20,7 @@ from midstream.core.session import Session, pruned
 from midstream.errors import DrainingError, EventGoneError, JournalMovedError, RecordUndecodableError
 from midstream.runtime import journal as journal_module
 from midstream.runtime.journal import Journal
-from midstream.store.contract import Appendix, Stored
+from midstream.store.contract import Batch, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.world import Fault, World
 from tests.spec import spec
@@ -46,12 +46,16 @@ def _bodies(*numbers: int) -> Sequence[bytes]:
     return [encode(ExchangeCommitted(1, number)) for number in numbers]
 
 
+def _batch(journal: Journal, bodies: Sequence[bytes], sync: Sync) -> Batch:
+    return Batch(bodies, journal.newest.position, journal.epoch, sync)
+
+
 async def test_readers_are_woken_after_the_append_and_not_before() -> None:
     world = Noting()
     journal = await _open(MemoryStore(), world)
     waiting = asyncio.ensure_future(journal.wait(0))
     await asyncio.sleep(0)
-    await journal.append(Appendix(_bodies(1, 2)), sync=Sync.FULL)
+    await journal.append(_batch(journal, _bodies(1, 2), Sync.FULL))
     async with asyncio.timeout(30):
         await waiting
     assert [stored.position for stored in await journal.read(after=0, limit=10)] == [1, 2]
@@ -62,7 +66,7 @@ async def test_a_reader_far_behind_reads_pages_from_the_store(monkeypatch: pytes
     monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 4)
     journal = await _open(MemoryStore())
     for number in range(20):
-        await journal.append(Appendix(_bodies(number)), sync=Sync.NORMAL)
+        await journal.append(_batch(journal, _bodies(number), Sync.NORMAL))
     seen: list[int] = []
     while page := await journal.read(after=seen[-1] if seen else 0, limit=7):
         seen.extend(stored.position for stored in page)
@@ -76,7 +80,7 @@ async def test_what_is_kept_in_memory_is_bounded_in_bytes(bytes_max: int, held_m
     journal = Journal(store, "s", World(), tail_bytes_max=bytes_max)
     await journal.claim(at=1.0)
     for number in range(1, 41):
-        await journal.append(Appendix([b"x" * (50 * number)]), sync=Sync.NORMAL)
+        await journal.append(_batch(journal, [b"x" * (50 * number)], Sync.NORMAL))
         held = journal.near(after=journal.newest.position - 1, limit=1)
         assert [each.position for each in held] == [number], "the newest one is at hand"
         assert sum(len(each.body) for each in journal._tail) == journal._tail_bytes <= held_max
@@ -117,7 +121,7 @@ async def test_a_closed_journal_sends_its_waiters_away_with_the_reason() -> None
 async def test_a_record_of_a_newer_version_is_named_by_its_place() -> None:
     store = MemoryStore()
     journal = await _open(store)
-    await journal.append(Appendix([b'{"type":"from_the_future"}']), sync=Sync.FULL)
+    await journal.append(_batch(journal, [b'{"type":"from_the_future"}'], Sync.FULL))
     with pytest.raises(RecordUndecodableError, match="record 1 of session 's'"):
         await Journal(store, "s", World()).load()
 
@@ -131,7 +135,7 @@ async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
     journal = await _open(store)
     damaged = encode(CallEnded(1, 1, Result("a", "x"), 1.0))[:-1]
     lost = OutcomeDamaged(1, 1, "a")
-    await journal.append(Appendix([damaged, *_bodies(1, 2, 3, 4)]), sync=Sync.FULL)
+    await journal.append(_batch(journal, [damaged, *_bodies(1, 2, 3, 4)], Sync.FULL))
     again = Journal(store, "s", World())
     records = await again.load()
     assert records[0] == (1, lost)
@@ -146,7 +150,7 @@ async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> Non
     journal = await _open(store)
     newer = encode(EpochStarted(1, "o", 1.0, version=VERSION + 1))
     strange = encode(CallEnded(1, 1, Result("a", "x"), 1.0)).replace(b'"content":"x"', b'"content":["x"]')
-    await journal.append(Appendix([newer, strange]), sync=Sync.FULL)
+    await journal.append(_batch(journal, [newer, strange], Sync.FULL))
     with pytest.raises(RecordUndecodableError, match="record 2 of session 's'"):
         await Journal(store, "s", World()).load()
 
@@ -167,7 +171,7 @@ async def test_who_leaves_while_the_store_is_asked_takes_no_records_along() -> N
     for steps in range(10):
         ours = Journal(store, "s", World())
         before = len(await ours.load())
-        await theirs.append(Appendix(_bodies(1, 2)), sync=Sync.FULL)
+        await theirs.append(_batch(theirs, _bodies(1, 2), Sync.FULL))
         loading = asyncio.ensure_future(ours.catch_up())
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -194,7 +198,7 @@ async def test_a_reader_behind_what_was_pruned_is_told_so_and_one_at_its_end_is_
     memory = Memory()
     store = MemoryStore(memory)
     writer = await _open(store)
-    await writer.append(Appendix(_bodies(*range(10))), sync=Sync.NORMAL)
+    await writer.append(_batch(writer, _bodies(*range(10)), Sync.NORMAL))
     await _prune(store, 6)
 
     journal = Journal(store, "s", World())
@@ -212,7 +216,7 @@ async def test_of_a_journal_that_was_pruned_whole_nothing_but_its_beginning_is_l
     store = MemoryStore()
     writer = await _open(store)
     assert await writer.beginning() == (START, Session())
-    await writer.append(Appendix(_bodies(1, 2, 3)), sync=Sync.NORMAL)
+    await writer.append(_batch(writer, _bodies(1, 2, 3), Sync.NORMAL))
     assert await writer.beginning() == (START, Session())
     await _prune(store, 3)
     journal = Journal(store, "s", World())
@@ -220,7 +224,7 @@ async def test_of_a_journal_that_was_pruned_whole_nothing_but_its_beginning_is_l
     assert await _gone(journal, after=0) == 4
     assert (await journal.read(after=3, limit=9), journal.newest) == ((), EventId(1, 3))
     journal.epoch = writer.epoch
-    await journal.append(Appendix(_bodies(4)), sync=Sync.NORMAL)
+    await journal.append(_batch(journal, _bodies(4), Sync.NORMAL))
     assert [stored.position for stored in await journal.read(after=3, limit=9)] == [4]
     assert await journal.epoch_at(3) == 1
 
@@ -230,12 +234,12 @@ async def test_who_follows_and_was_overtaken_goes_on_from_the_beginning_that_is_
     memory = Memory()
     here, there = MemoryStore(memory), MemoryStore(memory)
     writer = await _open(here)
-    await writer.append(Appendix(_bodies(1, 2)), sync=Sync.NORMAL)
+    await writer.append(_batch(writer, _bodies(1, 2), Sync.NORMAL))
     await there.open()
     follower = Journal(there, "s", World())
     await follower.load()
     await writer.claim(at=2.0)
-    await writer.append(Appendix(_bodies(3, 4, 5)), sync=Sync.NORMAL)
+    await writer.append(_batch(writer, _bodies(3, 4, 5), Sync.NORMAL))
     await _prune(here, 4, epoch=2)
     [(_, begins), (_, last)] = await follower.catch_up()
     assert (type(begins).__name__, last) == ("JournalPruned", ExchangeCommitted(1, 5))
@@ -258,7 +262,7 @@ async def test_what_is_pruned_between_two_pages_is_folded_once(monkeypatch: pyte
 
     store = Pruning()
     writer = await _open(store)
-    await writer.append(Appendix(_bodies(*range(9))), sync=Sync.NORMAL)
+    await writer.append(_batch(writer, _bodies(*range(9)), Sync.NORMAL))
     journal = Journal(store, "s", World())
     records = await journal.load()
     assert [type(record).__name__ for _, record in records] == ["JournalPruned"] + 2 * ["ExchangeCommitted"]

@@ -20,8 +20,8 @@ from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host
 from midstream.runtime.locking import Locks
 from midstream.runtime.pruning import Pruner
-from midstream.store.ciphers import FileKeys
-from midstream.store.escrow import EscrowedShelf, escrowed
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.escrow import EscrowedStore, escrowed
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.testing.models import Gate, Reply, Script
@@ -62,7 +62,7 @@ def _locks(host: Host) -> Locks:
 
 
 def _is_locked(host: Host) -> bool:
-    assert isinstance(host.store, EscrowedShelf)
+    assert isinstance(host.store, EscrowedStore)
     return not (host.store.keys._roots or host.store._known or host.store._writing or host.sessions_awake)
 
 
@@ -77,7 +77,7 @@ async def _until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
 
 async def _killed(host: Host, memory: Memory) -> None:
     """Let a process die with all that it was doing."""
-    assert isinstance(host.store, EscrowedShelf)
+    assert isinstance(host.store, EscrowedStore)
     inner = host.store._store
     assert isinstance(inner, MemoryStore)
     memory.kill(inner.owner)
@@ -125,7 +125,7 @@ async def test_a_start_forgets_what_opens_deleted_sessions(tmp_path: Path) -> No
     await world.advance(3601.0)
     second = _host(tmp_path, [], memory, world=world)
     await second.start()
-    await _until(lambda: set(memory.shelves["escrow"]) == {""})
+    await _until(lambda: set(memory.values["escrow"]) == {""})
     await second.stop(grace_s=0.1)
 
 
@@ -357,7 +357,7 @@ async def test_a_session_is_deleted_at_its_time_without_its_client(tmp_path: Pat
     await world.advance(1000.0)
     await pruner.sweep()
     assert memory.sessions == {}  # also the one whose client never came back
-    assert set(memory.shelves["escrow"]) == {""}
+    assert set(memory.values["escrow"]) == {""}
     await second.stop(grace_s=0.1)
 
 

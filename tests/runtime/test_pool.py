@@ -40,7 +40,7 @@ from midstream.errors import (
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host as SessionHost
 from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.runtime.pool_entries import POOL_SHELF, RETENTION_SHELF, key_of
+from midstream.runtime.pool_entries import POOL_NAMESPACE, RETENTION_NAMESPACE, key_of
 from midstream.runtime.pool_turns import REBUILT_NOTE, End, Way
 from midstream.runtime.upstreams import Opened, Setup, UpstreamEvent
 from midstream.store.memory import MemoryStore
@@ -188,12 +188,12 @@ async def test_a_side_call_has_an_agent_of_its_own_that_is_forgotten(session: st
     bench = Bench()
     host = await bench.host()
     await host.say("one")
-    before = await bench.store.shelf(POOL_SHELF)
+    before = await bench.store.kv_list(POOL_NAMESPACE)
     request = ModelRequest("make a title", host.history, session=session, is_ephemeral=bool(session))
     events = [event async for event in host.pool.stream(request)]
     await bench.world.settle()
     assert is_whole(events)
-    assert await bench.store.shelf(POOL_SHELF) == before
+    assert await bench.store.kv_list(POOL_NAMESPACE) == before
     assert bench.upstream.memory.forgotten == ["agent-2"]
     assert (await host.say("two")).way is Way.RESUMED
 
@@ -264,12 +264,12 @@ async def test_an_agent_that_a_dead_run_had_is_not_resumed_and_readers_are_told(
     host = await bench.host()
     await host.say("one")
     key = key_of(bench.upstream.name, "s")
-    kept = await bench.store.kept(POOL_SHELF, key)
+    kept = await bench.store.kv_get(POOL_NAMESPACE, key)
     record = await bench.record()
     assert kept is not None
     assert record is not None
-    await bench.store.keep(
-        POOL_SHELF, key, encode(replace(record, run="run-dead")), expected=kept.version, at=1e6
+    await bench.store.kv_put(
+        POOL_NAMESPACE, key, encode(replace(record, run="run-dead")), expected=kept.version, at=1e6
     )
     report = await host.say("two")
     assert (report.way, report.rebuilt, report.replays) == (Way.FRESH, "phase", 1)
@@ -345,7 +345,7 @@ async def test_records_too_old_or_too_many_are_removed_and_their_agents_forgotte
     for number in range(202):
         await Host(pool, bench.world, session=f"s{number}").say("one")
         await bench.world.advance(1.0)
-    assert len(await bench.store.shelf(POOL_SHELF)) == 200
+    assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 200
     assert (
         bench.upstream.memory.forgotten == ["agent-1", "agent-3"] or len(bench.upstream.memory.forgotten) == 2
     )
@@ -353,7 +353,7 @@ async def test_records_too_old_or_too_many_are_removed_and_their_agents_forgotte
     report = await Host(pool, bench.world, session="s201").say("one")
     assert report.kind is Kind.NEW
     report = await Host(pool, bench.world, session="another").say("one")
-    assert len(await bench.store.shelf(POOL_SHELF)) == 2
+    assert len(await bench.store.kv_list(POOL_NAMESPACE)) == 2
 
 
 @spec("REUSE-39")
@@ -363,17 +363,17 @@ async def test_a_damaged_record_costs_one_replay_and_hurts_no_other() -> None:
     for host in (one, two):
         await host.say("hello")
     key = key_of(bench.upstream.name, "one")
-    kept = await bench.store.kept(POOL_SHELF, key)
+    kept = await bench.store.kv_get(POOL_NAMESPACE, key)
     assert kept is not None
-    await bench.store.keep(POOL_SHELF, key, kept.body[:20], expected=kept.version, at=kept.at)
+    await bench.store.kv_put(POOL_NAMESPACE, key, kept.body[:20], expected=kept.version, at=kept.at)
     assert [(await host.say("more")).way for host in (one, two)] == [Way.FRESH, Way.RESUMED]
     assert (await one.say("again")).way is Way.RESUMED
 
 
 @spec("REUSE-39")
-async def test_without_a_shelf_that_works_a_turn_is_answered_by_a_fresh_agent() -> None:
+async def test_without_a_store_that_works_a_turn_is_answered_by_a_fresh_agent() -> None:
     class Full(MemoryStore):
-        async def keep(self, *_: object, **__: object) -> int:
+        async def kv_put(self, *_: object, **__: object) -> int:
             raise StoreBusyError("locked")
 
     bench = Bench()
@@ -396,7 +396,7 @@ async def test_ages_at_which_agents_turned_out_dead_are_learned_and_not_tried() 
         report = await host.say("two")
         assert report.rebuilt == ("stale" if number == 3 else "upstream_gone")
         assert len(bench.upstream.opened) == opened + 1
-    assert len(await bench.store.shelf(RETENTION_SHELF)) == 1
+    assert len(await bench.store.kv_list(RETENTION_NAMESPACE)) == 1
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------

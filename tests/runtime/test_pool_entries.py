@@ -7,9 +7,9 @@ from midstream.core.messages import History, UserMessage
 from midstream.core.replies import ModelRequest
 from midstream.core.reuse.fingerprint import Outline, outline
 from midstream.core.reuse.records import PoolRecord, answered, asked_fresh, confirmed
-from midstream.errors import ShelfMovedError, StoreBusyError, UsageError
+from midstream.errors import EntryMovedError, StoreBusyError, UsageError
 from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.runtime.pool_entries import POOL_SHELF, Eviction, PoolEntries, key_of, session_of
+from midstream.runtime.pool_entries import POOL_NAMESPACE, Eviction, PoolEntries, key_of, session_of
 from midstream.store.memory import MemoryStore
 from midstream.testing import FakeWorld
 from midstream.testing.upstreams import ScriptedUpstream
@@ -21,10 +21,10 @@ class Moody(MemoryStore):
 
     is_out_of_order = False
 
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         if self.is_out_of_order:
             raise StoreBusyError("locked")
-        return await super().keep(shelf, key, body, expected=expected, at=at)
+        return await super().kv_put(namespace, key, body, expected=expected, at=at)
 
 
 async def test_a_claimed_entry_is_nobody_elses_until_it_is_let_go() -> None:
@@ -43,7 +43,7 @@ async def test_of_two_who_claim_one_entry_one_has_it() -> None:
     _, entries, world = await _made()
     found = await entries.find("s")
     await entries.claim("s", found, _asked(world))
-    with pytest.raises(ShelfMovedError):
+    with pytest.raises(EntryMovedError):
         await entries.claim("s", found, _asked(world))
 
 
@@ -93,7 +93,7 @@ async def test_a_word_that_cannot_be_written_leaves_the_entry_to_nobody() -> Non
 
 async def test_an_entry_that_cannot_be_read_or_is_too_old_is_not_known_and_can_be_replaced() -> None:
     store, entries, world = await _made()
-    await store.keep(POOL_SHELF, key_of("up", "s"), b"nothing", expected=0, at=1.0)
+    await store.kv_put(POOL_NAMESPACE, key_of("up", "s"), b"nothing", expected=0, at=1.0)
     found = await entries.find("s")
     assert (found.version, found.record) == (1, None)
     claim = await entries.claim("s", found, _asked(world))
@@ -114,7 +114,7 @@ async def test_pruning_names_our_own_free_agents_and_removes_the_old_of_all() ->
     await claim.release(theirs)
     await world.advance(8 * 24 * 3600.0)
     assert await entries.prune() == ("free",)
-    assert await store.shelf(POOL_SHELF) == []
+    assert await store.kv_list(POOL_NAMESPACE) == []
 
 
 async def test_only_unwanted_records_of_this_upstream_are_dropped() -> None:
@@ -123,7 +123,7 @@ async def test_only_unwanted_records_of_this_upstream_are_dropped() -> None:
         claim = await entries.claim(session, await entries.find(session), _asked(world))
         await claim.release(_told(world, agent=session))
     await entries.drop_where(lambda record: record.agent == "a")
-    assert [kept.key for kept in await store.shelf(POOL_SHELF)] == ["up/b"]
+    assert [kept.key for kept in await store.kv_list(POOL_NAMESPACE)] == ["up/b"]
 
 
 async def test_what_is_learned_of_an_upstream_is_kept() -> None:
@@ -188,7 +188,7 @@ async def test_a_pool_hands_its_limits_on_and_counts_what_they_cost() -> None:
         async for _ in pool.stream(request):
             pass
         await world.advance(1.0)
-    assert [kept.key for kept in await store.shelf(POOL_SHELF)] == ["scripted/b"]
+    assert [kept.key for kept in await store.kv_list(POOL_NAMESPACE)] == ["scripted/b"]
     assert pool.counters.evictions == {Eviction.COUNT: 1}
     await pool.aclose()
 

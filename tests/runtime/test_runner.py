@@ -4,11 +4,10 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from midstream.core.blobs import Blob
 from midstream.core.messages import Exchange, Finish, Outcome, Result, ToolSpec, UserMessage
 from midstream.core.records import (
     AttemptFailed,
@@ -25,7 +24,6 @@ from midstream.core.records import (
     MessageQueued,
     Record,
     ReplyCompleted,
-    Sync,
     TurnEnded,
     TurnStatus,
     decode,
@@ -48,7 +46,7 @@ from midstream.runtime.host import Host
 from midstream.runtime.journal import Journal
 from midstream.runtime.outages import APPEND_TRIES_MAX
 from midstream.runtime.runner import Runner
-from midstream.store.contract import Mark
+from midstream.store.contract import Batch, Immediate
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.models import Step
@@ -311,24 +309,11 @@ class FullOnce(MemoryStore):
 
     left = 0
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         if self.left:
             self.left -= 1
             raise StoreFullError("no space left: free some and try again")
-        return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
+        return await super().append(session, batch)
 
 
 async def test_a_full_disk_refuses_the_message_and_nothing_is_half_written() -> None:
@@ -553,17 +538,17 @@ class AtOnce(StoreInFront):
         if operation == "append":
             await self.go.wait()
 
-    def append_at_once(
-        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
-    ) -> bytes | None:
-        body = None
-        if self.may:
-            body = self._memory.append_at_once(session, work, expected=expected, epoch=epoch)
-        if body is not None:
-            self.passed.append(body)
+    @property
+    def immediate(self) -> Immediate:
+        return self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        end = self._memory.append_now(session, batch) if self.may else None
+        if end is not None:
+            self.passed += batch.bodies
         if self.bug is not None:
             raise self.bug
-        return body
+        return end
 
 
 class Speaker:

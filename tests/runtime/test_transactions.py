@@ -11,7 +11,6 @@ from pathlib import Path
 import apsw
 import pytest
 
-from midstream.core.blobs import Blob
 from midstream.core.messages import Outcome, Result, UserMessage
 from midstream.core.records import (
     CallEnded,
@@ -19,7 +18,6 @@ from midstream.core.records import (
     CancelRequested,
     Record,
     ReplyCompleted,
-    Sync,
     TurnEnded,
     TurnStatus,
     decode,
@@ -28,7 +26,7 @@ from midstream.core.turn import Cancel, SendMessage
 from midstream.errors import MidstreamError, StoreFullError, ToolDefinitionError
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host
-from midstream.store.contract import Appendix, Attempt, Mark
+from midstream.store.contract import Attempt, Batch
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import FakeWorld, ScriptedModel, calls, records_until_end, run_turn, text
@@ -120,24 +118,11 @@ class Gated(SQLiteStore):
         self.is_waiting = asyncio.Event()
         self.go = asyncio.Event()
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
-        if any(isinstance(decode(body), ReplyCompleted) for body in bodies):
+    async def append(self, session: str, batch: Batch) -> int:
+        if any(isinstance(decode(body), ReplyCompleted) for body in batch.bodies):
             self.is_waiting.set()
             await self.go.wait()
-        return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
+        return await super().append(session, batch)
 
 
 @spec("TURN-68")
@@ -198,14 +183,14 @@ class FullOnce(SQLiteStore):
     left = 1
 
     async def append_within(
-        self, session: str, work: Callable[[Attempt], Appendix], *, expected: int, epoch: int
-    ) -> Appendix:
-        def full(attempt: Attempt) -> Appendix:
-            appendix = work(attempt)
+        self, session: str, work: Callable[[Attempt], Batch], *, expected: int, epoch: int
+    ) -> Batch:
+        def full(attempt: Attempt) -> Batch:
+            batch = work(attempt)
             if self.left:
                 self.left -= 1
                 raise StoreFullError("no space left: free some and try again")
-            return appendix
+            return batch
 
         return await super().append_within(session, full, expected=expected, epoch=epoch)
 

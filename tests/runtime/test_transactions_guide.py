@@ -12,8 +12,8 @@ from midstream.core.blobs import BLOB_BYTES_MIN, EXCERPT_CHARS, SHOWN_CHARS_MAX
 from midstream.core.records import CallEnded
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
-from midstream.store.effects import SLOW_S
 from midstream.store.sqlite import SQLiteStore
+from midstream.store.sqlite.effects import SLOW_S
 from midstream.testing import ScriptedModel, calls, run_turn, text
 from midstream.tools import RESULT_CHARS_MAX, TRANSACTION_S
 

@@ -12,9 +12,9 @@ import httpx2
 from midstream.runtime.agent import Agent
 from midstream.server.access import Access
 from midstream.server.app import App, asgi
-from midstream.store.ciphers import FileKeys
 from midstream.store.contract import Store
-from midstream.store.escrow import escrowed
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.escrow import escrowed
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Script, ScriptedModel
 from midstream.tools import Tool

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
 from midstream.core.settings import StreamSettings
-from midstream.store.contract import Mark
+from midstream.store.contract import Batch
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import Stall, text
 from midstream.testing.turns import records_until_end
@@ -102,24 +99,11 @@ class _Held(MemoryStore):
         self.may_go_on.set()
         self.has_begun = asyncio.Event()
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         if not self.may_go_on.is_set():
             self.has_begun.set()
             await self.may_go_on.wait()
-        return await super().append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
+        return await super().append(session, batch)
 
 
 def withdrawal(seqno: int) -> Json:

@@ -16,7 +16,7 @@ from midstream.server import copies as copies_module
 from midstream.server.connection import Connections
 from midstream.server.copies import Copies
 from midstream.server.http import SSE
-from midstream.store.contract import Appendix, Stored
+from midstream.store.contract import Batch, Stored
 from midstream.store.memory import MemoryStore
 from midstream.testing.models import ScriptedModel, text
 from midstream.world import World
@@ -45,8 +45,12 @@ async def _runner(store: MemoryStore) -> Runner:
     await runner.events.claim(at=1.0)
     for number in range(20):
         body = encode(ExchangeCommitted(1, number))
-        await runner.events.append(Appendix([body]), sync=Sync.NORMAL)
+        await runner.events.append(_batch(runner.events, [body], Sync.NORMAL))
     return runner
+
+
+def _batch(journal: journal_module.Journal, bodies: list[bytes], sync: Sync) -> Batch:
+    return Batch(bodies, journal.newest.position, journal.epoch, sync)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +107,7 @@ async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch:
 async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> None:
     runner = await _runner(MemoryStore())
     words = encode(Delta(1, 1, 1, 0, "text", "x" * 2**15))
-    await runner.events.append(Appendix([words] * PAGE), sync=Sync.NORMAL)
+    await runner.events.append(_batch(runner.events, [words] * PAGE, Sync.NORMAL))
     copies, position = Copies(runner, NATIVE), 20
     while page := copies.at_hand(position):
         assert 0 < page.end - position < PAGE

@@ -7,14 +7,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from midstream.errors import UsageError
-from midstream.server.access import Access
 from midstream.server.door import action_of
 from midstream.server.subjects import Action
-from midstream.store.contract import Shelf
-from midstream.store.memory import MemoryStore
 from tests.server.people import ADA, BOB, guarded_app, say, told
-from tests.server.serving import called, make_app
+from tests.server.serving import called
 
 
 @pytest.mark.parametrize(
@@ -57,13 +53,3 @@ async def test_below_the_path_of_another_app_it_is_the_same_door() -> None:
         assert told(await client.get("/v1/sessions/s1", headers=BOB)) == (404, "session_not_found")
         assert told(await client.get("/v1/sessions/s1")) == (401, "unauthorized")
     await app.stop(grace_s=0)
-
-
-def test_a_store_that_keeps_no_small_values_is_refused() -> None:
-    class Bare:
-        pass
-
-    assert not isinstance(Bare(), Shelf)
-    with pytest.raises(UsageError, match="Shelf"):
-        make_app(store=Bare(), access=Access(authenticate=lambda _: None))  # type: ignore[arg-type]
-    make_app(store=MemoryStore(), access=Access(authenticate=lambda _: None))

@@ -11,7 +11,7 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import ModelRequest
-from midstream.store.ciphers import FileKeys
+from midstream.store.encryption.ciphers import FileKeys
 from midstream.testing.models import Step, text
 from tests.cli.processes import Serving
 from tests.server.escrowing import escrowed_app

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import ModelRequest, TextDelta
+from midstream.core.settings import StreamSettings
 from midstream.errors import ModelRejectedError
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
+from midstream.store.sqlite import SQLiteStore
 from midstream.testing.models import Gate, ScriptedModel, Step, calls, text
 from midstream.tools import Tool, question, report_progress, tool
 from tests.runtime.test_asking import PUSH, Coder
 from tests.server.serving import Served, make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
+from tests.spec import spec
 
 pytestmark = [
     pytest.mark.browser,
@@ -194,6 +198,32 @@ async def test_messages_wait_below_and_can_be_taken_back(browser: Browser) -> No
         await chat.sees_end("completed")
         await expect(chat.page.locator("#queue")).to_be_hidden()
         await expect(chat.page.locator(".turn .said")).to_have_text(["first", "second"])
+
+
+@spec("TURN-90")
+async def test_a_turn_whose_tool_is_gone_says_so_and_is_continued_by_a_button(
+    browser: Browser, tmp_path: Path
+) -> None:
+    paid: list[int] = []
+    path = tmp_path / "journal.db"
+    async with served(make_app([PAY, text("Done.")], tools=[purse(paid)], store=SQLiteStore(path))) as server:
+        first = await opened(browser, server.url)
+        await first.say("pay 3")
+        await asked(first, "approval")
+    app = make_app([PAY, text("Without it.")], store=SQLiteStore(path))
+    app.settings = StreamSettings(heartbeat_s=0.3)  # what a turn waits for comes with a heartbeat
+    async with served(app) as server:
+        chat = await opened(browser, server.url)
+        await chat.page.goto(f"{server.url}/#{first.session}")
+        await expect(chat.page.locator("#notice")).to_contain_text("Serve that agent", timeout=WAIT_MS)
+        await expect(chat.turn.locator(".resume")).to_have_text("Continue", timeout=WAIT_MS)
+        await chat.turn.locator(".resume").click()
+        await expect(chat.page.locator("#notice")).to_be_hidden(timeout=WAIT_MS)
+        await (await asked(chat, "approval")).locator('[data-choice="allow"]').click()
+        await chat.sees("Without it.")
+        await chat.sees_end("completed")
+        await expect(chat.turn.locator(".resume")).to_be_hidden()
+        assert (paid, chat.problems) == ([], [])
 
 
 async def test_a_failed_turn_is_resumed(browser: Browser) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.errors import UnauthorizedError
-from midstream.server.passes import SHELF, SWEEP_S, Kind, Passes, key_of
+from midstream.server.passes import NAMESPACE, SWEEP_S, Kind, Passes, key_of
 from midstream.server.subjects import Subject
 from midstream.store.memory import MemoryStore
 from midstream.testing.worlds import FakeWorld
@@ -57,12 +57,12 @@ async def test_a_pass_does_not_outlive_the_credential_it_was_issued_for() -> Non
 async def test_the_store_has_no_word_that_opens_anything_and_forgets_what_has_ended() -> None:
     passes, store, world = await _passes()
     words = [await passes.issue(kind, ADA, for_s=10) for kind in Kind]
-    kept = await store.shelf(SHELF)
+    kept = await store.kv_list(NAMESPACE)
     assert {each.key for each in kept} == {key_of(word) for word in words}
     assert [word for word in words for each in kept if word.encode() in each.body or word in each.key] == []
     await world.advance(SWEEP_S)
     last = await passes.issue(Kind.TICKET, ADA, for_s=10)
-    assert [each.key for each in await store.shelf(SHELF)] == [key_of(last)]
+    assert [each.key for each in await store.kv_list(NAMESPACE)] == [key_of(last)]
 
 
 async def test_viewers_passes_are_withdrawn_by_session() -> None:

@@ -10,7 +10,7 @@ from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.server.connection import Connections
 from midstream.server.poll import GAP_S
-from midstream.server.presence import SHELF
+from midstream.server.presence import NAMESPACE
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import ScriptedModel, Stall
 from midstream.testing.worlds import FakeWorld
@@ -62,7 +62,7 @@ async def test_the_turn_of_a_client_that_stays_away_is_stopped_and_everybody_is_
             for frame in reader.heard("events")
             for event in frame["events"]
         )
-        assert await on.store.shelf(SHELF) == []
+        assert await on.store.kv_list(NAMESPACE) == []
 
 
 @spec("STREAM-55")
@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_with_a_word_leaves_its_turn_running_and_no_m
         wire.say({"type": "close"})
         assert await ended(on.running[0]) == ""
         await on.world.settle()
-        assert (task.done(), await on.store.shelf(SHELF)) == (True, [])
+        assert (task.done(), await on.store.kv_list(NAMESPACE)) == (True, [])
         await on.world.advance(GRACE_S * 2)
         assert await is_live(on.host)
 

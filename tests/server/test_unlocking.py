@@ -14,7 +14,7 @@ from midstream.server.access import Access, tokens
 from midstream.server.subjects import Subject
 from midstream.server.unlocking import REFUSAL_S, Shown
 from midstream.store.contract import SessionInfo
-from midstream.store.escrow import EscrowedShelf
+from midstream.store.encryption.escrow import EscrowedStore
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import calls, text
 from midstream.tools import tool
@@ -264,7 +264,7 @@ async def test_keys_are_forgotten_when_the_last_one_has_left_a_session_at_rest(
     monkeypatch.setattr(locking, "LINGER_S", 0.0)
     app = escrowed_app(tmp_path, [text("one")])
     store = app.host.store
-    assert isinstance(store, EscrowedShelf)
+    assert isinstance(store, EscrowedStore)
 
     async def is_locked() -> bool:
         return not (app.host.sessions_awake or store.keys._roots or store._known or store._writing)

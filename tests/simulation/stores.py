@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
 from midstream.errors import LeaseHeldError, MidstreamError, StoreBusyError, StoreFullError
-from midstream.store.contract import Mark
+from midstream.store.contract import Batch, Immediate
 from midstream.store.memory import MemoryStore
 from midstream.testing.stores import StoreInFront
 from tests.simulation.loop import pass_time
@@ -89,39 +87,28 @@ class WeatheredStore(StoreInFront):
         await super().release(session, epoch=epoch)
         self._note("release", session, epoch)
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         await self.asked("append", session)
         try:
-            end = await self.store.append(
-                session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-            )
+            end = await self.store.append(session, batch)
         except MidstreamError as error:
             self._note("append", session, error.code)
             raise
-        self._note("append", session, epoch, end, tuple(bodies))
+        self._note("append", session, batch.epoch, end, tuple(batch.bodies))
         await self._delay()
         return end
 
-    def append_at_once(
-        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
-    ) -> bytes | None:
+    @property
+    def immediate(self) -> Immediate:
+        return self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
         if self._weather.is_down or self._chance.random() < self._weather.failing + BUSY_SHARE:
             return None
-        body = self._memory.append_at_once(session, work, expected=expected, epoch=epoch)
-        if body is not None:
-            self._note("append", session, epoch, expected + 1, (body,))
-        return body
+        end = self._memory.append_now(session, batch)
+        if end is not None:
+            self._note("append", session, batch.epoch, end, tuple(batch.bodies))
+        return end
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
         answer = await super().hand_over(session, body)
@@ -139,4 +126,4 @@ class WeatheredStore(StoreInFront):
             self._is_quiet.set()
 
 
-_WRITES = frozenset(("claim", "append", "prune", "delete", "hand_over", "answer"))
+_WRITES = frozenset(("claim", "append", "prune", "delete", "hand_over", "answer", "kv_put", "kv_delete"))

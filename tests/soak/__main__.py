@@ -1,13 +1,15 @@
 """The long soak: `python -m tests.soak [MINUTES]`, an hour by default.
 
-Four soaks take turns on the processor: server and client, and the gateway, each with kills and without. A window is
-a number of turns, so a busy machine makes fewer windows. Prints all gauges, and ends with 1 where one grows.
+Five soaks take turns on the processor: server and client, and the gateway, each with kills and without, and a client in
+JavaScript. A window is a number of turns, so a busy machine makes fewer windows. Prints all gauges, and ends with 1
+where one grows.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -25,19 +27,28 @@ KILLS = 5
 async def main(minutes: float) -> int:
     clock = _Clock(minutes * 60)
     with tempfile.TemporaryDirectory(prefix="midstream-soak-") as name:
-        folders = [Path(name) / each for each in ("server", "killed-server", "gateway", "killed-gateway")]
+        folders = [
+            Path(name) / each
+            for each in ("server", "killed-server", "gateway", "killed-gateway", "javascript")
+        ]
         for folder in folders:
             folder.mkdir()
-        server, killed, gateway, killed_gateway = folders
+        server, killed, gateway, killed_gateway, javascript = folders
         soaks = [
             soak_server(server, windows=WINDOWS_MIN, turns=TURNS, more=clock.more),
             soak_server(killed, windows=WINDOWS_MIN, turns=TURNS, kills=KILLS, more=clock.more),
             soak_gateway(gateway, windows=WINDOWS_MIN, turns=TURNS, more=clock.more),
             soak_gateway(killed_gateway, windows=WINDOWS_MIN, turns=TURNS, kills=KILLS, more=clock.more),
         ]
+        if node := shutil.which("node"):
+            soaks.append(
+                soak_server(
+                    javascript, windows=WINDOWS_MIN, turns=TURNS, kills=KILLS, node=node, more=clock.more
+                )
+            )
         results = await asyncio.gather(*soaks)
     failures = 0
-    for folder, soaked in zip(folders, results, strict=True):
+    for folder, soaked in zip(folders, results, strict=False):
         for process, gauges in soaked.items():
             _tell(f"{folder.name}, {process}:")
             for each in gauges:

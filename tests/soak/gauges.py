@@ -28,6 +28,7 @@ class Gauges(Struct):
 
     turns: int
     anonymous_bytes: int | None
+    """After a full collection, so that what is left is what is kept."""
     descriptors: int | None
     tasks: int
     timers: int
@@ -35,10 +36,13 @@ class Gauges(Struct):
     """Objects that the garbage collector tracks after a full collection."""
     cyclic: int
     """Objects in cycles that the collector has had to find since the process started."""
+    uncollected_bytes: int | None = None
+    """Anonymous memory before that collection: with the garbage that the thresholds of a server leave lying."""
 
 
 def read_gauges(turns: int) -> Gauges:
     """Collect all garbage, then read the gauges of this process. The event loop must be asyncio's own."""
+    uncollected_bytes = _anonymous_bytes()
     gc.collect()
     timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     return Gauges(
@@ -49,6 +53,7 @@ def read_gauges(turns: int) -> Gauges:
         timers=sum(not each.cancelled() for each in timers),
         objects=len(gc.get_objects()),
         cyclic=sum(each["collected"] for each in gc.get_stats()),
+        uncollected_bytes=uncollected_bytes,
     )
 
 

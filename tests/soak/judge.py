@@ -16,6 +16,7 @@ class Bounds(Struct, frozen=True):
 
     anonymous_bytes: float = 12 * 1024
     """Half of the leak that was found once. SQLite's page caches, 2 MB a connection, fill up during a short soak."""
+    uncollected_bytes: float = 12 * 1024
     descriptors: float = 0.1
     tasks: float = 0.1
     timers: float = 0.1
@@ -26,7 +27,7 @@ class Bounds(Struct, frozen=True):
 
 
 SHORT = Bounds()
-LONG = Bounds(anonymous_bytes=2 * 1024)
+LONG = Bounds(anonymous_bytes=2 * 1024, uncollected_bytes=2 * 1024)
 """For thousands of turns, when all caches are full."""
 WINDOWS_MIN = 3
 

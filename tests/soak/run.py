@@ -23,6 +23,8 @@ from tests.soak.gauges import Gauges
 WINDOW_WITHIN_S = 300.0
 """Seconds for one window; a quiet machine needs a few."""
 AT_ONCE = 10
+PYTHON = (sys.executable, "-m")
+JAVASCRIPT = ROOT / "tests" / "soak" / "client_process.mjs"
 More = Callable[[], bool]
 """Whether another window begins after those that were counted."""
 
@@ -34,8 +36,8 @@ def _no_more() -> bool:
 class Watched:
     """A process of a soak, with the gauges it has shown in its present life."""
 
-    def __init__(self, module: str, *arguments: object) -> None:
-        self._command = [sys.executable, "-m", module, *map(str, arguments)]
+    def __init__(self, *command: object) -> None:
+        self._command = [*map(str, command)]
         self.turns = 0
         self.seen: list[Gauges] = []
         self.first_line = ""
@@ -71,22 +73,33 @@ class Watched:
         assert self.process.stdout is not None
         async with asyncio.timeout(WINDOW_WITHIN_S):
             line = (await self.process.stdout.readline()).decode().strip()
-        assert line, f"{self._command[2]} ended"
+        assert line, f"{self._command} ended"
         return line
 
 
 async def soak_server(
-    folder: Path, *, windows: int, turns: int, kills: int = 0, leaked_bytes: int = 0, more: More = _no_more
+    folder: Path,
+    *,
+    windows: int,
+    turns: int,
+    kills: int = 0,
+    leaked_bytes: int = 0,
+    node: str = "",
+    more: More = _no_more,
 ) -> dict[str, list[Gauges]]:
     """Run turns of a client against a server; kill the server in the middle of each of the first `kills` windows.
+
+    With `node`, the path of that program, the client is the JavaScript one.
 
     Returns:
         The gauges of the client's only life and of the server's last one.
     """
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
-        server = Watched("tests.soak.server_process", folder, port, leaked_bytes)
-        client = Watched("tests.soak.client_process", folder, port)
+        server = Watched(*PYTHON, "tests.soak.server_process", folder, port, leaked_bytes)
+        client = Watched(*PYTHON, "tests.soak.client_process", folder, port)
+        if node:
+            client = Watched(node, "--expose-gc", JAVASCRIPT, f"http://127.0.0.1:{port}")
         await stack.enter_async_context(server)
         await stack.enter_async_context(client)
         for number in itertools.takewhile(lambda each: each < kills + windows or more(), itertools.count()):
@@ -124,9 +137,9 @@ async def soak_gateway(
     """
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port())
-        upstream = await stack.enter_async_context(Watched("bench.gateway_server"))
+        upstream = await stack.enter_async_context(Watched(*PYTHON, "bench.gateway_server"))
         url = msgspec.json.decode(upstream.first_line)["url"]
-        gateway = Watched("tests.soak.gateway_process", folder, port, url)
+        gateway = Watched(*PYTHON, "tests.soak.gateway_process", folder, port, url)
         await stack.enter_async_context(gateway)
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="soak", max_retries=20)
         await stack.enter_async_context(client)

@@ -1,6 +1,7 @@
 """The server of a soak: `python -m tests.soak.server_process FOLDER PORT LEAKED_BYTES`.
 
-With LEAKED_BYTES above 0 it is the mutant: it keeps as many bytes, a task, a timer and a descriptor for each turn.
+With LEAKED_BYTES above 0 it is the mutant: for each turn it keeps as many bytes, a task, a timer and a descriptor, and
+makes a cycle of a hundred objects.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class Model:
         self._left.append(loop.create_task(asyncio.Event().wait()))
         self._left.append(loop.call_later(100_000, print))
         self._left.append(os.dup(0))
+        cycle: list[object] = []
+        for _ in range(100):
+            cycle = [cycle]
+        ring: list[object] = [cycle]
+        ring.append(ring)
 
 
 @tool(has_effects=False)

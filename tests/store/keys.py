@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from midstream.store.ciphers import FileKeys
+from midstream.store.encryption.ciphers import FileKeys
 
 
 def keys_in(folder: Path, name: str = "keys") -> FileKeys:

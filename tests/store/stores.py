@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from midstream.core.records import Sync
-from midstream.store.contract import Store
+from midstream.store.contract import Batch, Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import FakeWorld
 from midstream.world import World
@@ -29,7 +29,7 @@ async def append(
     sync: Sync = Sync.FULL,
     session: str = "s",
 ) -> int:
-    return await store.append(session, bodies, expected=expected, epoch=epoch, sync=sync)
+    return await store.append(session, Batch(bodies, expected=expected, epoch=epoch, sync=sync))
 
 
 async def bodies(store: Store, session: str = "s") -> list[bytes]:
@@ -63,7 +63,7 @@ async def claimed(
     store = SQLiteStore(path, world=world or FakeWorld(), vfs=vfs)
     await store.open()
     epoch = await store.claim("s", at=1.0)
-    await store.append("s", [first], expected=0, epoch=epoch, sync=Sync.FULL)
+    await store.append("s", Batch([first], expected=0, epoch=epoch, sync=Sync.FULL))
     try:
         yield store, epoch
     finally:

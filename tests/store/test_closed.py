@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from midstream.core.records import Sync
 from midstream.errors import KeyMissingError
-from midstream.store.ciphers import FileKeys
-from midstream.store.closed import decrypted
-from midstream.store.contract import Mark
-from midstream.store.encrypted import encrypted
-from midstream.store.reading import reading
+from midstream.store.closed import LIST_PAGE
+from midstream.store.contract import Batch, Mark
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.encrypted import encrypted
+from midstream.store.opening import read_store
 from midstream.store.sqlite import SQLiteStore
 
 BODIES = [b'{"type":"a"}', b'{"type":"b"}']
@@ -24,24 +25,38 @@ async def path(tmp_path: Path) -> Path:
     store = encrypted(SQLiteStore(tmp_path / "s.db"), FileKeys(tmp_path / "keys"))
     await store.open()
     epoch = await store.claim("s", at=1.0)
-    await store.append("s", BODIES, expected=0, epoch=epoch, mark=MARK, sync=Sync.FULL)
+    await store.append("s", Batch(BODIES, expected=0, epoch=epoch, mark=MARK, sync=Sync.FULL))
     await store.close()
     return tmp_path
 
 
-async def test_a_closed_store_is_read_with_its_key(path: Path) -> None:
-    with reading(path / "s.db") as reader:
-        store = decrypted(reader, path / "keys")
-        assert [each.body for each in await store.read("s", after=0, limit=10)] == BODIES
-        assert [each.mark async for each in store.list()] == [MARK]
-        found = await store.find("s")
+def test_a_closed_store_is_read_with_its_key(path: Path) -> None:
+    with read_store(path / "s.db", key_file=path / "keys") as store:
+        assert [each.body for each in store.read("s", after=0, limit=10)] == BODIES
+        assert [each.mark for each in store.list()] == [MARK]
+        found = store.find("s")
         assert found is not None
         assert found.mark.title == "What is in the harbour?"
-        assert await store.blob("s", "none") is None
+        assert store.blob("s", "none") is None
+        assert not store.is_under_client_key("s")
 
 
-async def test_another_key_opens_nothing(path: Path) -> None:
-    with reading(path / "s.db") as reader:
-        store = decrypted(reader, path / "other")
-        with pytest.raises(KeyMissingError):
-            await store.read("s", after=0, limit=10)
+def test_another_key_opens_nothing(path: Path) -> None:
+    with read_store(path / "s.db", key_file=path / "other") as store, pytest.raises(KeyMissingError):
+        store.read("s", after=0, limit=10)
+
+
+def test_a_long_listing_is_read_in_pages_and_may_be_left_early(tmp_path: Path) -> None:
+    asyncio.run(_fill(tmp_path / "s.db", LIST_PAGE + 1))
+    with read_store(f"sqlite:///{tmp_path / 's.db'}") as store:
+        assert [line.session for line in store.list()] == [
+            f"s{number}" for number in range(LIST_PAGE, -1, -1)
+        ]
+        assert next(store.list()).session == f"s{LIST_PAGE}"
+
+
+async def _fill(path: Path, count: int) -> None:
+    store = SQLiteStore(path)
+    await store.open()
+    await asyncio.gather(*(store.claim(f"s{number}", at=float(number)) for number in range(count)))
+    await store.close()

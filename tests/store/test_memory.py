@@ -4,9 +4,8 @@ import pytest
 
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.immediate_contract import ImmediateContract
-from midstream.testing.shelf_contract import ShelfContract
-from midstream.testing.store_contract import Place, StoreContract
+from midstream.testing.store_contract import StoreContract
+from midstream.testing.stores import Place
 
 
 class MemoryPlace:
@@ -22,18 +21,6 @@ class MemoryPlace:
 
 
 class TestMemoryStore(StoreContract):
-    @pytest.fixture
-    def place(self) -> Place:
-        return MemoryPlace()
-
-
-class TestMemoryAtOnce(ImmediateContract):
-    @pytest.fixture
-    def place(self) -> Place:
-        return MemoryPlace()
-
-
-class TestMemoryShelf(ShelfContract):
     @pytest.fixture
     def place(self) -> Place:
         return MemoryPlace()

@@ -5,57 +5,35 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec.structs import replace
 
-from midstream.store.contract import Store
+from midstream.store.contract import Batch, Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.immediate_contract import ImmediateContract
-from midstream.testing.store_contract import Place
+from midstream.testing.stores import Place
 
 SUITE = ImmediateContract()
 
 
-class SaysSo(MemoryStore):
-    """Says that it was done."""
+class PretendsToAppend(MemoryStore):
+    """Returns an end and writes nothing."""
 
-    def append_at_once(
-        self,
-        session: str,
-        work: Callable[[], bytes],
-        *,
-        expected: int,
-        epoch: int,
-    ) -> bytes | None:
-        return work()
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        return batch.end
 
 
 class Anywhere(MemoryStore):
     """Appends wherever the end is."""
 
-    def append_at_once(
-        self,
-        session: str,
-        work: Callable[[], bytes],
-        *,
-        expected: int,
-        epoch: int,
-    ) -> bytes | None:
-        return super().append_at_once(session, work, expected=1, epoch=epoch)
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        return super().append_now(session, replace(batch, expected=1))
 
 
 class AnyEpoch(MemoryStore):
-    """Appends for whoever asks."""
+    """Appends under any epoch."""
 
-    def append_at_once(
-        self,
-        session: str,
-        work: Callable[[], bytes],
-        *,
-        expected: int,
-        epoch: int,
-    ) -> bytes | None:
-        return super().append_at_once(
-            session, work, expected=expected, epoch=self._memory.sessions["s"].epoch
-        )
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        return super().append_now(session, replace(batch, epoch=self._memory.sessions["s"].epoch))
 
 
 class PlaceOf:
@@ -73,10 +51,10 @@ class PlaceOf:
 
 Test = Callable[[Place], Awaitable[None]]
 TESTS: list[Test] = [
-    SUITE.test_an_append_at_once_happens_whole_or_is_to_be_asked_for,
-    SUITE.test_nothing_is_appended_at_once_elsewhere_than_at_the_end,
-    SUITE.test_nothing_is_appended_at_once_under_another_than_the_newest_epoch,
-    SUITE.test_a_closed_store_appends_nothing_at_once,
+    SUITE.test_an_append_without_waiting_happens_whole_or_not_at_all,
+    SUITE.test_nothing_is_appended_without_waiting_elsewhere_than_at_the_end,
+    SUITE.test_nothing_is_appended_without_waiting_under_an_older_epoch,
+    SUITE.test_a_closed_store_appends_nothing_without_waiting,
 ]
 
 
@@ -85,7 +63,9 @@ async def test_a_right_store_passes(test: Test) -> None:
     await test(PlaceOf(MemoryStore))
 
 
-@pytest.mark.parametrize(("kind", "test"), [(SaysSo, TESTS[0]), (Anywhere, TESTS[1]), (AnyEpoch, TESTS[2])])
+@pytest.mark.parametrize(
+    ("kind", "test"), [(PretendsToAppend, TESTS[0]), (Anywhere, TESTS[1]), (AnyEpoch, TESTS[2])]
+)
 async def test_a_broken_store_fails(kind: type[MemoryStore], test: Test) -> None:
     with pytest.raises(AssertionError):
         await test(PlaceOf(kind))

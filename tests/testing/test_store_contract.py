@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
+from msgspec.structs import replace
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
-from midstream.store.contract import Mark, Store, Stored
+from midstream.store.contract import Batch, Store, Stored
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.store_contract import StoreContract
 
@@ -29,23 +26,10 @@ class BrokenPlace:
 
 
 class AppendsAnywhere(MemoryStore):
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         found = await self.find(session)
         end = 0 if found is None else found.end
-        return await super().append(
-            session, bodies, expected=end, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
+        return await super().append(session, replace(batch, expected=end))
 
 
 class NeverDies(MemoryStore):

@@ -6,12 +6,13 @@ import pytest
 
 from midstream.core.records import Sync
 from midstream.errors import LeaseLostError, StoreBusyError, StoreFullError
+from midstream.store.contract import Batch
 from midstream.store.memory import MemoryStore
 from midstream.testing.stores import FailingStore
 
 
 async def _append(store: FailingStore, epoch: int, end: int, body: bytes = b"{}") -> int:
-    return await store.append("s", [body], expected=end, epoch=epoch, sync=Sync.FULL)
+    return await store.append("s", Batch([body], expected=end, epoch=epoch, sync=Sync.FULL))
 
 
 async def test_the_scripted_append_fails_and_has_written_nothing() -> None:

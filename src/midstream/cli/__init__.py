@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class Surroundings:
-    """What holds for every command of one invocation.
+    """Settings that hold for every command of one invocation.
 
     Args:
         places: Where files go.

@@ -62,7 +62,7 @@ class Asking:
 
     @property
     def prompt(self) -> str:
-        """What stands before what the person types."""
+        """Text in front of the person's input."""
         if self._is_editing:
             return INDENT + _EDIT_PROMPT
         return INDENT + (_FIXED_PROMPT if self.question.is_fixed else _PROMPTS[self.question.kind])

@@ -10,7 +10,9 @@ import click
 from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of
 from midstream.cli.terminal import clean
-from midstream.store.backup import back_up
+from midstream.errors import UsageError
+from midstream.store.opening import file_of
+from midstream.store.sqlite.backup import back_up
 from midstream.world import World
 
 QUIET_S = 0.5
@@ -21,8 +23,8 @@ QUIET_S = 0.5
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--store",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Copy this database (default: the one `midstream serve` uses).",
+    metavar="FILE|URL",
+    help="Copy this store (default: the one `midstream serve` uses).",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
@@ -30,7 +32,7 @@ QUIET_S = 0.5
 def backup(
     surroundings: Surroundings,
     target: Path,
-    store: Path | None,
+    store: str | None,
     force: bool,  # noqa: FBT001 - click passes options so
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
@@ -41,7 +43,11 @@ def backup(
     database needs the same key file.
     """
     progress = _Progress(surroundings.talk.is_terminal, World())
-    done = back_up(store or surroundings.places.store, target, may_replace=force, progress=progress.show)
+    named = store or surroundings.places.store
+    file = file_of(named)
+    if file is None:
+        raise UsageError(f"store {str(named)!r} is not one file: copy it with the tools of its database")
+    done = back_up(file, target, may_replace=force, progress=progress.show)
     progress.clear()
     if is_json:
         click.echo(json_of(done))

@@ -40,7 +40,7 @@ def cache(
     surroundings: Surroundings,
     session: str,
     requests: tuple[Path, Path] | None,
-    store: Path | None,
+    store: str | None,
     url: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so

@@ -20,7 +20,7 @@ from midstream.cli.exits import FAILURE, INTERRUPTED, UPSTREAM, of_error
 from midstream.cli.interrupts import Interrupts
 from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
-from midstream.cli.session_options import DEFAULT_URL
+from midstream.cli.session_options import url_argument
 from midstream.cli.session_secret import brought_secret
 from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
@@ -49,7 +49,7 @@ class Left(IntEnum):
 
 
 @click.command(short_help="Talk to an agent; survives Ctrl-C, cuts and restarts.")
-@click.argument("url", default=DEFAULT_URL)
+@url_argument
 @click.option("--session", metavar="NAME", help="Talk in this session (default: a new one).")
 @click.option(
     "--resume", is_flag=True, help="Go on with every turn that was interrupted, then in the last session."
@@ -75,7 +75,7 @@ def chat(
     transport: TransportName,
     cancel_on_interrupt: bool,  # noqa: FBT001 - see above
 ) -> None:
-    """Talk to the agent at URL (default: http://127.0.0.1:8000).
+    """Talk to the agent at URL (default: MIDSTREAM_URL, or http://127.0.0.1:8000).
 
     Ctrl-C once detaches: the turn goes on in the server, and --resume shows the rest. Twice stops the turn. Without a
     terminal, stdin is the message, the answer goes to stdout (each reply of it when it is whole, so that nothing is
@@ -295,7 +295,7 @@ class Talk:
             yield client.resume(self.session, now.turns)
 
     async def _now(self) -> SessionNow | None:
-        """What the session is doing; None where nothing was ever said in it."""
+        """Current state of the session; None where nothing was ever said in it."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
         except (SessionNotFoundError, WrongSecretError):  # which of them a server may not say

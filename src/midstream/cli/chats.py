@@ -1,4 +1,4 @@
-"""What `chat` remembers: the last session at each address, each session's checkpoint, and what was shown last.
+"""State that `chat` keeps: the last session at each address, each session's checkpoint, and the text shown last.
 
 The client keeps how far an application has handled its events; a process that is killed gets the last ones again.
 A screen cannot be asked what stands on it, so the id of each event is noted before and after it is printed. What

@@ -1,4 +1,4 @@
-"""What `midstream doctor` prints: reports and checks as lines of text, and how far it has got."""
+"""Output of `midstream doctor`: reports and checks as lines of text, and progress."""
 
 from __future__ import annotations
 

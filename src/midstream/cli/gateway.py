@@ -13,7 +13,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
 from midstream.cli.mcp_servers import read_servers
-from midstream.cli.serve import store_of
+from midstream.cli.stores import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.upstreams import UpstreamOptions, find_upstream
 from midstream.core.reuse.records import RECORD_AGE_MAX_S, RECORDS_MAX
@@ -24,7 +24,6 @@ from midstream.runtime.pool import PoolLimits
 from midstream.server.gateway.app import gateway as gateway_app
 from midstream.server.gateway.runs import GRACE_S
 from midstream.server.serve import serve
-from midstream.store.contract import Shelf
 from midstream.world import World
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
@@ -58,8 +57,8 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 @address_options(port=8100)
 @click.option(
     "--store",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The database of conversations and responses (default: in midstream's data folder).",
+    metavar="FILE|URL",
+    help="The store of conversations and responses (default: in midstream's data folder).",
 )
 @click.option(
     "--token", default="", help="The key that clients show (default: one that is made once and kept)."
@@ -153,8 +152,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
     if options["host"] not in LOCAL_HOSTS:
         _check_names(surroundings, options)
     path = options["store"] or made(surroundings.places.data) / surroundings.places.gateway_store.name
-    store = store_of(path, options["key_file"], is_escrowed=False)
-    assert isinstance(store, Shelf)  # with and without encryption
+    store = encrypted_store(path, options["key_file"], is_escrowed=False)
     model = find_upstream(
         options["upstream"],
         store,

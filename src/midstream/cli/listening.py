@@ -1,4 +1,4 @@
-"""What the commands that listen share: where, for whom, what they log, and how they say that they do."""
+"""Shared parts of the commands that listen: options, logging, and the report of the address."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def address_options(port: int) -> Callable[[F], F]:
-    """Where to listen, and under which names clients may ask; `port` is the port that is taken unasked."""
+    """Options of the address, and of the names under which clients may ask; `port` is the default port."""
     host_option = click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
     port_option = click.option(
         "--port",
@@ -50,7 +50,7 @@ def address_options(port: int) -> Callable[[F], F]:
 
 
 def telling_options(command: F) -> F:
-    """What is logged, and in which form it says that it listens."""
+    """Options of the log, and of the form in which the address is reported."""
     log_option = click.option(
         "--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from midstream.cli import Surroundings
-from midstream.cli.session_options import DEFAULT_URL
+from midstream.cli.session_options import url_argument
 from midstream.cli.sources import ServerSource
 from midstream.errors import UnauthorizedError
 from midstream.local_keys import shown_to
 
 
 @click.command(short_help="Print a link that logs a browser in, once.")
-@click.argument("url", default=DEFAULT_URL)
+@url_argument
 def login(url: str) -> None:
     """Print a link to the page of the server at URL that logs one browser in, within an hour."""
     url = url.rstrip("/")
@@ -20,7 +20,7 @@ def login(url: str) -> None:
 
 
 @click.command(short_help="Print the token of a server of this machine.")
-@click.argument("url", default=DEFAULT_URL)
+@url_argument
 @click.pass_obj
 def token(surroundings: Surroundings, url: str) -> None:
     """Print the bearer token that the server at URL knows its user by, for scripts.

@@ -17,11 +17,10 @@ from midstream.cli.terminal import Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import time_of
 from midstream.core.reuse.records import PoolRecord, decode
 from midstream.errors import NotFoundError, UsageError
-from midstream.runtime.pool_entries import CALLS_SHELF, POOL_SHELF, session_of
-from midstream.store.closed import ENTRY_MARK, decrypted
-from midstream.store.contract import Kept
-from midstream.store.reading import Reader, reading
-from midstream.store.sqlite import SQLiteStore
+from midstream.runtime.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, session_of
+from midstream.store.closed import ENTRY_MARK
+from midstream.store.contract import KeyValueEntry
+from midstream.store.opening import open_store, read_store
 
 SESSION_COLUMNS = 24
 STATE_COLUMNS = 9
@@ -72,8 +71,8 @@ def pool() -> None:
 
 _store_option = click.option(
     "--store",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Look into this database (default: those of `midstream gateway` and `midstream serve`).",
+    metavar="FILE|URL",
+    help="Look into this store (default: those of `midstream gateway` and `midstream serve`).",
 )
 _json_option = click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
 
@@ -85,7 +84,7 @@ _json_option = click.option("--json", "is_json", is_flag=True, help="Answer in J
 @click.pass_obj
 def list_records(
     surroundings: Surroundings,
-    store: Path | None,
+    store: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
@@ -122,7 +121,7 @@ def list_records(
 def show(
     surroundings: Surroundings,
     session: str,
-    store: Path | None,
+    store: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
@@ -152,7 +151,7 @@ def clear(
     sessions: tuple[str, ...],
     is_all: bool,  # noqa: FBT001 - click passes options so
     yes: bool,  # noqa: FBT001 - see above
-    store: Path | None,
+    store: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
@@ -169,32 +168,32 @@ def clear(
     removed: list[str] = []
     for path in sorted({line.store for line in wanted}):
         keys = [line.key for line in wanted if line.store == path]
-        removed += asyncio.run(_removed(Path(path), keys))
+        removed += asyncio.run(_removed(path, keys))
     if is_json:
         for key in removed:
             click.echo(json_of({"key": key, "is_removed": True}))
     click.echo(f"{_counted(len(removed))} removed.", err=True)
 
 
-async def _removed(path: Path, keys: Sequence[str]) -> list[str]:
+async def _removed(named: str, keys: Sequence[str]) -> list[str]:
     """Remove entries as they are now, and return which were there."""
-    store = SQLiteStore(path)
+    store = open_store(named)
     await store.open()
     try:
         removed = []
         for key in keys:
-            calls = await store.kept(CALLS_SHELF, key)
+            calls = await store.kv_get(CALLS_NAMESPACE, key)
             if calls is not None:
-                await store.drop(CALLS_SHELF, key, expected=calls.version)
-            kept = await store.kept(POOL_SHELF, key)
-            if kept is not None and await store.drop(POOL_SHELF, key, expected=kept.version):
+                await store.kv_delete(CALLS_NAMESPACE, key, expected=calls.version)
+            kept = await store.kv_get(POOL_NAMESPACE, key)
+            if kept is not None and await store.kv_delete(POOL_NAMESPACE, key, expected=kept.version):
                 removed.append(key)
         return removed
     finally:
         await store.close()
 
 
-def _stores(surroundings: Surroundings, named: Path | None, key_file: Path | None) -> list[Path]:
+def _stores(surroundings: Surroundings, named: str | None, key_file: Path | None) -> list[str]:
     """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any.
 
     Raises:
@@ -203,24 +202,18 @@ def _stores(surroundings: Surroundings, named: Path | None, key_file: Path | Non
     if named is not None:
         return [named]
     places = surroundings.places
-    stores = [path for path in (places.gateway_store, places.store) if path.exists()]
+    stores = [str(path) for path in (places.gateway_store, places.store) if path.exists()]
     if key_file is not None and len(stores) > 1:
         raise UsageError("--key-file opens one database, and there are two: name one with --store")
     return stores
 
 
-def _found(stores: Sequence[Path], key_file: Path | None) -> list[PoolLine]:
+def _found(stores: Sequence[str], key_file: Path | None) -> list[PoolLine]:
     found = []
-    for path in stores:
-        with reading(path) as reader:
-            found += [_line_of(kept, str(path)) for kept in _records_in(reader, key_file)]
+    for named in stores:
+        with read_store(named, key_file=key_file) as store:
+            found += [_line_of(kept, named) for kept in store.kv_list(POOL_NAMESPACE)]
     return sorted(found, key=lambda line: line.used_at, reverse=True)
-
-
-def _records_in(reader: Reader, key_file: Path | None) -> Sequence[Kept]:
-    if key_file is None:
-        return reader.shelf(POOL_SHELF)
-    return asyncio.run(decrypted(reader, key_file).shelf(POOL_SHELF))
 
 
 def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
@@ -247,7 +240,7 @@ def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
     return fitting
 
 
-def _line_of(kept: Kept, store: str) -> PoolLine:
+def _line_of(kept: KeyValueEntry, store: str) -> PoolLine:
     record, size = decode(kept.body), len(kept.body)
     if record is None:
         state = "encrypted" if kept.body.startswith(ENTRY_MARK) else "damaged"

@@ -17,6 +17,7 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
+from midstream.cli.stores import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.core.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
 from midstream.errors import UsageError
@@ -29,8 +30,6 @@ from midstream.server.access import Access, this_user, token_file
 from midstream.server.app import App, asgi
 from midstream.server.serve import serve as serve_app
 from midstream.server.settings_file import SettingsFile
-from midstream.store.contract import Store
-from midstream.store.sqlite import SQLiteStore
 from midstream.world import World
 
 T = TypeVar("T", int, float)
@@ -74,9 +73,9 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @click.option(
     "--store",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The database of all sessions, made where it is missing (default: one for the current folder, in midstream's "
-    "data folder).",
+    metavar="FILE|URL",
+    help="The store of all sessions: a SQLite file, made where it is missing, or a URL such as sqlite:///sessions.db "
+    "(default: a file for the current folder, in midstream's data folder).",
 )
 @click.option("--no-auth", "is_open", is_flag=True, help="Let in everybody on this machine.")
 @click.option(
@@ -183,7 +182,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
     login = "" if _is_asking_otherwise(options) else World().new_id("login")
     app = asgi(
         agent,
-        store=store_of(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
+        store=encrypted_store(path, options["key_file"], is_escrowed=options["encrypting"] == "client"),
         access=_access_of(surroundings, options, login),
         observers=_observers_of(agent, options),
         retention=_retention_of(options),
@@ -302,30 +301,3 @@ def _retention_of(options: dict[str, Any]) -> Retention:
 
 def _told(limit: T) -> T | None:
     return None if limit == math.inf else limit
-
-
-def store_of(path: Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
-    """Return the store, encrypted as the options say.
-
-    Raises:
-        UsageError: The extra is not installed, or the key file cannot be read.
-    """
-    store = SQLiteStore(path)
-    if is_escrowed and key_file is None:
-        key_file = path.with_name(f"{path.name}.keys")
-    if key_file is None:
-        return store
-    try:
-        from midstream.store.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
-        from midstream.store.encrypted import encrypted  # noqa: PLC0415 - see above
-        from midstream.store.escrow import escrowed  # noqa: PLC0415 - see above
-    except ModuleNotFoundError as error:
-        raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
-    if not key_file.exists() and not path.exists():
-        try:
-            FileKeys.make(key_file)
-        except UsageError:
-            if not key_file.exists():  # else another server of this store was faster
-                raise
-    keys = FileKeys(key_file)
-    return escrowed(store, keys) if is_escrowed else encrypted(store, keys)

@@ -27,7 +27,7 @@ from midstream.errors import NotFoundError, UsageError
 def questions(
     surroundings: Surroundings,
     session: str | None,
-    store: Path | None,
+    store: str | None,
     url: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so

@@ -1,4 +1,4 @@
-"""What the commands about sessions share: where to look, how to answer, and which ids a shell offers."""
+"""Shared options of the commands about sessions: where to look, how to answer, and ids for a shell's completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from midstream.cli import Surroundings
-from midstream.cli.sources import FileSource, ServerSource, Source
+from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean, escaped_json
 from midstream.errors import MidstreamError, UsageError
 from midstream.places import Places
@@ -21,6 +21,8 @@ from midstream.places import Places
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+URL_VARIABLE = "MIDSTREAM_URL"
+"""The environment variable with the address of the server that commands use where none is named."""
 COMPLETIONS_MAX = 50
 """Ids offered by a shell; more would not fit the screen."""
 
@@ -33,14 +35,14 @@ key_file_option = click.option(
 
 
 def source_options(command: F) -> F:
-    """Where to look, and in which form to answer."""
+    """Add the options of a source, and of the form of the answer."""
     for option in (
         click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
         click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
         click.option(
             "--store",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Look into this database (default: the one `midstream serve` uses).",
+            metavar="FILE|URL",
+            help="Look into this store (default: the one `midstream serve` uses).",
         ),
         key_file_option,
     ):
@@ -48,18 +50,28 @@ def source_options(command: F) -> F:
     return command
 
 
+url_argument = click.argument("url", default=DEFAULT_URL, envvar=URL_VARIABLE)
+
+
 def server_options(command: F) -> F:
     """Which server is to do it, and in which form to answer."""
     for option in (
         click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
-        click.option("--url", metavar="URL", default=DEFAULT_URL, show_default=True, help="The server."),
+        click.option(
+            "--url",
+            metavar="URL",
+            default=DEFAULT_URL,
+            envvar=URL_VARIABLE,
+            show_default=True,
+            help=f"The server; also {URL_VARIABLE}.",
+        ),
     ):
         command = option(command)
     return command
 
 
 def source_of(
-    surroundings: Surroundings, store: Path | None, url: str | None, key_file: Path | None = None
+    surroundings: Surroundings, store: str | None, url: str | None, key_file: Path | None = None
 ) -> Source:
     """Return where to look.
 
@@ -70,7 +82,7 @@ def source_of(
         raise UsageError("--store and --url name two places: give one of them")
     if key_file and url:
         raise UsageError("--key-file opens a database here: the server at --url has its own")
-    return ServerSource(url) if url else FileSource(store or surroundings.places.store, key_file)
+    return ServerSource(url) if url else StoreSource(store or surroundings.places.store, key_file)
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -78,7 +90,7 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):
-        source = FileSource(ctx.params.get("store") or Places.found().store, ctx.params.get("key_file"))
+        source = StoreSource(ctx.params.get("store") or Places.found().store, ctx.params.get("key_file"))
         fitting = (line for line in source.list() if line.id.startswith(incomplete))
         return [
             CompletionItem(line.id, help=clean(line.title, is_one_line=True))

@@ -41,7 +41,7 @@ def list_sessions(
     surroundings: Surroundings,
     limit: int,
     has_children: bool,  # noqa: FBT001 - click passes options so
-    store: Path | None,
+    store: str | None,
     url: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
@@ -90,7 +90,7 @@ def show(
     surroundings: Surroundings,
     session: str,
     raw: bool,  # noqa: FBT001 - click passes options so
-    store: Path | None,
+    store: str | None,
     url: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
@@ -127,7 +127,7 @@ def _raw_lines(turn: TurnTranscript) -> Iterator[str]:
 def export(
     surroundings: Surroundings,
     session: str,
-    store: Path | None,
+    store: str | None,
     url: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: ARG001, FBT001 - an export is JSON anyway
@@ -153,7 +153,7 @@ def delete(
     names: tuple[str, ...],
     yes: bool,  # noqa: FBT001 - click passes options so
     dry_run: bool,  # noqa: FBT001 - see above
-    store: Path | None,
+    store: str | None,
     url: str | None,
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above

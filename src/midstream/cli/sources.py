@@ -1,4 +1,4 @@
-"""Where `midstream sessions` looks: a store file, without disturbing the server that works on it, or a server."""
+"""Sources of `midstream sessions`: a store, without disturbing the server that works on it, or a server."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ from midstream.errors import (
 )
 from midstream.local_keys import shown_to
 from midstream.places import Places
-from midstream.store.closed import ENCRYPTED_MARKS, decrypted, is_under_client_key
-from midstream.store.contract import SessionInfo, Store
-from midstream.store.reading import Reader, reading
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.closed import ENCRYPTED_MARKS
+from midstream.store.contract import SessionInfo
+from midstream.store.opening import open_store, read_store
 
 T = TypeVar("T")
 
@@ -123,37 +122,37 @@ def resolve(source: Source, name: str) -> SessionLine:
     return begins[0]
 
 
-class FileSource:
-    """A SQLite store. Only `delete` opens it for writing.
+class StoreSource:
+    """A store that no server of ours need have open. Only `delete` opens it for writing.
 
     Args:
-        path: The database.
+        named: Its URL, or the path of a SQLite file.
         key_file: The operator's keys, where it is encrypted under them.
     """
 
-    def __init__(self, path: Path, key_file: Path | None = None) -> None:
-        self._path = path
+    def __init__(self, named: str | Path, key_file: Path | None = None) -> None:
+        self._named = named
         self._key_file = key_file
 
     def list(self) -> Iterator[SessionLine]:
         """See `Source.list`."""
-        with reading(self._path) as reader:
-            if self._key_file is not None:
-                yield from map(_line_of, asyncio.run(_all_of(decrypted(reader, self._key_file))))
-                return
-            numbers = reader.numbers(None)
-            for start in range(0, len(numbers), PAGE):
-                yield from map(_line_of, reader.lines(numbers[start : start + PAGE]))
+        with read_store(self._named, key_file=self._key_file) as store:
+            yield from map(_line_of, store.list())
 
     def records(self, session: str) -> Iterator[Line]:
         """See `Source.records`."""
-        with reading(self._path) as reader:
-            if reader.find(session) is None:
+        with read_store(self._named) as store:
+            if store.find(session) is None:
                 raise SessionNotFoundError(f"there is no session {session!r}")
-            if self._key_file is not None and not is_under_client_key(reader, session):
-                yield from _decrypted_lines_of(decrypted(reader, self._key_file), session)
-            else:
-                yield from _lines_of(reader, session)
+            is_locked = store.is_under_client_key(session)
+        with read_store(self._named, key_file=None if is_locked else self._key_file) as store:
+            after = 0
+            while page := store.read(session, after=after, limit=PAGE):
+                after = page[-1].position
+                for stored in page:
+                    if stored.body[:1] in ENCRYPTED_MARKS:
+                        raise _unreadable(session, is_locked=is_locked)
+                    yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
 
     def questions(self, session: str | None) -> Sequence[Question]:
         """See `Source.questions`."""
@@ -172,10 +171,8 @@ class FileSource:
 
     def blob(self, session: str, digest: str) -> bytes | None:
         """See `Source.blob`."""
-        with reading(self._path) as reader:
-            if self._key_file is not None:
-                return asyncio.run(decrypted(reader, self._key_file).blob(session, digest))
-            return reader.blob(session, digest)
+        with read_store(self._named, key_file=self._key_file) as store:
+            return store.blob(session, digest)
 
     def delete(self, session: str) -> None:
         """See `Source.delete`."""
@@ -183,7 +180,7 @@ class FileSource:
             raise SessionNotFoundError(f"there is no session {session!r}")
 
     async def _delete(self, session: str) -> bool:
-        store = SQLiteStore(self._path)
+        store = open_store(self._named)
         await store.open()
         try:
             return await store.delete(session)
@@ -209,31 +206,9 @@ class _Naming(Struct, frozen=True):
     result: _Named = _Named()
 
 
-def _lines_of(reader: Reader, session: str) -> Iterator[Line]:
-    after = 0
-    while page := reader.records(session, after, PAGE):
-        after = page[-1].position
-        for stored in page:
-            if stored.body[:1] in ENCRYPTED_MARKS:
-                raise _unreadable(reader, session)
-            yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
-
-
-def _decrypted_lines_of(store: Store, session: str) -> Iterator[Line]:
-    after = 0
-    while page := asyncio.run(store.read(session, after=after, limit=PAGE)):
-        after = page[-1].position
-        for stored in page:
-            yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
-
-
-async def _all_of(store: Store) -> list[SessionInfo]:
-    return [info async for info in store.list()]
-
-
-def _unreadable(reader: Reader, session: str) -> MidstreamError:
+def _unreadable(session: str, *, is_locked: bool) -> MidstreamError:
     name, ask = repr(session), "ask the server that has it, with --url"
-    if not is_under_client_key(reader, session):
+    if not is_locked:
         brought = f"name the file with --key-file, or {ask}"
         return KeyMissingError(f"session {name} is encrypted under a key of its server's operator: {brought}")
     brought = f"{FILE_VARIABLE} names the file of the secret where another client has it"
@@ -255,7 +230,7 @@ class _Questions(Struct, frozen=True):
 
 
 class SessionNow(Struct, frozen=True):
-    """What a session is doing, of all that a snapshot has."""
+    """State of a session, the part of a snapshot that is needed here."""
 
     event_id: str
     status: str
@@ -266,7 +241,7 @@ class SessionNow(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """Where a session stands after a server did what it was told."""
+    """State of a session after a server executed a command."""
 
     event_id: str
     is_running: bool
@@ -281,7 +256,7 @@ class _Issued(Struct, frozen=True):
 
 
 class _Problem(Struct, frozen=True):
-    """What our servers say of an error (RFC 9457 with a code)."""
+    """Error document of our servers (RFC 9457 with a code)."""
 
     detail: str
     code: str

@@ -1,4 +1,4 @@
-"""What sub-agents do, as whole lines set in below their call: several may be at work at once."""
+"""Activity of sub-agents, as whole lines indented below their call: several may be at work at once."""
 
 from __future__ import annotations
 

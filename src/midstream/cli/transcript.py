@@ -123,7 +123,7 @@ def read(records: Iterable[Record]) -> list[TurnTranscript]:
 
 
 class _Reading:
-    """What is known while the records are walked."""
+    """Facts collected while the records are walked."""
 
     def __init__(self) -> None:
         self.turns: list[TurnTranscript] = []

@@ -1,4 +1,4 @@
-"""What `midstream gateway` can stand before, by name; an upstream's software is imported only when it is named."""
+"""Upstreams of `midstream gateway`, by name; an upstream's software is imported only when it is named."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from midstream.core.reuse.servers import McpServer
 from midstream.errors import UsageError
 from midstream.runtime.models import Model
 from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.store.contract import Shelf
+from midstream.store.contract import KeyValue
 from midstream.testing.models import Reply, ScriptedModel, text
 
 
 class UpstreamOptions(Struct, frozen=True):
-    """What an agent may do and is given, each for the kinds of upstreams that take it.
+    """Permissions and settings of an agent, each for the kinds of upstreams that take it.
 
     Args:
         permission_mode: How the agent asks for leave, in its own words; "" for its default.
@@ -39,7 +39,7 @@ class UpstreamOptions(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """What the command line says of an upstream.
+    """Upstream as named on the command line.
 
     Args:
         detail: What stands behind the colon of its name, such as an agent's command; "" for nothing.
@@ -149,7 +149,7 @@ SCRIPTED = "scripted"
 
 def find_upstream(
     named: str,
-    shelf: Shelf,
+    kv: KeyValue,
     *,
     model: str = "",
     cwd: Path = Path(),
@@ -160,7 +160,7 @@ def find_upstream(
 
     Args:
         named: Such as `claude`, `cursor:composer-2`, `acp:gemini --acp`, `openai-compatible:http://127.0.0.1:11434/v1`.
-        shelf: Where the pool keeps what it knows of its agents.
+        kv: Where the pool keeps what it knows of its agents.
         model: The upstream's own name of the model, where its kind takes one.
         cwd: The folder agents work in.
         key_variable: The environment variable that has the upstream's key; "" lets it look for its own.
@@ -201,7 +201,7 @@ def find_upstream(
     if not kind.is_pooled:
         return cast("Model", upstream)
     servers = options.servers
-    return Pooled(upstream, shelf, limits=options.limits, servers=(lambda: servers) if servers else None)
+    return Pooled(upstream, kv, limits=options.limits, servers=(lambda: servers) if servers else None)
 
 
 def _echo(request: ModelRequest) -> Reply:

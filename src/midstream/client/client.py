@@ -1,4 +1,4 @@
-"""What an application imports: connect, speak, follow, stop, and take up what an earlier process left.
+"""Client of an application: connect, send, follow, stop, and take up turns that an earlier process left.
 
 async with connect("http://127.0.0.1:8000", state="agent.db", tools=[read_file]) as client:
     for turn in await client.resume_interrupted():

@@ -1,4 +1,4 @@
-"""What the SQLite files of a client have in common: whose they are, and what SQLite's refusals mean."""
+"""Shared parts of a client's SQLite files: their ownership, and the meaning of SQLite's errors."""
 
 from __future__ import annotations
 

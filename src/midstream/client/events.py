@@ -1,4 +1,4 @@
-"""What a client's stream tells an application, as events."""
+"""Events that a client's stream gives an application."""
 
 from __future__ import annotations
 

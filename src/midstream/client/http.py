@@ -49,7 +49,7 @@ _NO_CONTENT = 204
 
 
 class HttpPaths(Struct, frozen=True):
-    """Where the requests of one connection go, and the name they show.
+    """Addresses of the requests of one connection, and the name they carry.
 
     Args:
         session: The address of the session.
@@ -268,7 +268,7 @@ class _Place(Struct, frozen=True):
 
 
 class _Placed(Struct, frozen=True):
-    """What of a frame says from where the next poll goes on."""
+    """Position in a frame from which the next poll continues."""
 
     resume_from: str | None = None
     events: tuple[_Place, ...] = ()

@@ -1,4 +1,4 @@
-"""What a client asks beside its streams: one request, one answer."""
+"""Requests of a client beside its streams: one request, one answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application decides about its streams, and may change while it runs."""
+"""Settings of an application's streams, which may change while it runs."""
 
 from __future__ import annotations
 

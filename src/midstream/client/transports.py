@@ -1,4 +1,4 @@
-"""What carries the frames of one connection of a client, and what every way to a server has in common.
+"""Transports of a client's connections, and the parts that all of them share.
 
 Every fault of the network becomes `ConnectionLostError`, which the stream answers with a reconnect; a server that
 refuses in words of HTTP becomes the error those words stand for.
@@ -43,7 +43,7 @@ _SERVER_ERRORS = 500
 
 
 class Transport(Protocol):
-    """What carries the frames of one connection."""
+    """Transport of the frames of one connection."""
 
     @property
     def received_bytes(self) -> int:

@@ -64,7 +64,7 @@ TransportName = Literal["auto", "websocket", "sse", "poll"]
 
 
 class Remembered(Struct, frozen=True):
-    """What worked at a server, and until when that is believed, in seconds since 1970."""
+    """Transport that worked at a server, and until when that is believed, in seconds since 1970."""
 
     transport: Way
     until: float
@@ -75,7 +75,7 @@ class Remembered(Struct, frozen=True):
 
 
 class RememberedWays:
-    """What worked at each server, in a file beside the checkpoints.
+    """Transports that worked, by server, in a file beside the checkpoints.
 
     It is a convenience: a file that cannot be read or written costs a slower first connection and nothing else.
 

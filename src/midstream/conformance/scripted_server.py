@@ -214,7 +214,7 @@ class _Socket:
 
 
 class _HttpLine:
-    """What is said to a client over plain HTTP, until it can be carried."""
+    """Frames for a client over plain HTTP, until they can be sent."""
 
     def __init__(self, world: World) -> None:
         self._world = world

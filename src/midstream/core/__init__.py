@@ -1,1 +1,1 @@
-"""What is decided: pure functions and values. Nothing here waits, reads a clock, makes an id or touches a disk."""
+"""Decisions: pure functions and values. Nothing here waits, reads a clock, makes an id or touches a disk."""

@@ -45,7 +45,7 @@ EDITED_CONTENT = "[a person changed the arguments before this ran, to: {argument
 
 
 class OnDoubt(StrEnum):
-    """What to do with a call that was started and whose outcome nobody knows."""
+    """Policy for a call that was started and whose outcome is unknown."""
 
     UNKNOWN = "unknown"
     """Tell the model that the outcome is unknown and to check. The default for tools with effects."""
@@ -67,7 +67,7 @@ OnDoubtName = Literal["unknown", "rerun", "rerun_with_key", "probe", "hold", "in
 
 
 class Site(StrEnum):
-    """Where a call is answered."""
+    """Place where a call is answered."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -189,7 +189,7 @@ class CallState(Struct, frozen=True, gc=False):
 
 
 class Verdict(StrEnum):
-    """What may be done about a call."""
+    """Permission to start a call, or the reason against it."""
 
     START = "start"
     """Never started: start it."""

@@ -1,4 +1,4 @@
-"""What a client of a stream keeps in order to resume it, and what is written of it with each change.
+"""Checkpoint of a client's stream, from which it resumes, and the writes of each change.
 
 A shell keeps it where it likes: `client/checkpoint.py` in files, midstream.js in IndexedDB.
 """
@@ -25,7 +25,7 @@ sent after the welcome only: a server that has taken the chunk itself is not sen
 
 
 class Checkpoint(Struct, frozen=True):
-    """What a client keeps in order to resume.
+    """State from which a client resumes.
 
     Args:
         stream: The stream key.

@@ -1,4 +1,4 @@
-"""What an application receives of a session: one event for each record, also of the sub-agents below it."""
+"""Events of a session for an application: one for each record, also of the sub-agents below it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from midstream.errors import ConnectionLostError, StoreDamagedError, TurnFailedE
 
 
 class PlaybackLost(Struct, frozen=True, tag="playback_lost", tag_field="type"):
-    """What this client had said and nobody had acknowledged cannot be read any more, so that it is not said again.
+    """Notice that a message of this client, never acknowledged, cannot be read any more and is not sent again.
 
     Args:
         reason: What is damaged.
@@ -105,7 +105,7 @@ class Event(Struct, frozen=True, eq=False):
 
     @property
     def innermost(self) -> Record | Gone | Snapshot | PlaybackLost:
-        """What happened, seen through the sub-agents that report it: the record of the last session of `path`.
+        """Return the record seen through the sub-agents that report it: that of the last session of `path`.
 
         Raises:
             RecordUndecodableError: A sub-agent's record is of a later version.

@@ -1,4 +1,4 @@
-"""What took how long: turns, model calls and tool calls, read off the records of journals.
+"""Durations of turns, model calls and tool calls, read off the records of journals.
 
 A fold for those who measure. It sees what is appended from some moment on, so that what began before is not there;
 what never ends is forgotten when too much is open.
@@ -32,7 +32,7 @@ OK = "ok"
 
 
 class Kind(StrEnum):
-    """What took its time."""
+    """Kind of work that took time."""
 
     TURN = "turn"
     MODEL = "model"

@@ -31,7 +31,7 @@ class Text(Struct, frozen=True, gc=False, tag="text"):
 
 
 class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
-    """What a model thought aloud. `signature` is the provider's, kept byte for byte.
+    """Reasoning of a model. `signature` is the provider's, kept byte for byte.
 
     `is_redacted`: the provider withholds the words; `signature` holds them, for its own eyes, and `text` is empty.
     """
@@ -233,7 +233,7 @@ class History(Struct, frozen=True, gc=False):
 
 
 class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a model is told of a tool. `parameters` is a JSON schema of an object."""
+    """Description of a tool for a model. `parameters` is a JSON schema of an object."""
 
     name: str
     description: str = ""

@@ -1,4 +1,4 @@
-"""What an `open` may say, in its frame and in the headers of its request."""
+"""Fields of an `open`, in its frame and in the headers of its request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upstream's agent wants leave for in the middle of its answer, and what it may be told, as values."""
+"""Permissions that an upstream's agent requests in the middle of its answer, and their answers, as values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["read", "search", "think", "fetch", "edit", "delete", "move", "ex
 
 
 class Permission(Struct, frozen=True):
-    """What an agent asks leave for.
+    """Permission that an agent requests.
 
     Args:
         agent: Its conversation, or "" where it has no name yet.

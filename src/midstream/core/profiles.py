@@ -371,7 +371,7 @@ def _narrower(first: str, second: str) -> str:
 
 
 def _everybody() -> Profile:
-    """What all of them accept. System prompts stay in the list: where they go is the format's matter."""
+    """Return the rules that all of them accept. System prompts stay in the list: their place is the format's matter."""
     union = _PROFILES[0]
     for profile in _PROFILES:
         union = both(union, profile, name="portable")

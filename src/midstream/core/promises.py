@@ -1,4 +1,4 @@
-"""What a client knows to be on its server's disk: by this it tells a power cut from a journal that was cut.
+"""Positions known to be on the server's disk: they separate a power cut from a journal that was cut.
 
 *Promised* is the newest event that it has seen of those that a server may not lose (STREAM-100). Words that came after
 it a power cut may take; it itself, and all before it, only somebody who cuts the journal or sets the server back to an

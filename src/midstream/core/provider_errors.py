@@ -1,4 +1,4 @@
-"""What a provider's refusal means: tables from statuses, codes and words to our typed errors.
+"""Meaning of a provider's refusal: tables from statuses, codes and words to our typed errors.
 
 The type says what follows: asked again, asked later, never, or after a person has changed something (`retry` of each
 class). The most exact word wins: the provider's own code, then the HTTP status, then its general type, then how the

@@ -1,4 +1,4 @@
-"""What waits for a person in a session, with all that they must be shown to decide."""
+"""Open questions of a session, with all that a person needs to decide."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, Session
 
 
 class StalledOn(StrEnum):
-    """What is waited for in silence."""
+    """Thing that is waited for in silence."""
 
     FIRST_TOKEN = "first_token"  # noqa: S105 - no secret
     BETWEEN_TOKENS = "between_tokens"
@@ -348,7 +348,7 @@ class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field
 
 
 class Judgement(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a pool made of a request, and how it goes on from there. No words of the conversation.
+    """Judgement of a pool about a request, and how it continues. No words of the conversation.
 
     Args:
         kind: What the request is to the conversation that the upstream's agent remembers (docs/spec/reuse.md).
@@ -546,7 +546,7 @@ class CallEnded(Struct, frozen=True, gc=False, tag="call_ended", tag_field="type
 
 
 class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late", tag_field="type"):
-    """What a call gave after it had been closed as `unknown`. Kept for people; the history stays as it was."""
+    """Outcome of a call that had been closed as `unknown`. Kept for people; the history stays as it was."""
 
     turn: int
     reply: int
@@ -555,7 +555,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
 
 
 class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
-    """What stands for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
+    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
 
     turn: int
     reply: int

@@ -65,7 +65,7 @@ _object = msgspec.json.Decoder(dict[str, Value]).decode
 
 
 class Rendered(Struct, frozen=True):
-    """What a provider is sent.
+    """Request for a provider.
 
     `system` is the system prompt where the format keeps it beside the messages, else empty.
     """

@@ -1,4 +1,4 @@
-"""What a model says while it speaks, and the reply that comes of it.
+"""Events of a model's stream, and the reply that they add up to.
 
 A part stands where it began: words after a call are a part of their own, and a call that the upstream runs stands where
 it started, whenever it ends.
@@ -39,7 +39,7 @@ DELTA_CHARS_MAX = 64 * 1024
 
 
 class ModelRequest(Struct, frozen=True):
-    """What a model is asked.
+    """Request to a model.
 
     Args:
         instructions: The system prompt, or "".

@@ -61,7 +61,7 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Glance(Struct, frozen=True):
-    """What a survey wants to know of a record."""
+    """Facts that a survey needs of a record."""
 
     type: str
     at: float = 0.0
@@ -72,7 +72,7 @@ _glance: msgspec.json.Decoder[_Glance] = msgspec.json.Decoder(_Glance)
 
 
 class _Place(Struct, frozen=True):
-    """Where a journal may begin: everything up to and with this record is finished."""
+    """Possible beginning of a journal: everything up to and with this record is finished."""
 
     position: int
     epoch: int
@@ -83,7 +83,7 @@ class _Place(Struct, frozen=True):
 
 
 class Survey:
-    """Where a journal may begin, found in one walk over its records (`take` each page, in order)."""
+    """Search for possible beginnings of a journal, in one walk over its records (`take` each page, in order)."""
 
     def __init__(self) -> None:
         self.bytes = 0

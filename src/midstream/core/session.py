@@ -160,7 +160,7 @@ class Received(Struct, frozen=True, gc=False):
 
 
 class ToolsFound(Struct, frozen=True, gc=False):
-    """What the agent's tool sources offer to the model call that is about to be made.
+    """Tools that the agent's sources offer to the model call that is about to be made.
 
     `names` are those of the tools, `unreachable` those of the sources that could not be asked.
     """
@@ -223,7 +223,7 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def shown(self) -> History:
-        """What the model is shown of the history: all of it, unless it was too long."""
+        """History as the model receives it: all of it, unless it was too long."""
         return shown(self.history, self.cut)
 
     @property
@@ -233,7 +233,7 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def status(self) -> SessionStatus:
-        """What it is doing, or how its last turn ended. `LOCKED` is the host's to see."""
+        """Status of the session, or of its last turn. `LOCKED` is the host's to see."""
         if self.is_live:
             return SessionStatus.WAITING if self.rests_on_people else SessionStatus.RUNNING
         return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW
@@ -245,10 +245,12 @@ class Session(Struct, frozen=True, gc=False):
 
     def is_turn_of_other(self, agent: str, version: str) -> bool:
         """Whether the open turn belongs to another agent. Versions count where both are known (TURN-86)."""
-        if not self.is_live or self.driver or not self.agent:
-            return False
+        return self.is_live and not self.driver and not self.is_agent(agent, version)
+
+    def is_agent(self, name: str, version: str) -> bool:
+        """Whether the session's last epoch was of this agent; one that names no agent fits any (TURN-86)."""
         is_other_version = bool(version and self.agent_version) and version != self.agent_version
-        return agent != self.agent or is_other_version
+        return not self.agent or (name == self.agent and not is_other_version)
 
     @property
     def rests_on_people(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the operator of a server decides about streams, and may change while it runs."""
+"""Settings of a server's streams, which may change while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an upstream's failure means: tables from its names, codes and words to our typed errors.
+"""Meaning of an upstream's failure: tables from its names, codes and words to our typed errors.
 
 Agents say what is wrong in prose, on their stderr, or in an error whose class stayed behind in another process; the
 prose changes with each version. So it is matched loosely: by fragments, whatever stands around them. The rows come from

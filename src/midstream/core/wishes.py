@@ -23,7 +23,7 @@ _REASONING = re.compile(r"o\d|gpt-5(?!-chat)")
 
 
 class Wishes(Struct, frozen=True):
-    """What is wished for; what has its default is not.
+    """Options of an answer; a default means no wish.
 
     Args:
         temperature, top_p, top_k, seed, frequency_penalty, presence_penalty: How words are drawn.

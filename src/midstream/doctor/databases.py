@@ -50,7 +50,7 @@ LEAVE_OUT = {
 
 
 class Change(Struct, frozen=True):
-    """What to make of one row."""
+    """Change of one row."""
 
     table: str
     id: str

@@ -18,8 +18,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from midstream.errors import UsageError
-from midstream.store.owner import OwnerLock, is_alive
 from midstream.store.sqlite import engine_version
+from midstream.store.sqlite.owner import OwnerLock, is_alive
 from midstream.world import World
 
 PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "apsw")
@@ -48,7 +48,7 @@ _REPAIRED_BRANCHES = {(3, 50): 7, (3, 44): 6}
 
 
 class Verdict(StrEnum):
-    """What a check comes to."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"

@@ -6,9 +6,8 @@ wrong is the file. Then a copy can be made in which each damaged session ends be
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,10 +36,9 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history import repair_by_name as repair
-from midstream.store.closed import ENCRYPTED_MARKS, decrypted, is_under_client_key
-from midstream.store.contract import Store
-from midstream.store.contract import Stored as StoredRecord
-from midstream.store.reading import Reader, reading
+from midstream.store.closed import ENCRYPTED_MARKS, ClosedStore
+from midstream.store.opening import read_store
+from midstream.store.sqlite.cutting import cut_journals
 
 PAGE = 500
 """Records read at once."""
@@ -59,13 +57,6 @@ LOST = {
 _KEYS = "name the file of its keys with --key-file"
 
 _EVENT_ID = re.compile(r"(\d+)-(\d+)")
-
-# A damaged session's records from a position on.
-CUT_RECORDS = """
-delete from record where position > ? and session_id = (select id from session where name = ?)
-"""
-# What a listing shows of a session that was cut.
-CUT_MARK = "update session set is_live = ?, turns = ? where name = ?"
 
 Stored = tuple[int, int, bytes]
 """Position, epoch, body."""
@@ -93,7 +84,8 @@ class JournalRemedy:
         """
         target = copy_of(self._path)
         with sqlite_files.named_refusals(target):
-            make_whole(target, partial(sqlite_files.copy, self._path, change=self._cut), like=self._path)
+            change = partial(cut_journals, sessions=self._cuts)
+            make_whole(target, partial(sqlite_files.copy, self._path, change=change), like=self._path)
         return Written(target)
 
     def in_place(self) -> Written:
@@ -105,12 +97,6 @@ class JournalRemedy:
         raise ConflictError(
             "a store is not changed in place: write a copy beside it, stop the server, and put the copy there"
         )
-
-    def _cut(self, db: sqlite_files.Database) -> None:
-        with db:
-            for name, session in self._cuts.items():
-                db.execute(CUT_RECORDS, (session.position, name))
-                db.execute(CUT_MARK, (session.is_live, session.turns, name))
 
 
 def is_database(head: bytes) -> bool:
@@ -141,25 +127,23 @@ def examine_database(
     cuts: dict[str, Session] = {}
     sessions = live = records = locked = 0
     try:
-        with reading(path) as reader:
-            store = None if key_file is None else decrypted(reader, key_file)
-            for number in reader.numbers(None):
-                for line in reader.lines([number]):
-                    sessions += 1
-                    live += line.mark.is_live
-                    records += line.end
-                    if is_under_client_key(reader, line.session):
-                        locked += 1
-                        continue
-                    if store is None:
-                        done = judged(_records(reader, line.session), file=line.session)
-                    else:
-                        stored = _decrypted(reader, store, line.session)
-                        done = judged(stored, file=line.session, repair=NO_REPAIR)
-                    findings += done.findings
-                    if done.findings and store is None:
-                        cuts[line.session] = done.session
-                    findings += rendered(done.session, profile, file=line.session) if profile else []
+        with read_store(path) as stored, read_store(path, key_file=key_file) as store:
+            for line in store.list():
+                sessions += 1
+                live += line.mark.is_live
+                records += line.end
+                if store.is_under_client_key(line.session):
+                    locked += 1
+                    continue
+                if key_file is None:
+                    done = judged(_records(store, line.session), file=line.session)
+                else:
+                    found = _decrypted(stored, store, line.session)
+                    done = judged(found, file=line.session, repair=NO_REPAIR)
+                findings += done.findings
+                if done.findings and key_file is None:
+                    cuts[line.session] = done.session
+                findings += rendered(done.session, profile, file=line.session) if profile else []
     except NotFoundError:
         pass  # an empty database is a store in which nothing was said yet
     except UsageError as error:
@@ -273,40 +257,32 @@ def rendered(session: Session, profile: str, *, file: str = "") -> list[Finding]
     return [finding_of(edit, message=edit.at, file=file) for edit in done.edits]
 
 
-def _records(reader: Reader, session: str) -> Iterator[Stored]:
+def _records(store: ClosedStore, session: str) -> Iterator[Stored]:
     after = 0
-    while page := reader.records(session, after, PAGE):
+    while page := store.read(session, after=after, limit=PAGE):
         after = page[-1].position
         for each in page:
-            body = bytes(each.body)
-            if body.startswith(ENCRYPTED_MARKS):
+            if each.body.startswith(ENCRYPTED_MARKS):
                 raise KeyMissingError(
                     f"session {session!r} is encrypted under a key of its server's operator"
                 )
-            yield each.position, each.epoch, body
+            yield each.position, each.epoch, each.body
 
 
-async def _opened(store: Store, session: str, page: Sequence[StoredRecord]) -> list[StoredRecord]:
-    """Return records decrypted; those that cannot be are empty."""
-    found: list[StoredRecord] = []
-    for each in page:
-        try:
-            found += await store.read(session, after=each.position - 1, limit=1)
-        except KeyMissingError:
-            raise
-        except StoreDamagedError:
-            found.append(StoredRecord(each.position, each.epoch, b""))
-    return found
-
-
-def _decrypted(reader: Reader, store: Store, session: str) -> Iterator[Stored]:
+def _decrypted(stored: ClosedStore, store: ClosedStore, session: str) -> Iterator[Stored]:
     """Yield the records of an encrypted session; one that was changed or moved without its body."""
     after = 0
-    while page := reader.records(session, after, PAGE):
-        for found in asyncio.run(_opened(store, session, page)):
-            yield found.position, found.epoch, found.body
+    while page := stored.read(session, after=after, limit=PAGE):
+        for each in page:
+            try:
+                for found in store.read(session, after=each.position - 1, limit=1):
+                    yield found.position, found.epoch, found.body
+            except KeyMissingError:
+                raise
+            except StoreDamagedError:
+                yield each.position, each.epoch, b""
         after = page[-1].position
     try:
-        asyncio.run(store.read(session, after=after, limit=1))
+        store.read(session, after=after, limit=1)
     except EventsLostError:
         yield after + 2, 0, b""  # its seal names a later end: a gap

@@ -314,7 +314,7 @@ class Messages:
 
 
 class Facts(Struct, frozen=True):
-    """What the messages of a line mean for the lines around it."""
+    """Meaning of a line's messages for the lines around it."""
 
     ids: frozenset[str]
     """Ids of calls and results."""

@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What changes when somebody writes into a file."""
+    """State of a file that changes with each write into it."""
 
     size: int
     modified_ns: int

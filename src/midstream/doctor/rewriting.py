@@ -19,7 +19,7 @@ from midstream.doctor.shapes import Json
 
 
 class Patch(Struct):
-    """What to change in a file of lines, by line number from 1."""
+    """Changes of a file of lines, by line number from 1."""
 
     replaced: dict[int, bytes | None] = field(default_factory=dict)
     """The new line, or None for one that is left out."""

@@ -48,7 +48,7 @@ _LISTS: tuple[tuple[str, ...], ...] = (
 
 
 class Shape(Struct, frozen=True):
-    """Where the messages of a JSON document are, and what they are."""
+    """Place of the messages in a JSON document, and their format."""
 
     kind: str
     """What the file is: `tunacode`, or the name of the format."""

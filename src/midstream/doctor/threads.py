@@ -122,7 +122,7 @@ class Threads:
         self._turn_of[number] = NOBODY if above is None else self._turn_of[above]
 
     def break_off(self) -> Iterator[list[Entry]]:
-        """What follows is a new conversation; give out what is open."""
+        """Begin a new conversation with what follows; give out the open one."""
         yield from self.finish()
         if self._threads:
             self._latest = self._new()

@@ -35,7 +35,7 @@ Settle = Callable[[Path], Pieces | None]
 
 
 class Written(NamedTuple):
-    """Where a repaired copy is, and the backup of what it replaced."""
+    """Path of a repaired copy, and of the backup of the file that it replaced."""
 
     path: Path
     backup: Path | None = None

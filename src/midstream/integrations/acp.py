@@ -196,7 +196,7 @@ class AcpAgent:
 
 
 class _Terms(Struct, frozen=True):
-    """What all conversations of an agent have in common."""
+    """Terms that all conversations of an agent share."""
 
     name: str
     command: tuple[str, ...]

@@ -143,7 +143,7 @@ class AcpProcess:
 
     @property
     def connection(self) -> ClientSideConnection:
-        """What to speak through, once it is started."""
+        """Return the connection, once it is started."""
         assert self._connection is not None, "the process was not started"
         return self._connection
 

@@ -1,4 +1,4 @@
-"""What the updates of an agent behind the Agent Client Protocol mean: one turn of it, as events of an upstream."""
+"""Meaning of the updates of an agent behind the Agent Client Protocol: one turn of it, as events of an upstream."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ class Claude:
             the session about what has effects. None refuses it all.
         options: Anything else that the SDK can be told. Its `system_prompt` is Claude Code's own by default, to which
             the host's instructions are added. `mcp_servers` must be a dict here; the host's servers are added to it.
-        sessions: Where transcripts are kept, too, and resumed from on any machine: `ShelfSessions`, or any store of the
-            SDK's protocol. By default only the CLI has them.
+        sessions: Where transcripts are kept, too, and resumed from on any machine: `KeyValueSessions`, or any store
+            of the SDK's protocol. By default only the CLI has them.
         account: Tells accounts apart that share a folder. Never a key.
         is_verbatim: What users write is given to the model as it is. Otherwise the CLI acts on it first: it reads the
             files that are named with an `@`, and runs commands that begin with a slash.
@@ -263,7 +263,7 @@ class _Program:
         return typed
 
     def forget_stderr(self) -> None:
-        """What was said before does not explain what fails from now on."""
+        """Forget earlier output: it does not explain what fails from now on."""
         self._stderr.clear()
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""What the messages of a Claude Code process mean: one turn of it, as events of an upstream."""
+"""Meaning of the messages of a Claude Code process: one turn of it, as events of an upstream."""
 
 from __future__ import annotations
 

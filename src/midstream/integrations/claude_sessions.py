@@ -1,8 +1,8 @@
 """Transcripts of Claude Code in a store of ours: resumed on any machine that reaches it, by the SDK's `SessionStore`.
 
-A transcript is a shelf of its own, an entry for each batch that the SDK hands over, numbered from 1; so a turn costs
-what it adds, however long the conversation is. Who else appends at the same time takes the next number. The transcripts
-of a folder are listed in another shelf, before their first batch is there: what can be read can be deleted.
+A transcript is a namespace of its own, an entry for each batch of the SDK's, numbered from 1; so a turn costs what it
+adds, however long the conversation is. Who else appends at the same time takes the next number. The transcripts
+of a folder are listed in another namespace, before their first batch is there: what can be read can be deleted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from midstream.errors import ShelfMovedError
+from midstream.errors import EntryMovedError
 from midstream.extras import extra
-from midstream.store.contract import Kept, Shelf
+from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.world import World
 
 with extra("claude"):
@@ -48,17 +48,17 @@ class _Known:
         self.ids.update(entry["uuid"] for entry in entries if isinstance(entry.get("uuid"), str))
 
 
-class ShelfSessions(SessionStore):
-    """The SDK's `SessionStore`, kept in a `Shelf` such as `SQLiteStore`, which must be open.
+class KeyValueSessions(SessionStore):
+    """The SDK's `SessionStore`, kept in a `KeyValue` such as `SQLiteStore`, which must be open.
 
     An entry that comes again (the SDK repeats a batch that failed) is kept once, by its uuid.
 
     Args:
-        shelf: Where transcripts are kept. They stay until they are deleted.
+        kv: Where transcripts are kept. They stay until they are deleted.
     """
 
-    def __init__(self, shelf: Shelf, *, world: World = World()) -> None:
-        self._shelf = shelf
+    def __init__(self, kv: KeyValue, *, world: World = World()) -> None:
+        self._kv = kv
         self._world = world
         self._known: dict[str, _Known] = {}
 
@@ -66,7 +66,7 @@ class ShelfSessions(SessionStore):
         """Add a batch, after whatever is there.
 
         Raises:
-            ShelfMovedError: Others were faster for `TRIES_MAX` times. Nothing was written.
+            EntryMovedError: Others were faster for `TRIES_MAX` times. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
         """
         if not entries:
@@ -80,9 +80,9 @@ class ShelfSessions(SessionStore):
                 return
             number = known.batches + 1
             try:
-                await self._shelf.keep(name, str(number), _encode(batch), expected=0, at=self._world.now())
-            except ShelfMovedError:
-                other = await self._shelf.kept(name, str(number))
+                await self._kv.kv_put(name, str(number), _encode(batch), expected=0, at=self._world.now())
+            except EntryMovedError:
+                other = await self._kv.kv_get(name, str(number))
                 known.learn(number, _decode(other.body) if other is not None else ())
             else:
                 known.learn(number, batch)
@@ -147,32 +147,32 @@ class ShelfSessions(SessionStore):
     async def _delete(self, project: str, session: str, subpath: str) -> None:
         name = _transcript(project, session, subpath)
         self._known.pop(name, None)
-        for entry in await self._shelf.shelf(name):
-            await self._shelf.drop(name, entry.key, expected=entry.version)
-        line = await self._shelf.kept(_index(project), _line(session, subpath))
+        for entry in await self._kv.kv_list(name):
+            await self._kv.kv_delete(name, entry.key, expected=entry.version)
+        line = await self._kv.kv_get(_index(project), _line(session, subpath))
         if line is not None:
-            await self._shelf.drop(_index(project), line.key, expected=line.version)
+            await self._kv.kv_delete(_index(project), line.key, expected=line.version)
 
     async def _list(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """See to it that a transcript is listed, with the time of its last batch and the SDK's summary of it."""
         index, line = _index(key["project_key"]), _line(key["session_id"], key.get("subpath", ""))
         for _ in range(TRIES_MAX):
-            found = await self._shelf.kept(index, line)
+            found = await self._kv.kv_get(index, line)
             at, body = self._world.now(), b""
             if not key.get("subpath"):
                 before = _summary(key["session_id"], found) if found is not None else None
                 body = _encode(fold_session_summary(before, key, entries)["data"])
-            with contextlib.suppress(ShelfMovedError):
-                await self._shelf.keep(index, line, body, expected=found.version if found else 0, at=at)
+            with contextlib.suppress(EntryMovedError):
+                await self._kv.kv_put(index, line, body, expected=found.version if found else 0, at=at)
                 return
         raise _slow()
 
-    async def _listed(self, project: str) -> list[tuple[str, str, Kept]]:
-        lines = await self._shelf.shelf(_index(project))
+    async def _listed(self, project: str) -> list[tuple[str, str, KeyValueEntry]]:
+        lines = await self._kv.kv_list(_index(project))
         return [(*_line_of(line.key), line) for line in lines]
 
     async def _batches(self, name: str) -> list[tuple[int, bytes]]:
-        return sorted((int(entry.key), entry.body) for entry in await self._shelf.shelf(name))
+        return sorted((int(entry.key), entry.body) for entry in await self._kv.kv_list(name))
 
 
 def _index(project: str) -> str:
@@ -187,16 +187,16 @@ def _line_of(key: str) -> tuple[str, str]:
     return msgspec.json.decode(key, type=tuple[str, str])
 
 
-def _summary(session: str, line: Kept) -> SessionSummaryEntry:
+def _summary(session: str, line: KeyValueEntry) -> SessionSummaryEntry:
     return SessionSummaryEntry(session_id=session, mtime=_ms(line), data=msgspec.json.decode(line.body))
 
 
-def _ms(line: Kept) -> int:
+def _ms(line: KeyValueEntry) -> int:
     return int(line.at * 1000)
 
 
-def _slow() -> ShelfMovedError:
-    return ShelfMovedError(f"others were faster {TRIES_MAX} times to write of a transcript")
+def _slow() -> EntryMovedError:
+    return EntryMovedError(f"others were faster {TRIES_MAX} times to write of a transcript")
 
 
 def _name(key: SessionKey) -> str:

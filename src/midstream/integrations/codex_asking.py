@@ -1,4 +1,4 @@
-"""What Codex asks leave for while a turn runs: read on meanwhile, decided here, answered when somebody has decided.
+"""Permissions that Codex requests while a turn runs: read meanwhile, decided here, answered after the decision.
 
 The package answers such requests in the thread that reads, at once, and says yes unless it is told otherwise; all other
 threads of its app server would stand still while a person thinks. So its client is given another way to answer.
@@ -97,7 +97,7 @@ class AskingClient(OnceClient):
 
 
 class Leave:
-    """What the agent of one thread asks leave for in one answer."""
+    """Permission that the agent of one thread requests in one answer."""
 
     def __init__(self, permissions: Rules | Asking, thread: str, person: Person | None, world: World) -> None:
         self.refusals: dict[str, str] = {}

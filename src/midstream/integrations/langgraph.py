@@ -27,7 +27,7 @@ from midstream.runtime.call_book import SUSPENDED, CallBook
 from midstream.runtime.journal import require_session_id
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store
-from midstream.store.opening import store_of
+from midstream.store.opening import open_store
 from midstream.tools import running
 from midstream.world import World
 
@@ -40,7 +40,7 @@ _NOT_KEPT = "This tool finished, but what it returned is no message and was lost
 
 
 class ToolCallRequest(Protocol):
-    """What LangGraph hands to a wrapper of tool calls."""
+    """Argument of a wrapper of tool calls, as LangGraph passes it."""
 
     tool_call: Any
     state: Any
@@ -70,7 +70,7 @@ def at_most_once(
     The wrapper raises `UsageError` where the graph runs without a thread id, `CallReusedError` where an id comes again
     with other arguments, `LeaseHeldError` where another process works on the thread.
     """
-    opened = store_of(store, world=world or World())
+    opened = open_store(store, world=world or World())
     book = CallBook(DRIVER, opened, world=world, observers=observers)
     policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
 

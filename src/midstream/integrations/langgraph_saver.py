@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct, field
 
 from midstream.extras import extra
-from midstream.runtime.pool_entries import MemoryShelf
-from midstream.store.contract import GRAPHS, Shelf
+from midstream.store.contract import GRAPHS, KeyValue
+from midstream.store.memory import MemoryKeyValue
 from midstream.world import World
 
 with extra("langgraph"):
@@ -67,19 +67,19 @@ class Thread(Struct):
     returned: dict[str, tuple[str, Typed]] = field(default_factory=dict)
 
 
-class ShelfSaver(BaseCheckpointSaver[str]):
+class KeyValueSaver(BaseCheckpointSaver[str]):
     """A checkpointer for one engine. `load` a thread before its graph runs."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
-        self.shelf: Shelf = MemoryShelf()
+        self.kv: KeyValue = MemoryKeyValue()
         self._world = world
         self._threads: dict[str, tuple[Thread, int]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def load(self, session: str) -> Thread:
         """Read a thread anew: another process may have changed it."""
-        found = await self.shelf.kept(GRAPHS, session)
+        found = await self.kv.kv_get(GRAPHS, session)
         thread = msgspec.msgpack.decode(found.body, type=Thread) if found is not None else Thread()
         self._threads[session] = (thread, found.version if found is not None else 0)
         return thread
@@ -190,16 +190,16 @@ class ShelfSaver(BaseCheckpointSaver[str]):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
-        found = await self.shelf.kept(GRAPHS, thread_id)
+        found = await self.kv.kv_get(GRAPHS, thread_id)
         if found is not None:
-            await self.shelf.drop(GRAPHS, thread_id, expected=found.version)
+            await self.kv.kv_delete(GRAPHS, thread_id, expected=found.version)
         self.forget(thread_id)
 
     async def _keep(self, session: str) -> None:
         async with self._locks.setdefault(session, asyncio.Lock()):
             thread, version = self._threads[session]
             body = msgspec.msgpack.encode(thread)
-            kept = await self.shelf.keep(GRAPHS, session, body, expected=version, at=self._world.now())
+            kept = await self.kv.kv_put(GRAPHS, session, body, expected=version, at=self._world.now())
             self._threads[session] = (thread, kept)
 
 

@@ -58,9 +58,9 @@ from midstream.integrations.langgraph_reading import (
     messages_since,
     new_messages,
 )
-from midstream.integrations.langgraph_saver import ShelfSaver
+from midstream.integrations.langgraph_saver import KeyValueSaver
 from midstream.runtime.agent import Agent, described
-from midstream.store.contract import Escrow, Escrowed, Shelf
+from midstream.store.contract import Escrow, Store
 from midstream.tools import TIMEOUT_S, Answer, Tool, current_call, question, tool
 from midstream.world import World
 
@@ -262,22 +262,16 @@ class GraphModel:
     ) -> None:
         self.name = f"langgraph:{name}"
         self._world = world or World()
-        self._saver = ShelfSaver(self._world)
+        self._saver = KeyValueSaver(self._world)
         self._graph = graph.copy({"checkpointer": self._saver})
         self._context = context
         self._escrow: Escrow | None = None
         self._live: OrderedDict[str, _Live] = OrderedDict()
 
-    def begin_use(self, store: object) -> None:
-        """See `StoredModel.begin_use`.
-
-        Raises:
-            UsageError: The store keeps no small values.
-        """
-        if not isinstance(store, Shelf):
-            raise UsageError(f"`store` is {described(store)}; a graph needs one that is a `Shelf`")
-        self._saver.shelf = store
-        self._escrow = store.escrow if isinstance(store, Escrowed) else None
+    def begin_use(self, store: Store) -> None:
+        """See `StoredModel.begin_use`."""
+        self._saver.kv = store
+        self._escrow = store.escrow
 
     async def end_use(self) -> None:
         """See `StoredModel.end_use`."""

@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServerOptions(TypedDict, total=False):
-    """What both kinds of server take.
+    """Options of both kinds of server.
 
     Args:
         prefix: Stands before the names of its tools; `NAME__` by default, so that servers cannot take one another's

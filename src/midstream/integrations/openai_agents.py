@@ -44,7 +44,7 @@ from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store
-from midstream.store.opening import store_of
+from midstream.store.opening import open_store
 from midstream.tools import running
 from midstream.world import World
 
@@ -68,6 +68,9 @@ class Midstream:
         store: Where the journals live: a store, or the path of an SQLite file.
         on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
             default: the model is told so), `rerun`, `rerun_with_key`.
+        agent: The agent's name in the journal. An open turn that was begun under another name is refused with
+            `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
+        agent_version: Its version; another one is another agent where both are known.
         world: Clock, chance and tasks; the real ones by default.
         observers: Told of what is appended, such as `midstream.integrations.opentelemetry.OpenTelemetry`.
     """
@@ -77,11 +80,15 @@ class Midstream:
         store: Store | str | Path,
         *,
         on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
+        agent: str = "",
+        agent_version: str = "",
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        opened = store_of(store, world=world or World())
-        self._driver = Driver(DRIVER, opened, world=world, observers=observers)
+        opened = open_store(store, world=world or World())
+        self._driver = Driver(
+            DRIVER, opened, agent=agent, agent_version=agent_version, world=world, observers=observers
+        )
         self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
 
     @asynccontextmanager

@@ -50,7 +50,7 @@ Attributes = dict[str, str | int | bool | Sequence[str]]
 
 
 class _Answering(Struct, frozen=True):
-    """Who answers in a session."""
+    """Model that answers in a session."""
 
     agent: str
     provider: str = PROVIDER

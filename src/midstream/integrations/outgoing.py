@@ -37,7 +37,7 @@ OnRepair = Callable[[Repaired], None]
 
 
 class _Api(Struct, frozen=True):
-    """What a request to one provider looks like."""
+    """Form of a request to one provider."""
 
     path: re.Pattern[str]
     format: str
@@ -199,7 +199,7 @@ class Client(Protocol):
 
     @property
     def event_hooks(self) -> dict[str, list[Callable[..., Any]]]:
-        """What is called for each request and each response."""
+        """Return the hooks that are called for each request and each response."""
 
 
 ClientT = TypeVar("ClientT", bound=Client)

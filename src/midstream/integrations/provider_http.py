@@ -55,7 +55,7 @@ def _tls() -> ssl.SSLContext:
 
 
 class Reader(Protocol):
-    """What makes our events of a provider's; each is written for one API."""
+    """Translation of a provider's events into ours; each is written for one API."""
 
     def read_json(self, data: bytes) -> list[ModelEvent]:
         """Take the data of one event; return what a reader may be shown at once."""
@@ -368,7 +368,7 @@ class Provider:
 
 
 class ProvidedModel:
-    """What the models of a provider share: they hold its connections; close them, or use it as a context."""
+    """Shared parts of a provider's models: they hold its connections; close them, or use it as a context."""
 
     _provider: Provider
 

@@ -54,7 +54,7 @@ from midstream.extras import extra
 from midstream.runtime.driven import DrivenTurn, Driver, OpenTurn
 from midstream.runtime.observing import Observer
 from midstream.store.contract import Store, Stored
-from midstream.store.opening import store_of
+from midstream.store.opening import open_store
 from midstream.tools import RESULT_CHARS_MAX, current_call, running
 from midstream.world import World
 
@@ -158,6 +158,9 @@ class Midstream(AbstractCapability[AgentDepsT]):
         on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
             default: the model is told so), `rerun`, `rerun_with_key`. They come before a tool's own metadata
             (`{"midstream": "rerun"}`) and the hints of an MCP server.
+        agent: The agent's name in the journal. An open turn that was begun under another name is refused with
+            `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
+        agent_version: Its version; another one is another agent where both are known.
         world: Clock, chance and tasks; the real ones by default.
         own_prompts: The agent's own instructions and system prompts win over the system prompts in a stored
             `message_history`, which pydantic-ai would send instead of or beside them. An agent without any leaves
@@ -173,11 +176,15 @@ class Midstream(AbstractCapability[AgentDepsT]):
         *,
         on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
         own_prompts: bool = True,
+        agent: str = "",
+        agent_version: str = "",
         world: World | None = None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        opened = store_of(store, world=world or World())
-        self._driver = Driver(DRIVER, opened, world=world, observers=observers)
+        opened = open_store(store, world=world or World())
+        self._driver = Driver(
+            DRIVER, opened, agent=agent, agent_version=agent_version, world=world, observers=observers
+        )
         self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
         self._own_prompts = own_prompts
         self._run: _Run | None = None

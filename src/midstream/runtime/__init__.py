@@ -1,1 +1,1 @@
-"""What acts: the only place with obligations in flight."""
+"""Actions: the only place with obligations in flight."""

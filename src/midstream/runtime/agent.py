@@ -1,4 +1,4 @@
-"""What an agent is: a model, its instructions, its tools."""
+"""Definition of an agent: a model, its instructions, its tools."""
 
 from __future__ import annotations
 

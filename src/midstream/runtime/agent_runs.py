@@ -76,7 +76,7 @@ class Leave:
 
     @property
     def person(self) -> Person | None:
-        """What the agent is given to ask with."""
+        """Return what the agent is given to ask with."""
         return None if self._person is None else self._ask
 
     async def _ask(self, permission: Permission, terms: Ask) -> Decision:
@@ -95,7 +95,7 @@ class _Ended(Struct):
 
 
 class AgentRun:
-    """What an agent says in answer to one message.
+    """Answer of an agent to one message, while it is made.
 
     Args:
         events: What `UpstreamAgent.send` returned; it is closed here.

@@ -36,7 +36,7 @@ TOO_LONG = (
 
 
 class Notes(Protocol):
-    """Where it is journaled what an agent asks: the session's runner."""
+    """Journal of an agent's questions: the session's runner."""
 
     async def show(self, command: PermissionAsked) -> None:
         """Journal what an agent asks, and wait for it.

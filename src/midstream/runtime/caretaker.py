@@ -1,4 +1,4 @@
-"""What a host does for the other owners of its store: takes up what they left, decides what they hand over, and keeps
+"""Work of a host for the other owners of its store: takes up what they left, decides what they hand over, and keeps
 readers of their sessions up to date.
 
 One task waits for the store's news. It takes up orphans a few at a time; several survivors ask for the same ones, and

@@ -74,14 +74,14 @@ class ChildRunner(Protocol):
 
 
 class Nursery(Protocol):
-    """Where children live: the host."""
+    """Owner of children: the host."""
 
     async def child(self, session_id: str, path: tuple[str, ...]) -> ChildRunner:
         """Return the child session, awake, with the agent at `path`."""
 
 
 class Shows(Protocol):
-    """Where a child's records are shown: the parent's runner."""
+    """Display of a child's records: the parent's runner."""
 
     session_id: str
 

@@ -41,13 +41,12 @@ from midstream.core.records import (
     SessionStatus,
     TurnEnded,
     TurnStatus,
-    encode,
-    sync_of,
 )
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Session
 from midstream.core.turn import Refused
 from midstream.errors import (
+    AgentMismatchError,
     EventGoneError,
     MidstreamError,
     SessionBusyError,
@@ -55,10 +54,10 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.journal import Journal, require_session_id
-from midstream.runtime.marks import mark_of
+from midstream.runtime.marks import batch_of
 from midstream.runtime.observing import Observer, Observers
 from midstream.runtime.outages import APPEND_BACKOFF, APPEND_TRIES_MAX
-from midstream.store.contract import Appendix, Store, Stored
+from midstream.store.contract import Store, Stored
 from midstream.tools import CallContext
 from midstream.world import Fault, World
 
@@ -85,7 +84,14 @@ class DrivenJournal:
     """A journal with its fold, for a loop that is not ours. Commands that come at once are one append."""
 
     def __init__(
-        self, store: Store, session_id: str, world: World, *, owner: str, observers: Observers | None = None
+        self,
+        store: Store,
+        session_id: str,
+        world: World,
+        *,
+        owner: str,
+        agent: tuple[str, str] = ("", ""),
+        observers: Observers | None = None,
     ) -> None:
         self.journal = Journal(store, session_id, world, observers)
         self.state = Session()
@@ -93,6 +99,7 @@ class DrivenJournal:
         self.loop = asyncio.get_running_loop()
         self._world = world
         self._owner = owner
+        self._agent = agent
         self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
         """Is told what other owners appended since it was last read here."""
         self.was_cancelled = False
@@ -244,15 +251,16 @@ class DrivenJournal:
             self.journal.epoch = 0
             raise
         self.on_others(others)
-        started: list[Record] = [EpochStarted(epoch, self._owner, at)]
+        name, version = self._agent
+        started: list[Record] = [EpochStarted(epoch, self._owner, at, agent=name, agent_version=version)]
         return started, self._folded(self.state, started)
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
-        appendix = Appendix([encode(record) for record in records], mark_of(records, self.state, state))
+        batch = batch_of(records, (), self.state, state, epoch=self.journal.epoch)
         tries = APPEND_TRIES_MAX if is_patient else 1
         for failures in range(1, tries + 1):
             try:
-                await self.journal.append(appendix, sync=sync_of(records))
+                await self.journal.append(batch)
             except UnavailableError:
                 if failures == tries:
                     raise
@@ -414,19 +422,30 @@ class OpenTurn(Struct, frozen=True):
 
 
 class Driver:
-    """What a framework's loop drives sessions with.
+    """Engine under the loop of a framework, for the sessions that this loop drives.
 
     Args:
         name: The loop's name in the journal. Only a driver of this name goes on with its turns.
         store: Where journals live; opened at the first use, closed by `close`.
+        agent: The agent's name in the journal. The open turn of another name is refused; "" fits any.
+        agent_version: Its version; versions count where both are known.
         world: Clock, chance and tasks; the real ones by default.
         observers: Told of what is appended here.
     """
 
     def __init__(
-        self, name: str, store: Store, *, world: World | None = None, observers: Iterable[Observer] = ()
+        self,
+        name: str,
+        store: Store,
+        *,
+        agent: str = "",
+        agent_version: str = "",
+        world: World | None = None,
+        observers: Iterable[Observer] = (),
     ) -> None:
         self.name = name
+        self.agent = agent
+        self.agent_version = agent_version
         self.store = store
         self.world = world or World()
         self._observers = Observers(observers)
@@ -477,6 +496,7 @@ class Driver:
             SessionBusyError: Another turn is open in this session, here or left behind. Nothing was changed.
             SeqnoReusedError: The key was used for another message. Nothing was changed.
             LeaseHeldError: Another process is working on it. Nothing was changed.
+            AgentMismatchError: The open turn belongs to an agent of another name. Nothing was changed.
         """
         require_session_id(session)
         await self.open()
@@ -507,7 +527,8 @@ class Driver:
         ]
         for session in found:
             journal, records = await self._loaded(session)
-            if journal.state.driver == self.name and session not in self._busy:
+            is_ours = not self.agent or journal.state.is_agent(self.agent, self.agent_version)
+            if journal.state.driver == self.name and is_ours and session not in self._busy:
                 opened = _opening_of(records)
                 yield OpenTurn(session, opened.message, opened.stream, opened.at)
 
@@ -569,9 +590,10 @@ class Driver:
             except Refused as refused:  # another message under this key
                 raise refused.error from refused
             number = state.streams[key].turn
-            return self._taken_up(
-                journal, records, number, is_over=not state.is_live or number != state.turns
-            )
+            is_over = not state.is_live or number != state.turns
+            if not is_over:
+                self._refuse_other_agent(session, state)
+            return self._taken_up(journal, records, number, is_over=is_over)
         if not state.is_live:
             if message is None:
                 raise UsageError(f"no turn of session {session!r} is open, so there is nothing to go on with")
@@ -579,6 +601,7 @@ class Driver:
             turn.cancelled = _cancelled_before(records, turn.number)
             return turn
         if state.driver == self.name and message == _opening_of(records).message:
+            self._refuse_other_agent(session, state)
             return self._taken_up(journal, records, state.turns, is_over=False)
         if state.driver == self.name and cancels and message is not None:
             turn = await self._opened(journal, message, key, digest, first=Close(TurnStatus.CANCELLED, {}))
@@ -594,7 +617,17 @@ class Driver:
         journal, records = await self._loaded(session)
         if journal.state.driver != self.name:
             return None
+        self._refuse_other_agent(session, journal.state)
         return self._taken_up(journal, records, journal.state.turns, is_over=False)
+
+    def _refuse_other_agent(self, session: str, state: Session) -> None:
+        """Refuse to go on with a turn that an agent of another name began (TURN-86)."""
+        if self.agent and state.agent and not state.is_agent(self.agent, self.agent_version):
+            theirs = f"{state.agent!r} {state.agent_version}".strip()
+            raise AgentMismatchError(
+                f"the open turn of session {session!r} belongs to the agent {theirs}, and this program runs "
+                f"{self.agent!r}: run that agent on this store, or end the turn with `abandon`"
+            )
 
     async def _opened(
         self,
@@ -631,7 +664,14 @@ class Driver:
 
     async def _loaded(self, session: str) -> tuple[DrivenJournal, list[tuple[int, Record]]]:
         await self.open()
-        journal = DrivenJournal(self.store, session, self.world, owner=self._owner, observers=self._observers)
+        journal = DrivenJournal(
+            self.store,
+            session,
+            self.world,
+            owner=self._owner,
+            agent=(self.agent, self.agent_version),
+            observers=self._observers,
+        )
         return journal, await journal.load()
 
     def _keep(self, journal: DrivenJournal) -> None:

@@ -47,8 +47,8 @@ from midstream.runtime.observing import Observers
 from midstream.runtime.runner import Runner
 from midstream.runtime.sleeping import MemoryLimits, Sleeping
 from midstream.runtime.trials import Trials
-from midstream.store.contract import Escrowed, SessionInfo, Store, Transactional
-from midstream.store.opening import store_of
+from midstream.store.contract import SessionInfo, Store
+from midstream.store.opening import open_store
 from midstream.world import World
 
 RECOVERIES_MAX = 64
@@ -97,7 +97,7 @@ class Host:
 
     Args:
         agent: What answers.
-        store: Where journals live: a store, or the path of a SQLite file. The host opens and closes it.
+        store: Keeps the journals: a store, or the URL or path of one (see `open_store`). The host opens and closes it.
         world: Clock, chance and tasks; the real ones by default.
         look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
             carried on.
@@ -119,7 +119,7 @@ class Host:
     ) -> None:
         self.agent = checked_agent(agent)
         self.world = world or World()
-        self.store = store = store_of(store, world=self.world)
+        self.store = store = open_store(store, world=self.world)
         self.recovery = Recovery()
         self.observers = Observers()
         """Told of every record that is appended here."""
@@ -138,7 +138,7 @@ class Host:
         self._recovering: asyncio.Task[None] | None = None
         self._caretaker = Caretaker(self, store, self.world, retention)
         self._trials = Trials(self.world, self._owner, self._awake, self.recovered)
-        self.locks = Locks(self, store.escrow, self.world) if isinstance(store, Escrowed) else None
+        self.locks = Locks(self, store.escrow, self.world) if store.escrow else None
         """Opens sessions for those who show their secrets; None where no client holds a key."""
         self._deleting: set[str] = set()
         """The roots of the families of sessions of which one is being deleted."""
@@ -162,11 +162,11 @@ class Host:
         if self._is_started:
             return
         self._refuse_when_stopped()
-        if not isinstance(self.store, Transactional) and (names := sorted(_within(self.agent))):
+        if self.store.transactional is None and (names := sorted(_within(self.agent))):
             message = (
-                f"tools with on_doubt='in_transaction' need a store such as SQLiteStore: {', '.join(names)}"
+                "tools with on_doubt='in_transaction' need a store that is `transactional`, such as SQLite"
             )
-            raise ToolDefinitionError(message)
+            raise ToolDefinitionError(f"{message}: {', '.join(names)}")
         self._is_started = True
         try:
             await self.store.open()

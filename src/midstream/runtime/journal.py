@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 
 from msgspec.structs import replace
 
@@ -16,7 +17,6 @@ from midstream.core.records import (
     JournalReader,
     OutcomeDamaged,
     Record,
-    Sync,
     encode,
     is_pruned,
 )
@@ -31,7 +31,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.runtime.observing import Observers
-from midstream.store.contract import Appendix, Attempt, Immediate, Store, Stored, Transactional
+from midstream.store.contract import Attempt, Batch, Store, Stored
 from midstream.world import Fault, World
 
 TAIL_RECORDS_MAX = 4096
@@ -90,7 +90,7 @@ class Journal:
         self.held_at = -math.inf
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
-        self._immediate = store if isinstance(store, Immediate) else None
+        self._immediate = store.immediate
         self._world = world
         self._observers = observers
         self._reader = JournalReader()
@@ -218,70 +218,55 @@ class Journal:
     @property
     def is_transactional(self) -> bool:
         """Whether `append_within` may be called."""
-        return isinstance(self._store, Transactional)
+        return self._store.transactional is not None
 
-    async def append(self, appendix: Appendix, *, sync: Sync) -> None:
-        """Append, then publish: readers are woken when the records are as durable as `sync` says."""
-        start = self.newest.position
+    async def append(self, batch: Batch) -> None:
+        """Append, then publish: readers are woken when the records are as durable as the batch requires."""
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
-        await self._store.append(
-            self.session_id,
-            appendix.bodies,
-            expected=start,
-            epoch=self.epoch,
-            sync=sync,
-            mark=appendix.mark,
-            blobs=appendix.blobs,
-        )
+        await self._store.append(self.session_id, batch)
         self.held_at = asked_at
-        self._publish(start, appendix.bodies)
+        self._publish(batch)
 
-    def append_at_once(self, record: Record) -> bool:
-        """Append one record that need not be synced here and now, then publish; return whether that could be done.
+    def append_now(self, batch: Batch) -> bool:
+        """Append what need not be synced here and now, then publish; return whether that could be done.
 
-        Where it could not, nothing was written: ask `append`.
+        Where it could not, nothing was written: call `append`.
         """
         if self._immediate is None:
             return False
-
-        def work() -> bytes:
-            body = encode(record)
-            self._world.reach(Fault.BEFORE_APPEND)
-            return body
-
-        start = self.newest.position
-        asked_at = self._world.monotonic()
-        body = self._immediate.append_at_once(self.session_id, work, expected=start, epoch=self.epoch)
-        if body is None:
-            return False
-        self.held_at = asked_at
-        self._publish(start, [body])
-        return True
-
-    async def append_within(self, work: Callable[[Attempt], Appendix]) -> None:
-        """Let `work` write into the database in the append of what it returns, then publish."""
-        assert isinstance(self._store, Transactional)  # see `is_transactional`
-        start = self.newest.position
         self._world.reach(Fault.BEFORE_APPEND)
         asked_at = self._world.monotonic()
-        appendix = await self._store.append_within(self.session_id, work, expected=start, epoch=self.epoch)
+        if self._immediate.append_now(self.session_id, batch) is None:
+            return False
         self.held_at = asked_at
-        self._publish(start, appendix.bodies)
+        self._publish(batch)
+        return True
+
+    async def append_within(self, work: Callable[[Attempt], Batch]) -> None:
+        """Let `work` write in the transaction of the append of what it returns, then publish."""
+        transactional = self._store.transactional
+        assert transactional is not None, "see `is_transactional`"
+        self._world.reach(Fault.BEFORE_APPEND)
+        asked_at = self._world.monotonic()
+        batch = await transactional.append_within(
+            self.session_id, work, expected=self.newest.position, epoch=self.epoch
+        )
+        self.held_at = asked_at
+        self._publish(batch)
 
     def introduce(self, agent: str, model: str) -> None:
         """Tell observers who answers in this session."""
         if self._observers is not None:
             self._observers.answers(self.session_id, agent, model)
 
-    def _publish(self, start: int, bodies: Sequence[bytes]) -> None:
+    def _publish(self, batch: Batch) -> None:
         self._world.reach(Fault.AFTER_APPEND)
-        self._remember(
-            [Stored(start + number, self.epoch, body) for number, body in enumerate(bodies, start=1)]
-        )
+        positions = range(batch.expected + 1, batch.end + 1)
+        self._remember([*map(Stored, positions, repeat(batch.epoch), batch.bodies)])
         self._wake()
         if self._observers is not None:
-            self._observers.appended(self.session_id, bodies)
+            self._observers.appended(self.session_id, batch.bodies)
         self._world.reach(Fault.AFTER_PUBLISH)
 
     async def blob(self, digest: str) -> bytes | None:

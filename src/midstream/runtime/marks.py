@@ -1,4 +1,4 @@
-"""What an append writes beside its records: the line of the session in listings, and what is left to the next owner."""
+"""Writes of an append beside its records: the line of the session in listings, and hints for the next owner."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from midstream.core.records import (
     TurnEnded,
     TurnResumed,
     encode,
+    sync_of,
 )
 from midstream.core.session import Session
-from midstream.store.contract import Appendix, Mark
+from midstream.store.contract import Batch, Mark
 
 TITLE_CHARS_MAX = 80
 
@@ -23,11 +24,13 @@ _MARKING = (MessageAccepted, TurnResumed, TurnEnded)
 """Records that change the line; most do not."""
 
 
-def appendix_of(
-    records: Sequence[Record], blobs: Sequence[Blob], before: Session, after: Session
-) -> Appendix:
-    """Return what an append of these records writes."""
-    return Appendix([encode(record) for record in records], mark_of(records, before, after), blobs)
+def batch_of(
+    records: Sequence[Record], blobs: Sequence[Blob], before: Session, after: Session, *, epoch: int
+) -> Batch:
+    """Return the append of records by which one state of a session becomes another."""
+    bodies = [encode(record) for record in records]
+    mark = mark_of(records, before, after)
+    return Batch(bodies, before.position, epoch, sync_of(records), mark, blobs)
 
 
 def without_starts(records: Sequence[Record]) -> tuple[Record, ...]:

@@ -24,6 +24,7 @@ from midstream.core.replies import (
     Working,
 )
 from midstream.core.reuse.resent import ResentRequest
+from midstream.store.contract import Store
 
 __all__ = [
     "CallRequested",
@@ -96,8 +97,8 @@ class RememberingModel(Model, Protocol):
 class StoredModel(Model, Protocol):
     """A model that keeps small values in the store of the engine that runs it, and is closed with that engine."""
 
-    def begin_use(self, store: object) -> None:
-        """Keep values in the open store of an engine; a store that is no `Shelf` is not used."""
+    def begin_use(self, store: Store) -> None:
+        """Keep values in the open store of an engine."""
 
     async def end_use(self) -> None:
         """End the use by one engine; with the last one the model is closed."""

@@ -1,4 +1,4 @@
-"""What is told of every record that this process appends: for counters, spans and budgets.
+"""Observers of every record that this process appends: for counters, spans and budgets.
 
 There is one source, the journal: whatever was appended is told once, after it was appended, in its order, and nothing
 else is. Words of a model on their way (`delta`) are left out: there are a hundred of them for each record that counts,
@@ -37,7 +37,7 @@ class Introduced(Protocol):
 
 
 class Observers:
-    """Whoever is told.
+    """Observers of one process.
 
     Args:
         observers: The first of them; see `add`.

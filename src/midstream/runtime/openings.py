@@ -1,4 +1,4 @@
-"""What is on its way to an upstream and not yet answered, so that closing the upstream ends it."""
+"""Requests on their way to an upstream and not yet answered, so that closing the upstream ends them."""
 
 from __future__ import annotations
 

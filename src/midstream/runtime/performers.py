@@ -117,7 +117,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reports(Notes, Protocol):
-    """Where performers say what they did: the session's runner."""
+    """Receiver of what performers did: the session's runner."""
 
     session_id: str
 

@@ -1,11 +1,11 @@
 """The pool: a model made of an upstream that remembers, which never continues the wrong conversation.
 
 Whoever asks resends the whole conversation, as with any model; the pool finds out what the upstream's agent knows of it
-and sends only the rest. What it knows stands in a record on a shelf, which is written before anything is said (from
-then on nobody knows what the agent knows), again with the upstream's first event, and again with its last word. Kill
-the process between any two lines, and the next turn begins with a fresh agent that is told everything: one full replay
-is the worst that happens. What is decided is decided by pure functions: `core/reuse/classification.py` says what to do
-with a request, `core/reuse/retrying.py` what to do after a failure.
+and sends only the rest. What it knows stands in a record of a key-value store, which is written before anything is
+said (from then on nobody knows what the agent knows), again with the upstream's first event, and again with its last
+word. Kill the process between any two lines, and the next turn begins with a fresh agent that is told everything: one
+full replay is the worst that happens. What is decided is decided by pure functions: `core/reuse/classification.py` says
+what to do with a request, `core/reuse/retrying.py` what to do after a failure.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.servers import McpServer
 from midstream.core.reuse.transcript import TranscriptBudget
 from midstream.errors import (
+    EntryMovedError,
     ModelError,
-    ShelfMovedError,
     UpstreamFailedError,
     UpstreamMismatchError,
     UsageError,
@@ -53,7 +53,7 @@ from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
 from midstream.runtime.pool_counters import PoolCounters
-from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, MemoryShelf, PoolEntries
+from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.runtime.pool_turns import REBUILT_NOTE, End, Turn, TurnReport
 from midstream.runtime.upstreams import (
     ForkingUpstream,
@@ -65,7 +65,8 @@ from midstream.runtime.upstreams import (
     UpstreamAgent,
     UpstreamEvent,
 )
-from midstream.store.contract import Shelf
+from midstream.store.contract import KeyValue, Store
+from midstream.store.memory import MemoryKeyValue
 from midstream.world import World
 
 CLAIMS_MAX = 8
@@ -124,7 +125,7 @@ class Pooled:
 
     Args:
         upstream: What answers. It is closed with the pool.
-        shelf: Where the records are kept while no engine runs the pool: an open store. Several processes may share
+        kv: Where the records are kept while no engine runs the pool: an open store. Several processes may share
             it. `Host`, `midstream serve` and the gateway use their own store instead, and close the pool with it.
             Without any of them the records are in memory.
         limits: What it holds, and how long it waits.
@@ -136,7 +137,7 @@ class Pooled:
     def __init__(
         self,
         upstream: Upstream,
-        shelf: Shelf | None = None,
+        kv: KeyValue | None = None,
         *,
         limits: PoolLimits = PoolLimits(),  # noqa: B008 - frozen
         servers: Servers | None = None,
@@ -152,7 +153,7 @@ class Pooled:
         """What became of all turns since this pool was made, as numbers: for metrics."""
         self._engines = 0
         """Engines that run this pool now; the first one's store has the records."""
-        self._entries = self._entries_in(shelf or MemoryShelf())
+        self._entries = self._entries_in(kv or MemoryKeyValue())
         self._live = LiveAgents(
             upstream,
             world,
@@ -165,9 +166,9 @@ class Pooled:
         self._reports: OrderedDict[str, TurnReport] = OrderedDict()
         show_where_asked()
 
-    def _entries_in(self, shelf: Shelf) -> PoolEntries:
+    def _entries_in(self, kv: KeyValue) -> PoolEntries:
         return PoolEntries(
-            shelf,
+            kv,
             self._upstream.name,
             self._world,
             age_max_s=self._limits.record_age_max_s,
@@ -189,10 +190,10 @@ class Pooled:
         """Return what became of the last turn of a session in this process, if that is still known."""
         return self._reports.get(session)
 
-    def begin_use(self, store: object) -> None:
+    def begin_use(self, store: Store) -> None:
         """See `StoredModel.begin_use`."""
         self._engines += 1
-        if self._engines == 1 and isinstance(store, Shelf):
+        if self._engines == 1:
             self._entries = self._entries_in(store)
 
     async def end_use(self) -> None:
@@ -355,7 +356,7 @@ class Pooled:
             if isinstance(doing, Fresh) and not doing.is_pooled:
                 try:
                     await self._entries.note_aside(request.session, found, outline)
-                except ShelfMovedError:
+                except EntryMovedError:
                     continue
                 return Turn(request, outline, judged, doing, setup, None)
             try:
@@ -363,7 +364,7 @@ class Pooled:
                     self._asked(doing, found, outline, now), asides=asides_of(judged, found.record)
                 )
                 claim = await self._entries.claim(request.session, found, asked)
-            except ShelfMovedError:
+            except EntryMovedError:
                 continue
             turn = Turn(request, outline, judged, doing, setup, claim)
             self._take_over(turn, found.record, age_s)

@@ -1,4 +1,4 @@
-"""What a pool's turns came to, as numbers that only grow: for whoever shows metrics."""
+"""Results of a pool's turns, as numbers that only grow: for metrics."""
 
 from __future__ import annotations
 

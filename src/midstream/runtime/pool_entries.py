@@ -1,4 +1,4 @@
-"""The records of a pool on its shelf: read, claimed by one run at a time, given back.
+"""The records of a pool in its key-value store: read, claimed by one run at a time, given back.
 
 A run claims an entry by writing its own name into it before it says anything to an agent, and lets go with its last
 word. Nobody else resumes an agent that a run has, dead or alive: whoever needs the conversation meanwhile takes the
@@ -9,10 +9,9 @@ and two processes never speak to the same one.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TypeVar
 
@@ -31,17 +30,17 @@ from midstream.core.reuse.records import (
     noted,
 )
 from midstream.core.reuse.retention import Retention, decode_retention, encode_retention
-from midstream.errors import ShelfMovedError, StoreDamagedError, UnavailableError
-from midstream.store.contract import Kept, Shelf
+from midstream.errors import EntryMovedError, StoreDamagedError, UnavailableError
+from midstream.store.contract import KeyValue
 from midstream.world import World
 
 T = TypeVar("T")
 
-POOL_SHELF = "pool"
+POOL_NAMESPACE = "pool"
 """Where the records are, one for each session and upstream."""
-CALLS_SHELF = "pool-calls"
+CALLS_NAMESPACE = "pool-calls"
 """Where the calls are that agents ran themselves, one entry for each session and upstream."""
-RETENTION_SHELF = "pool-retention"
+RETENTION_NAMESPACE = "pool-retention"
 """What was learned of each upstream's memory, by its name."""
 WRITES_MAX = 5
 """Tries to write an entry that side calls write at the same time."""
@@ -60,7 +59,7 @@ class Eviction(StrEnum):
 
 
 class Found(Struct, frozen=True):
-    """What was read of a session. `version` 0: there is no entry. An entry that cannot be read has no record.
+    """Entry of a session, as read. `version` 0: there is no entry. An entry that cannot be read has no record.
 
     `age_s`: Seconds since the last use of an entry that is too old to be used; 0 for any other.
     """
@@ -71,7 +70,7 @@ class Found(Struct, frozen=True):
 
 
 def key_of(upstream: str, session: str) -> str:
-    """Return under what name a session's record is kept: pools of different upstreams may share a shelf."""
+    """Return under what name a session's record is kept: pools of different upstreams may share a store."""
     return f"{upstream}/{session}"
 
 
@@ -80,53 +79,19 @@ def session_of(key: str, record: PoolRecord) -> str:
     return key.removeprefix(key_of(record.upstream, ""))
 
 
-class MemoryShelf:
-    """A shelf in the memory of this process, for a pool that no engine runs."""
-
-    def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], Kept] = {}
-        self._versions = itertools.count(1)
-
-    async def kept(self, shelf: str, key: str) -> Kept | None:
-        """See `Shelf.kept`."""
-        return self._entries.get((shelf, key))
-
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `Shelf.keep`."""
-        known = self._entries.get((shelf, key))
-        if expected != (known.version if known else 0):
-            raise ShelfMovedError(f"entry {key!r} has another version")
-        version = next(self._versions)
-        self._entries[shelf, key] = Kept(key, version, body, at)
-        return version
-
-    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
-        """See `Shelf.drop`."""
-        known = self._entries.get((shelf, key))
-        if known is None or known.version != expected:
-            return False
-        del self._entries[shelf, key]
-        return True
-
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
-        """See `Shelf.shelf`."""
-        entries = [kept for (name, _), kept in self._entries.items() if name == shelf]
-        return sorted(entries, key=lambda kept: kept.version, reverse=True)
-
-
 class PoolEntries:
     """The entries of one upstream.
 
     Args:
         upstream: Its name.
         age_max_s: Seconds that a record is kept after its last use.
-        records_max: Records that are kept, of all upstreams that share the shelf.
+        records_max: Records that are kept, of all upstreams that share the store.
         evictions: Counts the removed records; a new counter by default.
     """
 
     def __init__(
         self,
-        shelf: Shelf,
+        kv: KeyValue,
         upstream: str,
         world: World,
         *,
@@ -134,7 +99,7 @@ class PoolEntries:
         records_max: int = RECORDS_MAX,
         evictions: Counter[Eviction] | None = None,
     ) -> None:
-        self._shelf = shelf
+        self._kv = kv
         self._upstream = upstream
         self._world = world
         self._age_max_s = age_max_s
@@ -145,7 +110,7 @@ class PoolEntries:
     async def find(self, session: str) -> Found:
         """Return what is known of a session; one that is too old is not known."""
         key = key_of(self._upstream, session)
-        kept = await self._shelf.kept(POOL_SHELF, key)
+        kept = await self._kv.kv_get(POOL_NAMESPACE, key)
         if kept is None:
             return Found(0, None)
         record = decode(kept.body)
@@ -157,10 +122,10 @@ class PoolEntries:
         """Write `record` for a run of its own in place of what was found.
 
         Raises:
-            ShelfMovedError: Somebody was first: look again. Nothing was written.
+            EntryMovedError: Somebody was first: look again. Nothing was written.
         """
         claim = Claim(
-            self._shelf, key_of(self._upstream, session), self._world, self._world.new_id("run"), found
+            self._kv, key_of(self._upstream, session), self._world, self._world.new_id("run"), found
         )
         await claim.begin(record)
         if found.age_s:
@@ -171,29 +136,29 @@ class PoolEntries:
         """Keep beside a record what was taken for a side call.
 
         Raises:
-            ShelfMovedError: Another run wrote the record first: read it again. Nothing was written.
+            EntryMovedError: Another run wrote the record first: read it again. Nothing was written.
         """
         if found.record is None:
             return
         key, body = key_of(self._upstream, session), encode(noted(found.record, outline))
-        await self._shelf.keep(POOL_SHELF, key, body, expected=found.version, at=found.record.used_at)
+        await self._kv.kv_put(POOL_NAMESPACE, key, body, expected=found.version, at=found.record.used_at)
 
     async def drop_where(self, is_unwanted: Callable[[PoolRecord], bool]) -> None:
         """Remove this upstream's records of which `is_unwanted`, whoever has them."""
-        for kept in await self._shelf.shelf(POOL_SHELF):
+        for kept in await self._kv.kv_list(POOL_NAMESPACE):
             record = decode(kept.body)
             if record is not None and record.upstream == self._upstream and is_unwanted(record):
-                await self._shelf.drop(POOL_SHELF, kept.key, expected=kept.version)
+                await self._kv.kv_delete(POOL_NAMESPACE, kept.key, expected=kept.version)
 
     async def prune(self) -> tuple[str, ...]:
         """Remove what is too old or too much, of whatever upstream; return which of our agents nobody knows now."""
-        entries = {kept.key: kept for kept in await self._shelf.shelf(POOL_SHELF)}
+        entries = {kept.key: kept for kept in await self._kv.kv_list(POOL_NAMESPACE)}
         gone: list[str] = []
         await self._drop_calls()
         now = self._world.now()
         for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
             record = decode(entries[key].body)
-            is_gone = await self._shelf.drop(POOL_SHELF, key, expected=entries[key].version)
+            is_gone = await self._kv.kv_delete(POOL_NAMESPACE, key, expected=entries[key].version)
             if is_gone:
                 self._note_eviction(key, record, age_s=now - entries[key].at)
             if is_gone and record is not None and record.upstream == self._upstream and not record.run:
@@ -202,25 +167,25 @@ class PoolEntries:
 
     async def calls(self, session: str) -> tuple[AnswerCalls, ...]:
         """Return the calls that agents ran themselves in a session, as far as they are kept."""
-        kept = await self._shelf.kept(CALLS_SHELF, key_of(self._upstream, session))
+        kept = await self._kv.kv_get(CALLS_NAMESPACE, key_of(self._upstream, session))
         return () if kept is None else decode_calls(kept.body)
 
     async def keep_calls(self, session: str, answer: AnswerCalls) -> None:
         """Keep the calls of an answer beside those of the session's other answers."""
         key = key_of(self._upstream, session)
         for _ in range(WRITES_MAX):
-            kept = await self._shelf.kept(CALLS_SHELF, key)
+            kept = await self._kv.kv_get(CALLS_NAMESPACE, key)
             body = encode_calls(with_answer(decode_calls(kept.body) if kept else (), answer))
-            with contextlib.suppress(ShelfMovedError):
+            with contextlib.suppress(EntryMovedError):
                 version = kept.version if kept else 0
-                await self._shelf.keep(CALLS_SHELF, key, body, expected=version, at=self._world.now())
+                await self._kv.kv_put(CALLS_NAMESPACE, key, body, expected=version, at=self._world.now())
                 return
 
     async def _drop_calls(self) -> None:
         """Remove the calls of what was not used for as long as a record is kept, or is beyond their number."""
-        entries = {kept.key: kept for kept in await self._shelf.shelf(CALLS_SHELF)}
+        entries = {kept.key: kept for kept in await self._kv.kv_list(CALLS_NAMESPACE)}
         for key in self._expired([(key, kept.at) for key, kept in entries.items()]):
-            await self._shelf.drop(CALLS_SHELF, key, expected=entries[key].version)
+            await self._kv.kv_delete(CALLS_NAMESPACE, key, expected=entries[key].version)
 
     def _expired(self, used: Iterable[tuple[str, float]]) -> tuple[str, ...]:
         return expired(used, now=self._world.now(), age_max_s=self._age_max_s, records_max=self._records_max)
@@ -239,7 +204,7 @@ class PoolEntries:
 
     async def retention(self) -> Retention:
         """Return what was learned of this upstream's memory."""
-        kept = await self._shelf.kept(RETENTION_SHELF, self._upstream)
+        kept = await self._kv.kv_get(RETENTION_NAMESPACE, self._upstream)
         return Retention() if kept is None else decode_retention(kept.body)
 
     async def learn(self, *, age_s: float, is_alive: bool) -> None:
@@ -262,14 +227,14 @@ class PoolEntries:
 
     async def _learn(self, learned_by: Callable[[Retention], Retention]) -> tuple[Retention, Retention]:
         """Keep what is learned, if it is new, and return what was known before and what is now."""
-        kept = await self._shelf.kept(RETENTION_SHELF, self._upstream)
+        kept = await self._kv.kv_get(RETENTION_NAMESPACE, self._upstream)
         known = Retention() if kept is None else decode_retention(kept.body)
         learned = learned_by(known)
         if learned is not known:
             body, version = encode_retention(learned), kept.version if kept else 0
-            with contextlib.suppress(ShelfMovedError):
-                await self._shelf.keep(
-                    RETENTION_SHELF, self._upstream, body, expected=version, at=self._world.now()
+            with contextlib.suppress(EntryMovedError):
+                await self._kv.kv_put(
+                    RETENTION_NAMESPACE, self._upstream, body, expected=version, at=self._world.now()
                 )
         return known, learned
 
@@ -281,11 +246,11 @@ class Claim:
     written and nothing raised: the entry names the run that has it, so nobody resumes what it says.
     """
 
-    def __init__(self, shelf: Shelf, key: str, world: World, run: str, found: Found) -> None:
+    def __init__(self, kv: KeyValue, key: str, world: World, run: str, found: Found) -> None:
         self.is_lost = False
         """Whether somebody else has the entry by now, or has removed it."""
         self.found = found
-        self._shelf = shelf
+        self._kv = kv
         self._key = key
         self._world = world
         self._run = run
@@ -310,10 +275,10 @@ class Claim:
         if self.is_lost:
             return
         try:
-            if not await self._shelf.drop(POOL_SHELF, self._key, expected=self._version):
+            if not await self._kv.kv_delete(POOL_NAMESPACE, self._key, expected=self._version):
                 await self._look_again()
                 if not self.is_lost:
-                    await self._shelf.drop(POOL_SHELF, self._key, expected=self._version)
+                    await self._kv.kv_delete(POOL_NAMESPACE, self._key, expected=self._version)
         except OUT_OF_ORDER as error:
             _log.warning("a record could not be removed: %s", error.code, extra={"entry": self._key})
 
@@ -323,7 +288,7 @@ class Claim:
                 return
             try:
                 self._version = await self._keep(record)
-            except ShelfMovedError:
+            except EntryMovedError:
                 theirs = await self._look_again()
                 record = replace(record, asides=theirs.asides if theirs else ())
             except OUT_OF_ORDER as error:
@@ -333,8 +298,8 @@ class Claim:
                 return
 
     async def _keep(self, record: PoolRecord) -> int:
-        version = await self._shelf.keep(
-            POOL_SHELF, self._key, encode(record), expected=self._version, at=record.used_at
+        version = await self._kv.kv_put(
+            POOL_NAMESPACE, self._key, encode(record), expected=self._version, at=record.used_at
         )
         self.record = record
         return version
@@ -342,7 +307,7 @@ class Claim:
     async def _look_again(self) -> PoolRecord | None:
         """Find out whether the entry is still this run's: a side call may have written something beside it."""
         try:
-            kept = await self._shelf.kept(POOL_SHELF, self._key)
+            kept = await self._kv.kv_get(POOL_NAMESPACE, self._key)
         except OUT_OF_ORDER:
             return None
         record = decode(kept.body) if kept else None

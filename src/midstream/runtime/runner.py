@@ -19,7 +19,7 @@ from typing import Protocol
 from midstream.core import session as sessions
 from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
-from midstream.core.records import EpochStarted, Parent, Record, sync_of
+from midstream.core.records import EpochStarted, Parent, Record, Sync, encode
 from midstream.core.session import Received, Session, ToolsFound
 from midstream.core.turn import (
     LOOK_BACK_S,
@@ -60,11 +60,11 @@ from midstream.runtime.defects import stopped_on, undone
 from midstream.runtime.handing import GIVE_UP, encode_command, once, position_of
 from midstream.runtime.journal import Journal
 from midstream.runtime.mailbox import Effect, Envelope, Mailbox, are_words, is_mere_result, merged
-from midstream.runtime.marks import appendix_of, without_starts
+from midstream.runtime.marks import batch_of, without_starts
 from midstream.runtime.outages import Outages
 from midstream.runtime.performers import Performer
 from midstream.runtime.waits import Waits, Work, parted
-from midstream.store.contract import Appendix, Attempt, Stored
+from midstream.store.contract import Attempt, Batch, Stored
 from midstream.world import World
 
 HAND_OVER_S = 10.0
@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 class Family(Nursery, Protocol):
-    """What a session knows of its children and its parent: the host."""
+    """Children and parent of a session: the host."""
 
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does."""
@@ -575,9 +575,8 @@ class Runner:
                 blobs.extend(large)
             taken.append(envelope)
         if records:
-            appendix = appendix_of(records, blobs, self.state, state)
-            append = partial(self.journal.append, appendix, sync=sync_of(records))
-            await self._append(append, taken)
+            appended = batch_of(records, blobs, self.state, state, epoch=self.journal.epoch)
+            await self._append(partial(self.journal.append, appended), taken)
         self.state = state
         if any(isinstance(each.command, Recover) for each in taken):
             self._is_held = False
@@ -590,11 +589,11 @@ class Runner:
             return False
         assert isinstance(first.command, ModelSaid)  # see `Mailbox`
         try:
-            decided = sessions.decide(
-                self.state, first.command, epoch=self.journal.epoch, at=self._world.now()
-            )
+            epoch = self.journal.epoch
+            decided = sessions.decide(self.state, first.command, epoch=epoch, at=self._world.now())
             state = self._folded(self.state, decided)
-            if len(decided) != 1 or not self.journal.append_at_once(decided[0]):
+            batch = Batch([encode(record) for record in decided], self.state.position, epoch, Sync.NORMAL)
+            if len(decided) != 1 or not self.journal.append_now(batch):
                 return False
         except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
             _log.exception("a session ended on a bug", extra={"session": self.session_id})
@@ -609,13 +608,13 @@ class Runner:
             return 0
         state = self.state
 
-        def work(attempt: Attempt) -> Appendix:
+        def work(attempt: Attempt) -> Batch:
             # In the store's thread. Nothing else changes this session while its runner waits for this.
             nonlocal state
             finished = effect.run(attempt)
             records, blobs = self._decided(self.state, finished, at=self._world.now())
             state = self._folded(self.state, records)
-            return appendix_of(records, blobs, self.state, state)
+            return batch_of(records, blobs, self.state, state, epoch=self.journal.epoch)
 
         await self._append(partial(self.journal.append_within, work), batch)
         written, self.state = state.position - self.state.position, state

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Toolset(Struct, frozen=True):
-    """What can be called now.
+    """Tools that can be called now.
 
     Args:
         tools: All of it by name.

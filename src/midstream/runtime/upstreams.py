@@ -57,7 +57,7 @@ _NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}
 
 
 class Setup(Struct, frozen=True):
-    """What a conversation is opened with.
+    """Settings that a conversation is opened with.
 
     Args:
         instructions: The host's system prompt, or "".
@@ -71,7 +71,7 @@ class Setup(Struct, frozen=True):
 
 
 class Said(Struct, frozen=True):
-    """What an agent is sent.
+    """Message to an agent.
 
     Args:
         message: The user's words.
@@ -135,14 +135,14 @@ class Upstream(Protocol):
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """What makes a conversation another one though its words are the same: model, folder, permissions, account.
+        """Properties that distinguish conversations of the same words: model, folder, permissions, account.
 
         Never a key or a secret itself. Compared whole; part of the fingerprint.
         """
 
     @property
     def abilities(self) -> Abilities:
-        """What it can do. Constant."""
+        """Abilities of the upstream. Constant."""
 
     async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
         """Open a fresh conversation, or the one that `resume` names. Nothing is said yet.

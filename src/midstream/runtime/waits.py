@@ -1,4 +1,4 @@
-"""What a session waits for while nobody works on it: a client, a person, the end of a grace. One timer for all of it.
+"""Waits of a session that is not worked on: for a client, a person, the end of a grace. One timer for all of it.
 
 A task for each would be a coroutine, a context and a timer: with hundreds of sessions whose clients run tools, most of
 what the garbage collector walks.

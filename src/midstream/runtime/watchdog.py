@@ -48,7 +48,7 @@ class Level(StrEnum):
 
 
 class StallSeen(Struct, frozen=True):
-    """What an agent's `on_stall` is told. `call_id` is empty where a model is silent."""
+    """Argument of an agent's `on_stall`. `call_id` is empty where a model is silent."""
 
     level: Level
     session: str

@@ -40,7 +40,7 @@ TOKEN_CHARS_MIN = 16
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """Who may come in, and what they may do.
+    """Authentication and authorization of a server.
 
     Args:
         authenticate: Who asks; see the text of this module.

@@ -1,4 +1,4 @@
-"""What is handed out to those who are known: cookies and tickets; and with whom a session is shared."""
+"""Routes for known users: cookies and tickets, and the sharing of a session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class TicketWish(Struct, forbid_unknown_fields=True):
-    """What a ticket is asked for."""
+    """Request for a ticket."""
 
     action: Literal["read", "speak"] = "read"
 
@@ -39,7 +39,7 @@ class LoginWish(Struct, forbid_unknown_fields=True):
 
 
 class Known(Struct, frozen=True):
-    """Who asks, as the server knows them."""
+    """Caller, as the server knows them."""
 
     id: str
     tenant: str
@@ -48,14 +48,14 @@ class Known(Struct, frozen=True):
 
 
 class Issued(Struct, frozen=True):
-    """What was handed out, and the seconds it is good for."""
+    """Credential that was issued, and the seconds it is valid for."""
 
     word: str
     for_s: float
 
 
 class Owned(Struct, frozen=True):
-    """Whose a session is, and who else may look."""
+    """Owner of a session, and the others who may read it."""
 
     tenant: str
     subject: str

@@ -46,7 +46,7 @@ from midstream.server.unlocking import HELD, unlock_for
 from midstream.server.viewer_routes import ViewerRoutes
 from midstream.server.websocket import WebSocketEndpoint
 from midstream.store.contract import Store
-from midstream.store.opening import store_of
+from midstream.store.opening import open_store
 from midstream.world import World
 
 _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
@@ -98,13 +98,13 @@ def asgi(
             a login of its own. By default they are refused.
 
     Raises:
-        UsageError: `access` is given, and the store keeps no small values (`Shelf`); or one of `allowed_origins` is
+        UsageError: `access` is given, and the store keeps no small values (`KeyValue`); or one of `allowed_origins` is
             none, such as `*`.
     """
     checked_agent(agent)
     allowed_origins = origins_of(allowed_origins)
     world = world or World()
-    store = store_of(store, world=world)
+    store = open_store(store, world=world)
     settings = settings or StreamSettings(look_back_s=look_back_s)
     host = Host(
         agent,

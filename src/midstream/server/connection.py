@@ -74,7 +74,7 @@ def is_played_back(session: Session, chunk: Received) -> bool:
 
 
 class Transport(Protocol):
-    """What carries the frames of one connection."""
+    """Transport of the frames of one connection."""
 
     ends_with_turn: bool
     """Whether it is over when the turn of its stream is, as a body is that somebody reads to its end."""

@@ -1,4 +1,4 @@
-"""What the readers of a session are sent next, encoded once for all who stand at the same place."""
+"""Next events of a session's readers, encoded once for all who stand at the same place."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from midstream.errors import AccessError, UnauthorizedError, UsageError
+from midstream.errors import AccessError, UnauthorizedError
 from midstream.runtime.host import Host
 from midstream.server.access import Access
 from midstream.server.guards import check_intent, check_origin, check_page, remote_address
@@ -31,7 +31,6 @@ from midstream.server.passes import LOGIN_LINK_S, Kind, Passes
 from midstream.server.rights import Rights, name_in_store
 from midstream.server.subjects import OPERATOR, Action, Subject
 from midstream.server.visits import VISIT, Counters, Stranger, Visit
-from midstream.store.contract import Shelf
 
 SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
 """The paths of one session, and what they ask of it."""
@@ -93,8 +92,6 @@ class Door:
         self._living: set[Visit] = set()
         if access is None:
             return
-        if not isinstance(host.store, Shelf):
-            raise UsageError("a server that asks who comes needs a store that is a `Shelf` too")
         host.observers.add(self._counters)
         self.rights = Rights(host.store, host.world)
         self.passes = Passes(host.store, host.world)

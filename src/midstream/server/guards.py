@@ -1,4 +1,4 @@
-"""Who may ask: pages of this server, programs without an origin, and origins and hosts that were named.
+"""Checks of a request's origin: pages of this server, programs without an origin, named origins and hosts.
 
 A local server is a target for every web page its user visits. A browser says which page asks (`Origin`), which
 keeps foreign pages out; and it says which host name it believes to talk to (`Host`), which keeps out a page whose

@@ -113,7 +113,7 @@ class SessionPage(Struct, frozen=True):
 
 
 class QuestionPage(Struct, frozen=True):
-    """What waits for a person, the longest first; `is_complete` unless more than `QUESTIONS_MAX` do."""
+    """Open questions, the oldest first; `is_complete` unless more than `QUESTIONS_MAX` are open."""
 
     questions: list[Question]
     is_complete: bool

@@ -1,4 +1,4 @@
-"""Who a connection is for, by the headers of its request: what an `open` says, or leaves out (STREAM-51, STREAM-110).
+"""Stream of a connection, by the headers of its request: what an `open` has, or leaves out (STREAM-51, STREAM-110).
 
 A header that is empty says nothing; one that is there twice says one thing, or is refused.
 """
@@ -19,7 +19,7 @@ _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
 
 
 class Speaker(Struct, frozen=True):
-    """Who sent a frame up by a request of its own (STREAM-39, STREAM-40).
+    """Sender of a frame that came in a request of its own (STREAM-39, STREAM-40).
 
     Args:
         stream: The stream key; "" for a reader.
@@ -42,7 +42,7 @@ class Speaker(Struct, frozen=True):
 
 
 class _Headers:
-    """What the headers of a request say, each by its name."""
+    """Headers of a request, by name."""
 
     def __init__(self, request: HTTPConnection) -> None:
         self._told = request.scope["headers"]

@@ -1,4 +1,4 @@
-"""Who asks, and may they: the one place that decides it, for a request as for a stream that lives for hours.
+"""Authorizer: the one place that decides about a caller, for a request as for a stream that lives for hours.
 
 A credential is looked for in this order: a ticket, a viewer's pass, a cookie of ours, then whatever the application's
 `authenticate` finds. Somebody who may not even see a session is told that there is none.

@@ -1,4 +1,4 @@
-"""What one server lets its callers do: named limits, and the counters that keep them.
+"""Limits of one server: named limits, and the counters that keep them.
 
 A caller is a subject where one is known, else an address. Addresses of this machine are not counted: behind them are
 the person who runs the server, or a proxy with everybody behind it (whose callers have addresses of their own where

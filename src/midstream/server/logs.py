@@ -1,4 +1,4 @@
-"""What of uvicorn's log lines goes to the log: not what any peer can write there at will."""
+"""Filter of uvicorn's log lines: peers cannot write there at will."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells the other processes of a store that a connection has its stream (STREAM-102).
+"""Notices to the other processes of a store that a connection has its stream (STREAM-102).
 
 Within one process `Connections` fences. Elsewhere the journal does: whoever reads there that a newer connection has a
 stream ends the older ones. A chunk says so by itself; a connection that says nothing is announced here, beside its
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Notices:
-    """Those that are on their way, one for each stream and number, however many requests a connection is."""
+    """Notices on their way, one for each stream and number, however many requests a connection is."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[str, str, int], asyncio.Task[None]] = {}

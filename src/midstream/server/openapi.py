@@ -1,4 +1,4 @@
-"""What the server answers to, as an OpenAPI 3.1 description: made from the types that are really read and written.
+"""OpenAPI 3.1 description of the server: made from the types that are really read and written.
 
 Each operation names its route as the router has it, so that a test finds a route without a description, and a
 description without a route. What is said over the stream itself stands in `docs/spec/stream.md`. It is the
@@ -117,7 +117,7 @@ class StreamOpen(_Opening, frozen=True, kw_only=True, tag="open", tag_field="typ
 
 
 class Health(Struct, frozen=True):
-    """That the process serves."""
+    """Report that the process serves."""
 
     status: str
     version: str

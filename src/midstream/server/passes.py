@@ -1,4 +1,4 @@
-"""What this server hands out so that somebody may come in: tickets, links to log in with, cookies, viewers' passes.
+"""Credentials that this server issues: tickets, login links, cookies, viewers' passes.
 
 Each is 128 random bits behind the name of its kind. The store keeps a digest with what it is good for, so that any
 process that shares the store knows it, and nobody who reads the store can use it. What was used up, is too old or
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from midstream.errors import UnauthorizedError
 from midstream.server.subjects import Subject
-from midstream.store.contract import Kept, Shelf
+from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.world import World
 
 TICKET_S = 30.0
@@ -29,7 +29,7 @@ VIEWER_S_MAX = 30 * 24 * 3600.0
 """Longest life of a viewer's pass, in seconds."""
 SWEEP_S = 600.0
 """Seconds between two looks for passes that are too old."""
-SHELF = "access-passes"
+NAMESPACE = "access-passes"
 _WORD_CHARS_MAX = 64
 
 
@@ -67,8 +67,8 @@ class Pass(Struct, frozen=True):
 class Passes:
     """Issue and check passes."""
 
-    def __init__(self, shelf: Shelf, world: World) -> None:
-        self._shelf = shelf
+    def __init__(self, kv: KeyValue, world: World) -> None:
+        self._kv = kv
         self._world = world
         self._sweep_at = 0.0
 
@@ -105,7 +105,7 @@ class Passes:
             ends_at = min(ends_at, subject.expires_at)
         issued = Pass(kind, subject, now, ends_at, session, action, origin)
         await self._sweep(now)
-        await self._shelf.keep(SHELF, key_of(word), msgspec.json.encode(issued), expected=0, at=now)
+        await self._kv.kv_put(NAMESPACE, key_of(word), msgspec.json.encode(issued), expected=0, at=now)
 
     async def take(self, kind: Kind, word: str) -> Pass:
         """Use a pass up and return what it was good for.
@@ -114,7 +114,7 @@ class Passes:
             UnauthorizedError: It is no pass of this kind, not any more, or somebody else was faster.
         """
         kept, found = await self._found(kind, word)
-        if not await self._shelf.drop(SHELF, kept.key, expected=kept.version):
+        if not await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version):
             raise _refused(kind)
         return found
 
@@ -128,21 +128,21 @@ class Passes:
 
     async def has(self, key: str) -> bool:
         """Whether the pass of this digest is still kept."""
-        return await self._shelf.kept(SHELF, key) is not None
+        return await self._kv.kv_get(NAMESPACE, key) is not None
 
     async def withdraw(self, word: str) -> None:
         """Let a pass be none. Harmless where it is none."""
-        kept = await self._shelf.kept(SHELF, key_of(word))
+        kept = await self._kv.kv_get(NAMESPACE, key_of(word))
         if kept is not None:
-            await self._shelf.drop(SHELF, kept.key, expected=kept.version)
+            await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version)
 
     async def withdraw_viewers(self, session: str) -> int:
         """Let all viewers' passes of a session be none, and what was issued for them; return how many there were."""
         fitting = [kept for kept, issued in await self._all() if issued.subject.session == session]
-        return sum([await self._shelf.drop(SHELF, kept.key, expected=kept.version) for kept in fitting])
+        return sum([await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version) for kept in fitting])
 
-    async def _found(self, kind: Kind, word: str) -> tuple[Kept, Pass]:
-        kept = await self._shelf.kept(SHELF, key_of(word)) if len(word) <= _WORD_CHARS_MAX else None
+    async def _found(self, kind: Kind, word: str) -> tuple[KeyValueEntry, Pass]:
+        kept = await self._kv.kv_get(NAMESPACE, key_of(word)) if len(word) <= _WORD_CHARS_MAX else None
         if kept is not None:
             found = msgspec.json.decode(kept.body, type=Pass)
             if found.kind is kind and self._world.now() < found.expires_at:
@@ -155,10 +155,12 @@ class Passes:
         self._sweep_at = now + SWEEP_S
         for kept, issued in await self._all():
             if issued.expires_at <= now:
-                await self._shelf.drop(SHELF, kept.key, expected=kept.version)
+                await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version)
 
-    async def _all(self) -> Sequence[tuple[Kept, Pass]]:
-        return [(kept, msgspec.json.decode(kept.body, type=Pass)) for kept in await self._shelf.shelf(SHELF)]
+    async def _all(self) -> Sequence[tuple[KeyValueEntry, Pass]]:
+        return [
+            (kept, msgspec.json.decode(kept.body, type=Pass)) for kept in await self._kv.kv_list(NAMESPACE)
+        ]
 
 
 def key_of(word: str) -> str:

@@ -1,9 +1,9 @@
 """Turns that are stopped when their client has gone for good (STREAM-55).
 
 A client that wants that leaves a mark with each connection: which one speaks for its stream. Whoever loses that
-connection waits for as long as the client said, and stops the turn where the mark is still its own. The marks are on a
-shelf of the store, so that a client may come back to another process. A process that dies stops nothing: the turn goes
-on, as it does without this wish.
+connection waits for as long as the client said, and stops the turn where the mark is still its own. The marks are in a
+namespace of the store, so that a client may come back to another process. A process that dies stops nothing: the turn
+goes on, as it does without this wish.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import asyncio
 import logging
 
 from midstream.core.turn import Cancel, Withdraw
-from midstream.errors import MidstreamError, ShelfMovedError
+from midstream.errors import EntryMovedError, MidstreamError
 from midstream.runtime.host import Host
-from midstream.store.contract import Shelf
 
-SHELF = "presence"
+NAMESPACE = "presence"
 MARK_TRIES_MAX = 5
 """Tries to write a mark that another process writes at the same moment."""
 
@@ -33,7 +32,7 @@ class Presence:
         self._host = host
         self._world = host.world
         self._marks: dict[Place, bytes] = {}
-        """The last one of each stream that was here; without a shelf, this process is the only one."""
+        """The last one of each stream that was here."""
         self._waiting: dict[bytes, asyncio.Task[None]] = {}
 
     async def arrived(self, place: Place) -> bytes:
@@ -47,13 +46,11 @@ class Presence:
         self._marks[place] = mark
         store = self._host.store
         for _ in range(MARK_TRIES_MAX):
-            if not isinstance(store, Shelf):
-                break
-            kept = await store.kept(SHELF, _key(place))
+            kept = await store.kv_get(NAMESPACE, _key(place))
             version = kept.version if kept else 0
             try:
-                await store.keep(SHELF, _key(place), mark, expected=version, at=self._world.now())
-            except ShelfMovedError:
+                await store.kv_put(NAMESPACE, _key(place), mark, expected=version, at=self._world.now())
+            except EntryMovedError:
                 continue  # another connection of the same client: the later one speaks
             break
         return mark
@@ -93,16 +90,15 @@ class Presence:
 
     async def _lift(self, place: Place, mark: bytes) -> bool:
         """Remove a mark if it still stands, and say so."""
-        stood = self._marks.get(place) == mark
-        if stood:
+        if self._marks.get(place) == mark:
             del self._marks[place]
         store = self._host.store
-        if not isinstance(store, Shelf):
-            return stood
         try:
-            kept = await store.kept(SHELF, _key(place))
+            kept = await store.kv_get(NAMESPACE, _key(place))
             is_ours = kept is not None and kept.body == mark
-            return is_ours and await store.drop(SHELF, _key(place), expected=kept.version if kept else 0)
+            return is_ours and await store.kv_delete(
+                NAMESPACE, _key(place), expected=kept.version if kept else 0
+            )
         except MidstreamError as error:
             _log.warning("a mark was not lifted", extra={"session": place[0], "code": error.code})
             return False

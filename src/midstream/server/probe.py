@@ -1,4 +1,4 @@
-"""What a client asks to learn what stands in between: numbered chunks, paced, over each transport.
+"""Probe of the network in between, for a client: numbered chunks, paced, over each transport.
 
 Nothing here knows of sessions. `/v1/probe/stream` says chunks over a WebSocket, `/v1/probe/events` as server-sent
 events, `/v1/probe/poll` one to an answer, and `/v1/probe/chunks` gives back what is posted.

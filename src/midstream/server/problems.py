@@ -132,7 +132,7 @@ class Problem(Struct, frozen=True, omit_defaults=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer needs besides its body."""
+        """Headers of the answer."""
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after_s)))

@@ -1,9 +1,9 @@
-"""Whose a session is: one row for each, kept beside it in the store, written before the session is begun, gone with it.
+"""Ownership of sessions: one row for each, kept beside it in the store, written before it is begun, gone with it.
 
 The tenant is the first part of every session's name in the store (`tenant:name`), and a row is read by that whole
 name, so that no question of one tenant can be answered by what belongs to another.
 
-A shelf of each subject names the sessions it owns or may look at, so that a list costs what is in it and not what
+A namespace of each subject names the sessions it owns or may look at, so that a list costs what is in it and not what
 others have. It is written before the row that counts; what it names too much is not shown, and taken out in time.
 """
 
@@ -18,12 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.parts import root_of
-from midstream.errors import LimitReachedError, SessionNotFoundError, ShelfMovedError
+from midstream.errors import EntryMovedError, LimitReachedError, SessionNotFoundError
 from midstream.server.subjects import Subject
-from midstream.store.contract import OWNERS, Shelf
+from midstream.store.contract import OWNERS, KeyValue
 from midstream.world import World
 
-REVOKED_SHELF = "access-revoked"
+REVOKED_NAMESPACE = "access-revoked"
 READERS_MAX = 100
 """Subjects with whom one session is shared: whoever needs more decides by `authorize`."""
 BEGINNING_S = 3600.0
@@ -34,7 +34,7 @@ _TRIES_MAX = 10
 
 
 class Owner(Struct, frozen=True):
-    """Whose a session is, and who else may look.
+    """Owner of a session, and the others who may read it.
 
     Args:
         tenant, subject: Its owner.
@@ -51,13 +51,13 @@ class Owner(Struct, frozen=True):
 class Rights:
     """The rows of owners, and the times at which subjects were locked out."""
 
-    def __init__(self, shelf: Shelf, world: World) -> None:
-        self._shelf = shelf
+    def __init__(self, kv: KeyValue, world: World) -> None:
+        self._kv = kv
         self._world = world
 
     async def owner_of(self, session: str) -> Owner | None:
         """Return whose a session (or the one it is part of) is; None where nobody's."""
-        kept = await self._shelf.kept(OWNERS, root_of(session))
+        kept = await self._kv.kv_get(OWNERS, root_of(session))
         return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
 
     async def claim(self, session: str, subject: Subject) -> Owner:
@@ -66,8 +66,8 @@ class Rights:
         body = msgspec.json.encode(owner)
         await self._note(session, subject.tenant, subject.id)
         try:
-            await self._shelf.keep(OWNERS, root_of(session), body, expected=0, at=self._world.now())
-        except ShelfMovedError:
+            await self._kv.kv_put(OWNERS, root_of(session), body, expected=0, at=self._world.now())
+        except EntryMovedError:
             return await self.owner_of(session) or owner
         return owner
 
@@ -77,18 +77,18 @@ class Rights:
         Raises:
             SessionNotFoundError: It is nobody's.
             LimitReachedError: They are more than `READERS_MAX`. Nothing was changed.
-            ShelfMovedError: Somebody else changed it at this moment. Nothing was changed.
+            EntryMovedError: Somebody else changed it at this moment. Nothing was changed.
         """
         if len(readers) > READERS_MAX:
             raise LimitReachedError(f"a session is shared with {READERS_MAX} subjects at most")
-        kept = await self._shelf.kept(OWNERS, root_of(session))
+        kept = await self._kv.kv_get(OWNERS, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"there is no session {session!r}")
         owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
         for reader in readers:
             await self._note(session, owner.tenant, reader)
         body = msgspec.json.encode(owner)
-        await self._shelf.keep(OWNERS, kept.key, body, expected=kept.version, at=self._world.now())
+        await self._kv.kv_put(OWNERS, kept.key, body, expected=kept.version, at=self._world.now())
         return owner
 
     async def sessions_of(self, subject: Subject) -> list[str]:
@@ -96,8 +96,8 @@ class Rights:
 
         A few of them are looked at each time, wherever chance begins, so that no more stay noted than are there.
         """
-        shelf = _shelf_of(subject.tenant, subject.id)
-        noted = await self._shelf.shelf(shelf)
+        namespace = _namespace_of(subject.tenant, subject.id)
+        noted = await self._kv.kv_list(namespace)
         begin = int(self._world.chance() * len(noted))
         gone: set[str] = set()
         for kept in [*noted[begin:], *noted[:begin]][:LOOKED_AT]:
@@ -105,39 +105,39 @@ class Rights:
             is_theirs = owner is not None and subject.id in (owner.subject, *owner.readers)
             if not is_theirs and kept.at < self._world.now() - BEGINNING_S:
                 gone.add(kept.key)
-                await self._shelf.drop(shelf, kept.key, expected=kept.version)
+                await self._kv.kv_delete(namespace, kept.key, expected=kept.version)
         return [kept.key for kept in noted if kept.key not in gone]
 
     async def _note(self, session: str, tenant: str, subject: str) -> None:
         """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
-        shelf, key = _shelf_of(tenant, subject), root_of(session)
+        namespace, key = _namespace_of(tenant, subject), root_of(session)
         for _ in range(_TRIES_MAX):
-            kept = await self._shelf.kept(shelf, key)
-            with suppress(ShelfMovedError):
+            kept = await self._kv.kv_get(namespace, key)
+            with suppress(EntryMovedError):
                 version = kept.version if kept else 0
-                await self._shelf.keep(shelf, key, b"{}", expected=version, at=self._world.now())
+                await self._kv.kv_put(namespace, key, b"{}", expected=version, at=self._world.now())
                 return
 
     async def lock_out(self, subject: Subject) -> None:
         """Let nothing count any more that was issued to a subject until now."""
         for _ in range(_TRIES_MAX):
-            kept = await self._shelf.kept(REVOKED_SHELF, subject.key)
+            kept = await self._kv.kv_get(REVOKED_NAMESPACE, subject.key)
             try:
                 now = self._world.now()
                 version = kept.version if kept else 0
-                await self._shelf.keep(REVOKED_SHELF, subject.key, b"{}", expected=version, at=now)
-            except ShelfMovedError:
+                await self._kv.kv_put(REVOKED_NAMESPACE, subject.key, b"{}", expected=version, at=now)
+            except EntryMovedError:
                 continue
             return
 
     async def locked_out_at(self, subject: Subject) -> float:
         """Return when a subject was locked out last, in seconds since 1970; 0 for never."""
-        kept = await self._shelf.kept(REVOKED_SHELF, subject.key)
+        kept = await self._kv.kv_get(REVOKED_NAMESPACE, subject.key)
         return kept.at if kept else 0.0
 
 
-def _shelf_of(tenant: str, subject: str) -> str:
-    # Names of shelves are not encrypted, where the store is.
+def _namespace_of(tenant: str, subject: str) -> str:
+    # Names of namespaces are not encrypted, where the store is.
     digest = hashlib.blake2b(
         f"{tenant}:{subject}".encode("utf-8", "surrogatepass"), digest_size=16, person=b"midstream-index"
     )

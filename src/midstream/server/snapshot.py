@@ -1,4 +1,4 @@
-"""What a session is, as one JSON document: for a page that opens it, before it follows the events."""
+"""Snapshot of a session as one JSON document: for a page that opens it, before it follows the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks, and what they may do with a session: the words of access, shared by all that judges it."""
+"""Callers, and their actions on a session: the terms of access, shared by all that judges it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ID_CHARS_MAX = 256
 
 
 class Action(StrEnum):
-    """What somebody wants with a session."""
+    """Action on a session."""
 
     READ = "read"
     """Look at it, follow it."""
@@ -58,7 +58,7 @@ class Subject(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What tells them from everybody else, the tenant first."""
+        """Key that identifies the subject, the tenant first."""
         return f"{self.tenant}:{self.id}"
 
 

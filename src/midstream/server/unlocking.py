@@ -1,9 +1,9 @@
-"""Who may open an encrypted session: asked once for each request and once for each connection, here and nowhere else.
+"""Opening of encrypted sessions: checked once for each request and once for each connection, here and nowhere else.
 
-On a server whose sessions are encrypted under their clients' secrets (`store.escrow`), a secret is shown in a header
-or in an `open`; a viewer may show its word as a bearer token instead. What is not in the tables below needs it, so that
-a route somebody forgot to put there is closed, not open. Whoever is refused is told the same as where there is no such
-session.
+On a server whose sessions are encrypted under their clients' secrets (`store.encryption.escrow`), a secret is shown in
+a header or in an `open`; a viewer may show its word as a bearer token instead. What is not in the tables below needs
+it, so that a route somebody forgot to put there is closed, not open. Whoever is refused is told the same as where there
+is no such session.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an endpoint may ask about whoever asks it: the same questions, whether anybody was asked for a name or not."""
+"""Questions of an endpoint about its caller: the same ones, with and without authentication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VISIT = "midstream.visit"
 
 
 class Counters:
-    """What callers have and do, against the limits of this server."""
+    """Counters of callers, against the limits of this server."""
 
     def __init__(self, limits: Limits, world: World) -> None:
         self.requests = Rate(limits.requests_per_minute, "requests", world)
@@ -54,7 +54,7 @@ class Counters:
 
 
 class Visitor(Protocol):
-    """What an endpoint may ask."""
+    """Caller of an endpoint."""
 
     is_known: bool
     """Whether it has a name, which may become unwelcome."""

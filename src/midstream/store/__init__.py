@@ -1,1 +1,1 @@
-"""What is kept: journals, and who owns them. One method is one transaction."""
+"""Stores: journals with their owners, and small values beside them. One method is one transaction."""

@@ -1,98 +1,106 @@
-"""Decrypt what a `Reader` finds in a store that no process here has open."""
+"""Reads a store from a program without an event loop, such as a command."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, TypeVar
 
 from midstream.core.parts import root_of
 from midstream.errors import UsageError
-from midstream.store.contract import ESCROW, Kept, SessionInfo, Shelf, Store, Stored
-from midstream.store.reading import Reader
+from midstream.store.contract import ESCROW, KeyValueEntry, SessionInfo, Stored, StoreReader
+
+T = TypeVar("T")
 
 ENTRY_MARK = b"\x02"
-"""First byte of an encrypted value of a shelf: see `store.ciphers`."""
+"""First byte of an encrypted value of a key-value entry: see `store.encryption.ciphers`."""
 ENCRYPTED_MARKS = (b"\x01", ENTRY_MARK)
 """First bytes of encrypted records."""
+LIST_PAGE = 200
+"""Sessions of a listing that are read at once."""
 
 
-def is_under_client_key(reader: Reader, session: str) -> bool:
-    """Return whether a session is encrypted under its client's secret too."""
-    return any(kept.key == root_of(session) for kept in reader.shelf(ESCROW))
+class LoopThread:
+    """An event loop in a thread, for callers that may run in a loop of their own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns."""
+        return self._thread.submit(self._runner.run, work).result()
+
+    def close(self) -> None:
+        """Close what its coroutines left open, and end the thread."""
+        with self._thread:
+            self._thread.submit(self._runner.close).result()
 
 
 class ClosedStore:
-    """The methods of a `Store` and of a `Shelf` that only read, on a database that is opened for reading only.
+    """The methods of a `StoreReader`, without `await`. Make one with `opening.read_store`.
 
     Args:
-        reader: The database.
+        stored: The store as it is.
+        reader: The same, decrypted where its keys are here.
+        loop: Runs both.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, stored: StoreReader, reader: StoreReader, loop: LoopThread) -> None:
+        self._stored = stored
         self._reader = reader
+        self._run = loop.run
 
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `Store.read`."""
-        return self._reader.records(session, after, limit)
+    def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        """See `StoreReader.read`."""
+        return self._run(self._reader.read(session, after=after, limit=limit))
 
-    async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Store.blob`."""
-        return self._reader.blob(session, digest)
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `StoreReader.blob`."""
+        return self._run(self._reader.blob(session, digest))
 
-    async def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
-        return self._reader.find_sealed(session)
+    def find(self, session: str) -> SessionInfo | None:
+        """See `StoreReader.find`."""
+        return self._run(self._reader.find(session))
 
-    async def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
-    ) -> AsyncIterator[SessionInfo]:
-        """See `Store.list`."""
-        for info in self._reader.lines(self._reader.numbers(live, of)):
-            yield info
+    def list(self) -> Iterator[SessionInfo]:
+        """See `StoreReader.list`."""
+        lines = self._reader.list()
+        while page := self._run(_page_of(lines)):
+            yield from page
 
-    async def kept(self, shelf: str, key: str) -> Kept | None:
-        """See `Shelf.kept`."""
-        return next((each for each in self._reader.shelf(shelf) if each.key == key), None)
+    def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValueReader.kv_list`."""
+        return self._run(self._reader.kv_list(namespace))
 
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
-        """See `Shelf.shelf`."""
-        return self._reader.shelf(shelf)
-
-    async def keep(self, *_: object, **__: object) -> int:
-        """Refuse.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError("this database was opened for reading only")
-
-    async def drop(self, *_: object, **__: object) -> bool:
-        """Refuse.
-
-        Raises:
-            UsageError: Always.
-        """
-        raise UsageError("this database was opened for reading only")
+    def is_under_client_key(self, session: str) -> bool:
+        """Return whether a session is encrypted under its client's secret too."""
+        return self._run(self._stored.kv_get(ESCROW, root_of(session))) is not None
 
 
-class ReadOnly(Store, Shelf, Protocol):
-    """A store and a shelf."""
+async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
+    page: list[SessionInfo] = []
+    async for line in lines:
+        page.append(line)
+        if len(page) == LIST_PAGE:
+            break
+    return page
 
 
-def decrypted(reader: Reader, key_file: Path) -> ReadOnly:
-    """Return a store of which only `read`, `blob`, `find`, `list` and, as a `Shelf`, `kept` and `shelf` may be called.
+def decrypted(reader: StoreReader, key_file: Path) -> StoreReader:
+    """Return a store as it is read with the operator's keys.
 
     Args:
-        reader: The database.
-        key_file: The operator's keys, as `midstream serve --key-file` takes them.
+        key_file: The keys, as `midstream serve --key-file` takes them.
 
     Raises:
         UsageError: The extra is not installed, or the key file cannot be read.
     """
     try:
-        from midstream.store.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
-        from midstream.store.encrypted import encrypted  # noqa: PLC0415 - see above
+        from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+        from midstream.store.encryption.encrypted import EncryptedReader, OneForAll  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
         raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
-    return cast("ReadOnly", encrypted(cast("Store", ClosedStore(reader)), FileKeys(key_file)))
+    return EncryptedReader(reader, OneForAll(FileKeys(key_file)))

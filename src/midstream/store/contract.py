@@ -1,32 +1,32 @@
-"""The store contract: what every store promises, in prose and as a protocol.
+"""The store contract: the promises of every store, in prose and as a protocol.
 
 A session's journal is a line of records numbered from 1 without gap. The one durable operation is `append`: all
 records or none, only at the expected position, only under the newest epoch. A record once read is never changed;
 `prune` may replace a record and all before it by what they fold to, and no position ever changes.
 
 * **Order.** Appends to one session take effect in the order in which they return; sessions are independent.
-* **Durability.** `Sync.FULL`: the records, and all appended before them in this store, are on disk when `append`
-  returns. `Sync.NORMAL`: they survive the death of the process. A reader never sees a record of an append that
+* **Durability.** `Sync.FULL`: the records, and all appended before them in this store, survive a power cut when
+  `append` returns. `Sync.NORMAL`: they survive the death of the owner. A reader never sees a record of an append that
   later turns out not to have happened, except after a power cut under `NORMAL`, which a new epoch makes visible.
-* **Epochs.** `claim` gives a session to an owner and raises its epoch. From then on appends under an older epoch
-  fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living owner holds the session.
-* **Life of an owner.** An owner lives as long as its process holds its operating-system lock: a killed process
-  frees it at once, so the next claim succeeds within milliseconds. One that is frozen, not dead, may count as dead
-  after a time the store names; what it does when it goes on is refused by the epoch.
-* **Neighbours.** Several owners may share a place. `watch` tells each what the others left for it; `hand_over` brings a
-  command to whoever owns a session, for as long as it takes: an owner that dies with a command undecided leaves it to
-  the next one. A command may be told, and decided, more than once; deciding it twice must be harmless. One whose sender
-  is dead is told to nobody any more: whoever asked there asks again elsewhere, and may have been refused there.
+* **Leases.** `claim` gives an owner the lease of a session and raises the session's epoch. From then on appends under
+  an older epoch fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living owner has the
+  lease.
+* **Liveness.** An open store is one owner, which lives until it is closed or dies. The leases of a dead owner are free:
+  the next claim succeeds. How fast a death is noticed, and after which time an owner that shows no sign of life counts
+  as dead, is up to the store, which names both. An owner that was taken for dead and goes on is refused by the epoch.
+* **Neighbours.** Several owners may share a place. `watch` returns what the others left for one of them; `hand_over`
+  brings a command to the owner of a session, for as long as it takes: an owner that dies with a command undecided
+  leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
+  harmless. A command whose sender is dead is not delivered any more: its client asks elsewhere.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
 * **Blobs** are large results that records name by their digest. They are appended with the record that names them,
   kept once for each session, never changed, and removed with it.
-* **Effects.** A store that keeps its journals in a database of the tools' may let a tool write there in the append of
-  its outcome: `Transactional`. It is no part of `Store`.
-* **Shelves** keep small values beside the journals, such as what a pool knows of its agents: `Shelf`. An entry is
-  replaced whole, and only by whoever has read what it replaces. It is no part of `Store`.
-* **Escrow.** A store may be unable to read a session unless its client has shown a secret: `Escrowed`. Whatever needs
-  to read it then raises `SessionLockedError`. It is no part of `Store`.
-* **Errors** are those of `midstream.errors`; whatever is raised, nothing was half-written.
+* **Key-value part.** Small values beside the journals, such as the records of a pool: `KeyValue`. An entry is replaced
+  whole, and only by a caller that has read what it replaces.
+* **Abilities** are declared, and None where a store lacks them: `transactional` (a tool's effect and its outcome in one
+  transaction), `immediate` (a small append without waiting), `escrow` (clients hold the keys of their sessions; reads
+  of a session that is not open raise `SessionLockedError`). A class that inherits from `Store` declares those it has.
+* **Errors** are those of `midstream.errors`; whichever is raised, nothing was half-written.
 
 `midstream.testing.store_contract` is this page as a test suite; every store runs it.
 """
@@ -34,24 +34,24 @@ records or none, only at the expected position, only under the newest epoch. A r
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from midstream.core.blobs import Blob
 from midstream.core.records import Sync
-from midstream.tools import Transaction
+from midstream.errors import EntryMovedError
 
 T = TypeVar("T")
 
 ESCROW = "escrow"
-"""The shelf that has the wrapped keys of sessions which only their clients can open, each under the session's name."""
+"""Namespace of the wrapped keys of sessions that only their clients can open, each under the session's name."""
 OWNERS = "access-owners"
-"""The shelf that says whose sessions are, each under the session's name."""
+"""Namespace of the owners of sessions, each under the session's name."""
 GRAPHS = "langgraph-threads"
-"""The shelf of the checkpoints of served LangGraph graphs, each under its session's name."""
+"""Namespace of the checkpoints of served LangGraph graphs, each under its session's name."""
 OF_SESSIONS = (ESCROW, OWNERS, GRAPHS)
-"""Shelves whose entries belong to the sessions of their names, and go with them."""
+"""Namespaces whose entries belong to the sessions of their names, and go with them."""
 
 
 class Stored(Struct, frozen=True, gc=False):
@@ -63,7 +63,7 @@ class Stored(Struct, frozen=True, gc=False):
 
 
 class Mark(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a listing shows of a session; written in the transaction of the append that changed it.
+    """Line of a session in listings; written in the transaction of the append that changed it.
 
     Args:
         is_live: A turn is open that waits for more than people, so that a new owner must look at it.
@@ -80,13 +80,31 @@ class Mark(Struct, frozen=True, gc=False, omit_defaults=True):
     status: str = ""
 
 
-class Appendix(Struct, frozen=True):
-    """What one append writes: see `Store.append` for each."""
+class Batch(Struct, frozen=True):
+    """One append: all of it, or nothing.
+
+    Args:
+        bodies: The records, in order.
+        expected: Position of the last record the caller has folded; 0 for an empty journal.
+        epoch: The caller's epoch, from `Store.claim`.
+        sync: How durable it must be when the append returns.
+        mark: The session's new line in listings, if it changed.
+        blobs: Large results that the records name; one that is there already is left as it is.
+        seal: Kept beside the end in the same step, for a store in front of this one; b"" leaves what is there.
+    """
 
     bodies: Sequence[bytes]
+    expected: int
+    epoch: int
+    sync: Sync
     mark: Mark | None = None
     blobs: Sequence[Blob] = ()
     seal: bytes = b""
+
+    @property
+    def end(self) -> int:
+        """Position of its last record."""
+        return self.expected + len(self.bodies)
 
 
 class SessionInfo(Struct, frozen=True, gc=False):
@@ -102,7 +120,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
     oldest: int = 0
     """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
     seal: bytes = b""
-    """What was last kept beside the end (see `Store.append`), of the same moment as `end`; a listing leaves it out."""
+    """What was last kept beside the end (see `Batch`), of the same moment as `end`; a listing leaves it out."""
 
 
 class Letter(Struct, frozen=True, gc=False):
@@ -114,7 +132,7 @@ class Letter(Struct, frozen=True, gc=False):
 
 
 class News(Struct, frozen=True):
-    """What others left for an owner.
+    """Changes that others left for an owner.
 
     Args:
         moved: Followed sessions that end elsewhere than the follower knows, or are gone.
@@ -129,80 +147,52 @@ class News(Struct, frozen=True):
     peers: int = 0
 
 
-class Store(Protocol):
-    """Where journals live. See the module's text for what holds of every method."""
+class KeyValueEntry(Struct, frozen=True, gc=False):
+    """A small value. `version` counts its writes from 1; `at` is the time of the last, in seconds since 1970."""
 
-    async def open(self) -> None:
-        """Make ready: create what is missing, take the owner's lock. Calling it twice is harmless.
+    key: str
+    version: int
+    body: bytes
+    at: float
 
-        Raises:
-            StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
-        """
 
-    async def close(self) -> None:
-        """Finish what was asked for, give up all leases, let go of files. Calling it twice is harmless.
+class KeyValueReader(Protocol):
+    """Small values by name, in namespaces."""
 
-        From then on everything but `open` raises `UsageError`.
-        """
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """Return an entry, or None where there is none."""
 
-    async def claim(self, session: str, *, at: float) -> int:
-        """Take a session (new or not) for this store's owner and return its new epoch, one above the last.
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """Return all entries of a namespace, last written first."""
 
-        Raises:
-            LeaseHeldError: Another living owner holds it. Nothing was changed.
-        """
 
-    async def release(self, session: str, *, epoch: int) -> None:
-        """Give a session up, so that anybody may claim it. Without effect if `epoch` is not the newest."""
+class KeyValue(KeyValueReader, Protocol):
+    """Small versioned values for several owners at once. Each method is one transaction."""
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
-        """Append records, all or none, and return the new end.
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """Write an entry and return its new version. Survives the death of the owner when it returns.
 
         Args:
-            expected: Position of the last record the caller has folded; 0 for an empty journal.
-            epoch: The caller's epoch, from `claim`.
-            sync: How durable it must be when this returns.
-            mark: The session's new line in listings, if it changed.
-            blobs: Large results that the records name; one that is there already is left as it is.
-            seal: Kept beside the end in the same step, for a store in front of this one; b"" leaves what is there.
+            expected: The version this replaces, 0 where there is no entry. A deleted key starts again above all its
+                versions, so that no reader of the old entry replaces the new one.
+            at: When it is written.
 
         Raises:
-            JournalMovedError: The end is not `expected`. Nothing was written.
-            LeaseLostError: A newer epoch exists. Nothing was written.
+            EntryMovedError: The entry has another version. Nothing was written.
             StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
-            UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
         """
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """Remove an entry if it has this version; return whether it was removed."""
+
+
+class StoreReader(KeyValueReader, Protocol):
+    """The reading half of a store, also of one whose server is stopped: see `opening.read_store`."""
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """Return up to `limit` records that follow position `after`, in order; empty at the end.
 
-        A session nobody ever claimed reads as empty.
-        """
-
-    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        """Remove the records before `position`, put `body` in the place of that one, and return whether it was done.
-
-        Whoever owns the session is not disturbed: what follows, the end and the epoch stay. Survives the death of the
-        process when it returns; after a power cut it has happened, or not.
-
-        Args:
-            body: What the records up to and with `position` fold to, which nothing but they decide.
-            position, epoch: Of the record. Where there is no such one (the session was deleted, or pruned further),
-                nothing is done.
-
-        Raises:
-            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was changed.
+        A session that was never claimed reads as empty.
         """
 
     async def blob(self, session: str, digest: str) -> bytes | None:
@@ -221,20 +211,71 @@ class Store(Protocol):
             of: Only these sessions and their parts. What it costs depends on how many they are, and on no others.
         """
 
+
+class Store(StoreReader, KeyValue, Protocol):
+    """Journals, and small values beside them. The module's text holds for every method."""
+
+    async def open(self) -> None:
+        """Make ready: create what is missing, become an owner. Calling it twice is harmless.
+
+        Raises:
+            StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
+        """
+
+    async def close(self) -> None:
+        """Finish what was asked for, give up all leases and resources. Calling it twice is harmless.
+
+        From then on everything but `open` raises `UsageError`.
+        """
+
+    async def claim(self, session: str, *, at: float) -> int:
+        """Take a session (new or not) for this store's owner and return its new epoch, one above the last.
+
+        Raises:
+            LeaseHeldError: Another living owner holds it. Nothing was changed.
+        """
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        """Give up the lease of a session, so that any owner may claim it. Without effect under an older epoch."""
+
+    async def append(self, session: str, batch: Batch) -> int:
+        """Append records, all or none, and return the new end.
+
+        Raises:
+            JournalMovedError: The end is not the expected one. Nothing was written.
+            LeaseLostError: A newer epoch exists. Nothing was written.
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+            UsageError: This store keeps a seal of its own, and was given one. Nothing was written.
+        """
+
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """Remove the records before `position`, put `body` in the place of that one, and return whether it was done.
+
+        Its owner is not disturbed: what follows, the end and the epoch stay. Survives the death of the
+        owner when it returns; after a power cut it has happened, or not.
+
+        Args:
+            body: What the records up to and with `position` fold to, which nothing but they decide.
+            position, epoch: Of the record. Where there is no such one (the session was deleted, or pruned further),
+                nothing is done.
+
+        Raises:
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was changed.
+        """
+
     async def delete(self, session: str) -> bool:
         """Remove a session with all its records, blobs and letters for good; return whether there was one.
 
-        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`; and,
-        of a store that is a `Shelf`, the entries of its name in the shelves `OF_SESSIONS`. A session made later under
-        the same name starts above all its epochs, so that no old owner and no old event id
-        fits it.
+        Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`, and
+        the entries of its name in the namespaces `OF_SESSIONS`. A session made later under the same name starts above
+        all its epochs, so that no old owner and no old event id fits it.
 
         Raises:
             LeaseHeldError: Another living owner holds it, or the part that the error names. Nothing was changed.
         """
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """Wait for news, and return them; at once where there are some. A cancelled call has told nothing.
+        """Wait for changes; return at once where there are some. A cancelled call consumes none.
 
         Not to be called again before it has returned or was cancelled.
 
@@ -249,14 +290,47 @@ class Store(Protocol):
         """
 
     async def answer(self, letter: int, body: bytes) -> None:
-        """Answer a letter, so that it is told to nobody again.
+        """Answer a letter, so that it is not delivered again.
 
-        Without effect where another living owner holds its session by now, or the sender waits no more.
+        Without effect where another living owner holds its session by now, or the sender does not wait any more.
+        """
+
+    @property
+    def transactional(self) -> Transactional | None:
+        """The store as one that runs a tool in the transaction of its outcome; None where it cannot."""
+        return None
+
+    @property
+    def immediate(self) -> Immediate | None:
+        """The store as one that appends without waiting; None where it cannot."""
+        return None
+
+    @property
+    def escrow(self) -> Escrow | None:
+        """Opens sessions whose keys their clients hold; None where no client holds one."""
+        return None
+
+
+class Transaction(Protocol):
+    """The transaction in which a tool's outcome is recorded; see `midstream.tools.transaction`.
+
+    The tables of midstream are out of reach, and so is what would end the transaction or leave it (`COMMIT`,
+    `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.
+    """
+
+    def execute(
+        self, statement: str, bindings: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run SQL and return its rows, all of them.
+
+        Raises:
+            TransactionError: The statement failed, or the time of this call is over. Says what was changed.
+            UsageError: The tool has returned, or its transaction was ended by a statement that failed.
         """
 
 
 class Attempt(Protocol):
-    """How `work` of `Transactional.append_within` lets an effect happen."""
+    """Runs the effect of a tool, for `work` of `Transactional.append_within`."""
 
     def __call__(self, effect: Callable[[Transaction], T], *, within_s: float) -> T:
         """Let `effect` write, and return what it returned. Whatever it raises, what it wrote is undone.
@@ -267,82 +341,39 @@ class Attempt(Protocol):
         """
 
 
-@runtime_checkable
 class Immediate(Protocol):
-    """A store that may append something small while the event loop waits, which costs less than asking a thread."""
+    """Appends something small while the event loop waits, which costs less than the way to a thread."""
 
-    def append_at_once(
-        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
-    ) -> bytes | None:
-        """Append one record here and now, and return it; None where `Store.append` is to be asked instead.
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        """Append here and now, and return the new end; None where `Store.append` is to be called instead.
 
-        It is as durable as after an append with `Sync.NORMAL`. After None nothing was written: somebody else is at
-        work, an append here has just cost time, or something is wrong, which `append` will say.
-
-        Args:
-            work: Makes the record; called at most once, and only where nothing is known that forbids the append.
-            expected, epoch: See `Store.append`.
+        It is as durable as after an append with `Sync.NORMAL`. After None nothing was written: the store is busy, an
+        append here has just cost time, or something is wrong, which `append` reports.
         """
 
 
-@runtime_checkable
 class Transactional(Protocol):
-    """A store that can commit a tool's effect together with the records of its outcome."""
+    """Commits a tool's effect together with the records of its outcome."""
 
     async def append_within(
-        self, session: str, work: Callable[[Attempt], Appendix], *, expected: int, epoch: int
-    ) -> Appendix:
-        """Let `work` write and say what to append, commit both together or neither, and return what was appended.
+        self, session: str, work: Callable[[Attempt], Batch], *, expected: int, epoch: int
+    ) -> Batch:
+        """Let `work` write and return what to append, commit both together or neither, and return what was appended.
 
         Durable (`Sync.FULL`) when it returns. All other appends to this store wait meanwhile.
 
         Args:
             work: Called in another thread, after `expected` and `epoch` were found to hold, once for each call of this.
-            expected, epoch: See `Store.append`.
+                They are also those of the batch it returns.
+            expected, epoch: See `Batch`.
 
         Raises:
             MidstreamError: As `Store.append` does. Nothing was written, by `work` neither.
         """
 
 
-class Kept(Struct, frozen=True, gc=False):
-    """An entry of a shelf. `version` counts its writes from 1; `at` is the time of the last, in seconds since 1970."""
-
-    key: str
-    version: int
-    body: bytes
-    at: float
-
-
-@runtime_checkable
-class Shelf(Protocol):
-    """A store that also keeps small values by name, for several processes at once. Each method is one transaction."""
-
-    async def kept(self, shelf: str, key: str) -> Kept | None:
-        """Return an entry, or None where there is none."""
-
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """Write an entry and return its new version. Survives the death of the process when it returns.
-
-        Args:
-            expected: The version this replaces, 0 where there is no entry. A dropped key starts again above all its
-                versions, so that nobody who read the old entry replaces the new one.
-            at: When it is written.
-
-        Raises:
-            ShelfMovedError: The entry has another version. Nothing was written.
-            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
-        """
-
-    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
-        """Remove an entry if it has this version; return whether it was removed."""
-
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
-        """Return all entries of a shelf, last written first."""
-
-
 class Opened(Struct, frozen=True):
-    """What a secret opened.
+    """Result of opening a session with a secret.
 
     Args:
         session: The session, or the one it is part of.
@@ -402,10 +433,7 @@ class Escrow(Protocol):
         """Whether what was opened by a viewer's secret may still be looked at."""
 
 
-@runtime_checkable
-class Escrowed(Protocol):
-    """A store in which clients hold the keys of their sessions."""
-
-    @property
-    def escrow(self) -> Escrow:
-        """What opens them."""
+def require_version(key: str, found: int, expected: int) -> None:
+    """Raise `EntryMovedError` where an entry has another version than the one it is to replace; 0 is no entry."""
+    if found != expected:
+        raise EntryMovedError(f"entry {key!r} has version {found}, not {expected}")

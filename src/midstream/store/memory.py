@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from itertools import repeat
+from typing import NoReturn
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
-from midstream.core.records import Sync
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
-from midstream.store.contract import OF_SESSIONS, Kept, Letter, Mark, News, SessionInfo, Stored
-from midstream.store.shelves import require_version
+from midstream.store.contract import (
+    OF_SESSIONS,
+    Batch,
+    Immediate,
+    KeyValue,
+    KeyValueEntry,
+    Letter,
+    Mark,
+    News,
+    SessionInfo,
+    Store,
+    Stored,
+    require_version,
+)
 from midstream.world import World
 
 
@@ -43,31 +55,63 @@ class _Handed(Struct):
     answer: asyncio.Future[bytes]
 
 
-class Memory:
-    """What several stores share, as several processes share a file."""
+class MemoryKeyValue(KeyValue):
+    """Small values in the memory of this process."""
 
     def __init__(self) -> None:
+        self.values: dict[str, dict[str, KeyValueEntry]] = {}
+        self._versions_spent = 0
+        """The highest version of any deleted entry: a new one starts above it."""
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValue.kv_get`."""
+        return self.values.get(namespace, {}).get(key)
+
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValue.kv_list`."""
+        return sorted(self.values.get(namespace, {}).values(), key=lambda entry: (-entry.at, entry.key))
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        entries = self.values.setdefault(namespace, {})
+        found = entries[key].version if key in entries else 0
+        require_version(key, found, expected)
+        version = 1 + (found or self._versions_spent)
+        entries[key] = KeyValueEntry(key, version, body, at)
+        return version
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        found = self.values.get(namespace, {}).get(key)
+        if found is None or found.version != expected:
+            return False
+        self.forget(namespace, key)
+        return True
+
+    def forget(self, namespace: str, key: str) -> None:
+        """Remove an entry, if there is one."""
+        found = self.values.get(namespace, {}).pop(key, None)
+        if found is not None:
+            self._versions_spent = max(self._versions_spent, found.version)
+
+
+class Memory(MemoryKeyValue):
+    """State that several stores share, as several processes share a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.sessions: dict[str, _Session] = {}
         self.living: set[str] = set()
         self.epochs_spent = 0
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
         self.letters: dict[int, _Handed] = {}
-        self.shelves: dict[str, dict[str, Kept]] = {}
-        self.versions_spent = 0
-        """The highest version of any dropped entry: a new one starts above it."""
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, owner: str) -> None:
         """Let an owner die: its sessions are free for the next claim."""
         self.living.discard(owner)
         self.tell()
-
-    def drop(self, shelf: str, key: str) -> None:
-        """Remove an entry, if there is one."""
-        found = self.shelves.get(shelf, {}).pop(key, None)
-        if found is not None:
-            self.versions_spent = max(self.versions_spent, found.version)
 
     def tell(self) -> None:
         """Let everybody who watches look again."""
@@ -85,7 +129,7 @@ class Memory:
             self._watching.discard(told)
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A store without a disk: `Store` in its simplest form, for tests and short scripts.
 
     Args:
@@ -115,7 +159,7 @@ class MemoryStore:
 
     async def claim(self, session: str, *, at: float) -> int:
         """See `Store.claim`."""
-        sessions = self._sessions()
+        sessions = self._opened().sessions
         found = sessions.get(session)
         if found is None:
             self._memory.numbers += 1
@@ -133,55 +177,35 @@ class MemoryStore:
 
     async def release(self, session: str, *, epoch: int) -> None:
         """See `Store.release`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is not None and found.epoch == epoch:
             found.owner = None
             self._memory.tell()
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,  # noqa: ARG002 - nothing here survives anything
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         """See `Store.append`."""
-        found = self._sessions().get(session)
-        if found is None or found.epoch != epoch:
-            raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
-        end = found.end
-        if end != expected:
-            raise JournalMovedError(f"session {session!r} ends at {end}, not at {expected}")
-        found.records += [
-            Stored(position, epoch, body) for position, body in enumerate(bodies, start=end + 1)
-        ]
-        found.blobs |= {blob.digest: blob.body for blob in blobs}
-        if mark is not None:
-            found.mark = replace(mark, title=mark.title or found.mark.title)
-        found.seal = seal or found.seal
-        self._tell_others()
-        return found.end
+        found = self._opened().sessions.get(session)
+        if found is None or found.epoch != batch.epoch:
+            raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
+        if found.end != batch.expected:
+            raise JournalMovedError(f"session {session!r} ends at {found.end}, not at {batch.expected}")
+        return self._append(found, batch)
 
-    def append_at_once(
-        self, session: str, work: Callable[[], bytes], *, expected: int, epoch: int
-    ) -> bytes | None:
-        """See `Immediate.append_at_once`."""
+    @property
+    def immediate(self) -> Immediate:
+        """See `Store.immediate`."""
+        return self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        """See `Immediate.append_now`: whatever is to be appended where nothing forbids it."""
         found = self._memory.sessions.get(session) if self.owner else None
-        if found is None or found.epoch != epoch or found.end != expected:
+        if found is None or (found.epoch, found.end) != (batch.epoch, batch.expected):
             return None
-        body = work()
-        found.records.append(Stored(expected + 1, epoch, body))
-        self._tell_others()
-        return body
+        return self._append(found, batch)
 
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """See `Store.prune`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is None:
             return False
         going = found.records[: position - found.oldest + 1]
@@ -192,7 +216,7 @@ class MemoryStore:
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         if found is None:
             return []
         skip = max(0, after + 1 - found.oldest)
@@ -200,12 +224,12 @@ class MemoryStore:
 
     async def blob(self, session: str, digest: str) -> bytes | None:
         """See `Store.blob`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         return None if found is None else found.blobs.get(digest)
 
     async def find(self, session: str) -> SessionInfo | None:
         """See `Store.find`."""
-        found = self._sessions().get(session)
+        found = self._opened().sessions.get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
     async def list(
@@ -214,7 +238,7 @@ class MemoryStore:
         """See `Store.list`."""
         lines = [
             (found.mark.at, found.number, _line_of(session, found))
-            for session, found in self._sessions().items()
+            for session, found in self._opened().sessions.items()
             if (live is None or found.mark.is_live == live) and (of is None or _is_of(session, of))
         ]
         for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
@@ -222,7 +246,7 @@ class MemoryStore:
 
     async def delete(self, session: str) -> bool:
         """See `Store.delete`."""
-        sessions = self._sessions()
+        sessions = self._opened().sessions
         going = {
             name: found
             for name, found in sessions.items()
@@ -233,8 +257,8 @@ class MemoryStore:
         for name, found in going.items():
             self._memory.epochs_spent = max(self._memory.epochs_spent, found.epoch)
             del sessions[name]
-            for shelf in OF_SESSIONS:
-                self._memory.drop(shelf, name)
+            for namespace in OF_SESSIONS:
+                self._memory.forget(namespace, name)
         for number, handed in [*self._memory.letters.items()]:
             if handed.letter.session in going:
                 del self._memory.letters[number]
@@ -244,7 +268,7 @@ class MemoryStore:
     async def watch(self, followed: Mapping[str, int]) -> News:
         """See `Store.watch`."""
         while True:
-            sessions = self._sessions()
+            sessions = self._opened().sessions
             free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
             orphans = {(name, epoch) for name, epoch in free.items() if sessions[name].mark.is_live}
             letters = {
@@ -268,8 +292,7 @@ class MemoryStore:
 
     async def hand_over(self, session: str, body: bytes) -> bytes:
         """See `Store.hand_over`."""
-        self._sessions()
-        self._memory.numbers += 1
+        self._opened().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._memory.letters[number] = _Handed(self.owner, Letter(number, session, body), answer)
@@ -281,7 +304,7 @@ class MemoryStore:
 
     async def answer(self, letter: int, body: bytes) -> None:
         """See `Store.answer`."""
-        sessions = self._sessions()
+        sessions = self._opened().sessions
         handed = self._memory.letters.get(letter)
         if handed is None or handed.answer.done():
             return
@@ -290,39 +313,32 @@ class MemoryStore:
             del self._memory.letters[letter]
             handed.answer.set_result(body)
 
-    async def kept(self, shelf: str, key: str) -> Kept | None:
-        """See `Shelf.kept`."""
-        return self._shelf(shelf).get(key)
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValue.kv_get`."""
+        return await self._opened().kv_get(namespace, key)
 
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `Shelf.keep`."""
-        entries = self._shelf(shelf)
-        found = entries.get(key)
-        require_version(key, found.version if found else 0, expected)
-        version = 1 + (found.version if found else self._memory.versions_spent)
-        entries[key] = Kept(key, version, body, at)
-        return version
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValue.kv_list`."""
+        return await self._opened().kv_list(namespace)
 
-    async def drop(self, shelf: str, key: str, *, expected: int) -> bool:
-        """See `Shelf.drop`."""
-        found = self._shelf(shelf).get(key)
-        if found is None or found.version != expected:
-            return False
-        self._memory.drop(shelf, key)
-        return True
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        return await self._opened().kv_put(namespace, key, body, expected=expected, at=at)
 
-    async def shelf(self, shelf: str) -> Sequence[Kept]:
-        """See `Shelf.shelf`."""
-        return sorted(self._shelf(shelf).values(), key=lambda kept: (-kept.at, kept.key))
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        return await self._opened().kv_delete(namespace, key, expected=expected)
 
-    def _tell_others(self) -> None:
-        """Let other stores look again: what its owner appends is no news to the owner."""
-        if len(self._memory.living) > 1:
+    def _append(self, found: _Session, batch: Batch) -> int:
+        positions = range(batch.expected + 1, batch.end + 1)
+        found.records += map(Stored, positions, repeat(batch.epoch), batch.bodies)
+        found.blobs |= {blob.digest: blob.body for blob in batch.blobs}
+        if batch.mark is not None:
+            found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
+        found.seal = batch.seal or found.seal
+        if len(self._memory.living) > 1:  # what its owner appends is no change to wait for
             self._memory.tell()
-
-    def _shelf(self, shelf: str) -> dict[str, Kept]:
-        self._sessions()
-        return self._memory.shelves.setdefault(shelf, {})
+        return found.end
 
     def _is_free(self, found: _Session) -> bool:
         return found.owner not in self._memory.living
@@ -338,15 +354,32 @@ class MemoryStore:
             return 0
         return found.epoch if found.owner == self.owner or self._is_free(found) else -1
 
-    def _sessions(self) -> dict[str, _Session]:
+    def _opened(self) -> Memory:
         if not self.owner:
             raise UsageError("the store is not open: call `await store.open()` first")
-        return self._memory.sessions
+        return self._memory
 
     def _refuse_if_held(self, session: str, found: _Session) -> None:
         if found.owner != self.owner and found.owner in self._memory.living:
             message = f"session {session!r} belongs to {found.owner!r}, which is alive"
             raise LeaseHeldError(message, session=session)
+
+
+class MemoryBackend:
+    """See `opening.Backend`. There is one address, the empty one, and each store that is opened is another."""
+
+    def open(self, address: str, *, world: World) -> MemoryStore:
+        """See `Backend.open`."""
+        if address:
+            raise UsageError(f"'memory:{address}' names a place: a store in memory has none, write 'memory:'")
+        return MemoryStore(world=world)
+
+    def read(self, address: str) -> NoReturn:
+        """Refuse: see `Backend.read`."""
+        raise UsageError(f"'memory:{address}' is a store of the process that opened it: no other reads it")
+
+    def file(self, _address: str) -> None:
+        """See `Backend.file`."""
 
 
 def _is_of(session: str, roots: Collection[str]) -> bool:

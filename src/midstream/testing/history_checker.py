@@ -50,7 +50,7 @@ from midstream.store.contract import Stored
 
 
 class Rule(StrEnum):
-    """What can be broken."""
+    """Rule that can be broken."""
 
     ACKED_NOT_STORED = "acked_not_stored"
     """A client was told that a chunk is in the journal, and it is not."""
@@ -119,7 +119,7 @@ class Seen(Struct, frozen=True):
 
 
 class ClientLog(Struct):
-    """What one client wrote down, over all its connections and restarts.
+    """Log of one client, over all its connections and restarts.
 
     Args:
         client: A name for messages.
@@ -142,7 +142,7 @@ class ClientLog(Struct):
 
 
 class Execution(Struct, frozen=True):
-    """What a tool wrote into its ledger about one run: that it began, and whether it came to its end."""
+    """Entry of a tool in its ledger about one run: that it began, and whether it came to its end."""
 
     session: str
     turn: int
@@ -287,7 +287,7 @@ _Call = tuple[int, int, str]
 
 
 class _Calls:
-    """What a journal says of its calls.
+    """Calls of a journal.
 
     Args:
         records: The journal.

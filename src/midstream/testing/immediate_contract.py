@@ -1,7 +1,4 @@
-"""`midstream.store.contract.Immediate` as a test suite: a store that passes it may append words on the event loop.
-
-Subclass `ImmediateContract` in a test file and give it a fixture `place`, as `midstream.testing.store_contract` says.
-"""
+"""`midstream.store.contract.Immediate` as a test suite: a part of `midstream.testing.store_contract`."""
 # ruff: noqa: D102 - these are tests: a name is a promise, numbers speak for themselves
 
 from __future__ import annotations
@@ -12,56 +9,49 @@ from contextlib import asynccontextmanager
 import pytest
 
 from midstream.core.records import Sync
-from midstream.store.contract import Immediate, Store
-from midstream.testing.store_contract import Place, opened
-
-OWN_WORDS = b"words"
+from midstream.store.contract import Batch, Immediate, Store
+from midstream.testing.stores import Place, opened
 
 
 class ImmediateContract:
-    """The same for a store that is also `Immediate`. Each test gets a fresh `place`."""
+    """The tests of a store that is `immediate`. Each one gets a fresh `place`."""
 
     pytestmark = pytest.mark.asyncio
 
-    async def test_an_append_at_once_happens_whole_or_is_to_be_asked_for(self, place: Place) -> None:
+    async def test_an_append_without_waiting_happens_whole_or_not_at_all(self, place: Place) -> None:
         async with _claimed(place) as (store, other, epoch):
-            assert isinstance(store, Immediate)
             expected = [b"a"]
             for _ in range(3):
-                end = len(expected)
-                body = store.append_at_once("s", lambda: OWN_WORDS, expected=end, epoch=epoch)
-                assert body in (None, OWN_WORDS)
-                expected += [OWN_WORDS] if body else []
-                assert await _bodies(other) == expected, "it is there for everybody when it is said to be"
-                await store.append("s", [b"b"], expected=len(expected), epoch=epoch, sync=Sync.NORMAL)
+                end = _immediate(store).append_now("s", _batch(len(expected), epoch))
+                assert end in (None, len(expected) + 1)
+                expected += [b"now"] if end else []
+                assert await _bodies(other) == expected, "it is there for all others when its end is returned"
+                await store.append("s", Batch([b"b"], len(expected), epoch, Sync.NORMAL))
                 expected.append(b"b")
             assert await _bodies(other) == expected
 
-    async def test_nothing_is_appended_at_once_elsewhere_than_at_the_end(self, place: Place) -> None:
+    async def test_nothing_is_appended_without_waiting_elsewhere_than_at_the_end(self, place: Place) -> None:
         async with _claimed(place) as (store, other, epoch):
-            assert isinstance(store, Immediate)
             for expected in (0, 2):
-                assert store.append_at_once("s", lambda: OWN_WORDS, expected=expected, epoch=epoch) is None
+                assert _immediate(store).append_now("s", _batch(expected, epoch)) is None
             assert await _bodies(other) == [b"a"]
 
-    async def test_nothing_is_appended_at_once_under_another_than_the_newest_epoch(
-        self, place: Place
-    ) -> None:
+    async def test_nothing_is_appended_without_waiting_under_an_older_epoch(self, place: Place) -> None:
         async with _claimed(place) as (store, other, epoch):
-            assert isinstance(store, Immediate)
+            immediate = _immediate(store)
             for wrong in (epoch - 1, epoch + 1):
-                assert store.append_at_once("s", lambda: OWN_WORDS, expected=1, epoch=wrong) is None
-            assert store.append_at_once("t", lambda: OWN_WORDS, expected=0, epoch=epoch) is None
+                assert immediate.append_now("s", _batch(1, wrong)) is None
+            assert immediate.append_now("t", _batch(0, epoch)) is None
             await store.release("s", epoch=epoch)
             await other.claim("s", at=2.0)
-            assert store.append_at_once("s", lambda: OWN_WORDS, expected=1, epoch=epoch) is None
+            assert immediate.append_now("s", _batch(1, epoch)) is None
             assert await _bodies(other) == [b"a"]
 
-    async def test_a_closed_store_appends_nothing_at_once(self, place: Place) -> None:
+    async def test_a_closed_store_appends_nothing_without_waiting(self, place: Place) -> None:
         async with _claimed(place) as (store, other, epoch):
-            assert isinstance(store, Immediate)
+            immediate = _immediate(store)
             await store.close()
-            assert store.append_at_once("s", lambda: OWN_WORDS, expected=1, epoch=epoch) is None
+            assert immediate.append_now("s", _batch(1, epoch)) is None
             assert await _bodies(other) == [b"a"]
 
 
@@ -70,8 +60,18 @@ async def _claimed(place: Place) -> AsyncIterator[tuple[Store, Store, int]]:
     """Yield a store that has claimed a session and appended a record to it, another one, and the epoch."""
     async with opened(place) as store, opened(place) as other:
         epoch = await store.claim("s", at=1.0)
-        await store.append("s", [b"a"], expected=0, epoch=epoch, sync=Sync.FULL)
+        await store.append("s", Batch([b"a"], 0, epoch, Sync.FULL))
         yield store, other, epoch
+
+
+def _immediate(store: Store) -> Immediate:
+    if store.immediate is None:
+        pytest.skip("this store is not `immediate`")
+    return store.immediate
+
+
+def _batch(expected: int, epoch: int) -> Batch:
+    return Batch([b"now"], expected, epoch, Sync.NORMAL)
 
 
 async def _bodies(store: Store) -> list[bytes]:

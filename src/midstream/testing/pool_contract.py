@@ -1,4 +1,4 @@
-"""What may go wrong with a pooled upstream, in which situation, and what must come of it: data, and a suite for any.
+"""Faults of a pooled upstream, their situations, and the required results: data, and a suite for any.
 
 `MATRIX` is the whole of it, one `Case` for each situation and fault. An upstream's own tests run it against its real
 software, with the scripted other end that `midstream.testing.upstream_contract` asks for:
@@ -30,7 +30,7 @@ from midstream.errors import ModelError
 from midstream.runtime.agent_runs import SilenceLimits
 from midstream.runtime.pool import Pooled, PoolLimits
 from midstream.runtime.upstreams import Upstream
-from midstream.store.contract import Shelf
+from midstream.store.contract import KeyValue
 from midstream.store.memory import Memory, MemoryStore
 from midstream.world import World
 
@@ -48,7 +48,7 @@ TOKEN = re.compile(r"\bword-\d+\b")
 
 
 class Situation(StrEnum):
-    """Where a host stands when it asks."""
+    """Situation of a host when it asks."""
 
     FIRST = "first"
     """Nothing was said before."""
@@ -67,7 +67,7 @@ class Situation(StrEnum):
 
 
 class Fault(StrEnum):
-    """What goes wrong with the upstream at that moment."""
+    """Fault of the upstream at that moment."""
 
     NONE = "none"
     EXPIRED = "expired"
@@ -218,10 +218,10 @@ class _Hurried(World):
 class _Host:
     """A host of one conversation in front of a pool, and a second process of it."""
 
-    def __init__(self, peer: Peer, shelf: Shelf) -> None:
+    def __init__(self, peer: Peer, kv: KeyValue) -> None:
         self.peer = peer
         self.world = _Hurried()
-        self.shelf = shelf
+        self.kv = kv
         self.history = History()
         self.system = ""
         self.answer = ""
@@ -232,7 +232,7 @@ class _Host:
 
     def started(self) -> Pooled:
         limits = PoolLimits(silence=SilenceLimits(idle_s=PATIENCE_S, tool_s=PATIENCE_S))
-        self.pools.append(Pooled(self.peer.upstream(), self.shelf, limits=limits, world=self.world))
+        self.pools.append(Pooled(self.peer.upstream(), self.kv, limits=limits, world=self.world))
         return self.pools[-1]
 
     def word(self) -> UserMessage:

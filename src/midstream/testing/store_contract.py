@@ -7,18 +7,17 @@ Subclass `StoreContract` in a test file and give it a fixture `place`:
         def place(self, tmp_path: Path) -> Place:
             return MyPlace(tmp_path)
 
-It needs pytest and pytest-asyncio. What it cannot see from outside, a store's own tests must show: that `Sync.FULL`
-reaches the disk, and what happens when there is no disk left.
+The tests of an ability run where the store declares it. The suite needs pytest and pytest-asyncio. What it cannot see
+from outside, a store's own tests must show: that `Sync.FULL` reaches the disk, and what happens when there is no disk
+left.
 """
 # ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 import pytest
 from msgspec.structs import replace
@@ -31,28 +30,18 @@ from midstream.errors import (
     LeaseLostError,
     UsageError,
 )
-from midstream.store.contract import Letter, Mark, News, SessionInfo, Store, Stored
+from midstream.store.contract import Batch, Letter, Mark, News, SessionInfo, Store, Stored
+from midstream.testing.immediate_contract import ImmediateContract
+from midstream.testing.key_value_contract import KeyValueContract
+from midstream.testing.stores import ODD_BODIES, ODD_NAMES, Place, opened
 from midstream.world import World
 
 WORLD = World()
 NEWS_S = 30.0
 """Seconds after which news that should be there are missing."""
 
-ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
-ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
 
-
-class Place(Protocol):
-    """What outlives a process: a file, a server."""
-
-    def store(self) -> Store:
-        """Return another store of this place, not open: what another process would make."""
-
-    def kill(self, store: Store) -> None:
-        """Let an open store's owner die without a goodbye. Nobody uses that store again."""
-
-
-class StoreContract:
+class StoreContract(KeyValueContract, ImmediateContract):
     """The tests. Each one gets a fresh `place`."""
 
     pytestmark = pytest.mark.asyncio
@@ -217,7 +206,7 @@ class StoreContract:
             epoch = await owner.claim("s", at=1.0)
             await _append(owner, "s", b"a", b"b", expected=0, epoch=epoch)
             blob = Blob("d", b"large")
-            await owner.append("s", [b"c"], expected=2, epoch=epoch, sync=Sync.NORMAL, blobs=[blob])
+            await owner.append("s", Batch([b"c"], expected=2, epoch=epoch, sync=Sync.NORMAL, blobs=[blob]))
             assert await other.prune("s", b"abc", position=3, epoch=epoch)
             assert await _append(owner, "s", b"d", expected=3, epoch=epoch) == 4
             assert await owner.blob("s", "d") == b"large"
@@ -643,7 +632,7 @@ class StoreContract:
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
             blob = Blob("d" * 64, b"\x00\xff" * 50_000)
-            await store.append("s", [b"a"], expected=0, epoch=1, sync=Sync.FULL, blobs=[blob])
+            await store.append("s", Batch([b"a"], expected=0, epoch=1, sync=Sync.FULL, blobs=[blob]))
             assert await store.blob("s", blob.digest) == blob.body
             assert await store.blob("t", blob.digest) is None
             assert await store.blob("s", "e" * 64) is None
@@ -654,9 +643,9 @@ class StoreContract:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
             with pytest.raises(JournalMovedError):
-                await store.append("s", [b"a"], expected=7, epoch=1, sync=Sync.FULL, blobs=[blob])
+                await store.append("s", Batch([b"a"], expected=7, epoch=1, sync=Sync.FULL, blobs=[blob]))
             with pytest.raises(LeaseLostError):
-                await store.append("s", [b"a"], expected=0, epoch=2, sync=Sync.FULL, blobs=[blob])
+                await store.append("s", Batch([b"a"], expected=0, epoch=2, sync=Sync.FULL, blobs=[blob]))
             assert await store.blob("s", blob.digest) is None
 
     async def test_a_blob_that_is_there_already_is_left_as_it_is(self, place: Place) -> None:
@@ -665,7 +654,7 @@ class StoreContract:
             blob = Blob("d" * 64, b"whole")
             for number in range(2):
                 await store.append(
-                    "s", [b"a"], expected=number, epoch=1, sync=Sync.NORMAL, blobs=[blob, blob]
+                    "s", Batch([b"a"], expected=number, epoch=1, sync=Sync.NORMAL, blobs=[blob, blob])
                 )
             assert await store.blob("s", blob.digest) == b"whole"
             assert len(await _journal(store)) == 2
@@ -675,7 +664,7 @@ class StoreContract:
             blob = Blob("d" * 64, b"whole")
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
-                await store.append(name, [b"a"], expected=0, epoch=1, sync=Sync.FULL, blobs=[blob])
+                await store.append(name, Batch([b"a"], expected=0, epoch=1, sync=Sync.FULL, blobs=[blob]))
             assert await store.delete("s")
             await store.claim("s", at=2.0)
             assert await store.blob("s", blob.digest) is None
@@ -684,7 +673,7 @@ class StoreContract:
     async def test_a_seal_is_kept_with_its_append_unless_the_store_has_its_own(self, place: Place) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
-            append = partial(store.append, "s", [b"a"], epoch=epoch, sync=Sync.FULL)
+            append = partial(_append, store, "s", b"a", epoch=epoch)
             try:
                 await append(expected=0, seal=b"one")
             except UsageError:
@@ -737,17 +726,6 @@ class StoreContract:
             assert len(await _journal(again)) == 20
 
 
-@asynccontextmanager
-async def opened(place: Place) -> AsyncIterator[Store]:
-    """Open another store of a place for the length of the block."""
-    store = place.store()
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 async def _append(
     store: Store,
     session: str,
@@ -756,8 +734,9 @@ async def _append(
     epoch: int,
     sync: Sync = Sync.FULL,
     mark: Mark | None = None,
+    seal: bytes = b"",
 ) -> int:
-    return await store.append(session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark)
+    return await store.append(session, Batch(bodies, expected, epoch, sync, mark, seal=seal))
 
 
 async def _journal(store: Store, session: str = "s") -> list[Stored]:

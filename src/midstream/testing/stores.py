@@ -1,17 +1,41 @@
-"""Stores in front of others: one to build on, and one that fails when it is told to."""
+"""Stores in tests: the places they share, one in front of another to build on, and one that fails by script."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
 from midstream.errors import MidstreamError
-from midstream.store.contract import Mark, News, SessionInfo, Store, Stored
+from midstream.store.contract import Batch, KeyValueEntry, News, SessionInfo, Store, Stored
+
+ODD_NAMES = ("s", "a/b", "it's", '"', "%_", "naïve ☃ 😀", "x" * 500, "line\nbreak", " ")
+ODD_BODIES = (b"", b"{}", b"\x00\xff\r\n'", b"x" * 300_000)
 
 
-class StoreInFront:
-    """Any store, with a word said before each operation: `asked` may wait, or refuse.
+class Place(Protocol):
+    """Storage that outlives a process: a file, a server."""
+
+    def store(self) -> Store:
+        """Return another store of this place, not open: what another process would make."""
+
+    def kill(self, store: Store) -> None:
+        """Let an open store's owner die without closing it. That store is not used again."""
+
+
+@asynccontextmanager
+async def opened(place: Place) -> AsyncIterator[Store]:
+    """Open another store of a place for the length of the block."""
+    store = place.store()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+class StoreInFront(Store):
+    """Any store, with a call of `asked` before each operation, which may wait or refuse. It declares no abilities.
 
     Args:
         store: The store behind it.
@@ -43,23 +67,10 @@ class StoreInFront:
         await self.asked("release", session)
         await self.store.release(session, epoch=epoch)
 
-    async def append(
-        self,
-        session: str,
-        bodies: Sequence[bytes],
-        *,
-        expected: int,
-        epoch: int,
-        sync: Sync,
-        mark: Mark | None = None,
-        blobs: Sequence[Blob] = (),
-        seal: bytes = b"",
-    ) -> int:
+    async def append(self, session: str, batch: Batch) -> int:
         """See `Store.append`."""
         await self.asked("append", session)
-        return await self.store.append(
-            session, bodies, expected=expected, epoch=epoch, sync=sync, mark=mark, blobs=blobs, seal=seal
-        )
+        return await self.store.append(session, batch)
 
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
         """See `Store.read`."""
@@ -109,6 +120,26 @@ class StoreInFront:
         await self.asked("answer", "")
         await self.store.answer(letter, body)
 
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValue.kv_get`."""
+        await self.asked("kv_get", "")
+        return await self.store.kv_get(namespace, key)
+
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValue.kv_list`."""
+        await self.asked("kv_list", "")
+        return await self.store.kv_list(namespace)
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        await self.asked("kv_put", "")
+        return await self.store.kv_put(namespace, key, body, expected=expected, at=at)
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        await self.asked("kv_delete", "")
+        return await self.store.kv_delete(namespace, key, expected=expected)
+
 
 class FailingStore(StoreInFront):
     """Any store, with failures by script. A failed call has written nothing, as the contract says; reading goes on.
@@ -136,4 +167,4 @@ class FailingStore(StoreInFront):
             raise failure.again()
 
 
-_WRITES = frozenset(("append", "claim", "prune", "hand_over", "answer"))
+_WRITES = frozenset(("append", "claim", "prune", "hand_over", "answer", "kv_put", "kv_delete"))

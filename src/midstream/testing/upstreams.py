@@ -109,7 +109,7 @@ class Talk(Struct):
 
 
 class Memory:
-    """What upstreams share that are the same service seen from several processes."""
+    """Shared memory of upstreams that are the same service seen from several processes."""
 
     def __init__(self) -> None:
         self.talks: dict[str, Talk] = {}

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.core.dialects.beginnings import Beginnings
 from midstream.core.dialects.conversations import place_of, scope_of
 from midstream.core.dialects.fields import BadFieldError
+from midstream.core.dialects.memo import Memo
 from midstream.core.dialects.reading import Read, read
 from midstream.core.dialects.refusals import Dialect
 from midstream.core.reuse.fingerprint import Heard
@@ -24,9 +24,9 @@ SEEDS = tried(20)
 TURNS = 40
 
 
-def kept() -> Beginnings:
-    """Beginnings of any length."""
-    return Beginnings(bytes_min=0)
+def kept() -> Memo:
+    """A memo for bodies of any length."""
+    return Memo(bytes_min=0)
 
 
 def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
@@ -36,20 +36,19 @@ def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may h
 
 
 def asked(
-    beginnings: Beginnings,
+    memo: Memo,
     body: bytes,
     dialect: Dialect = Dialect.CHAT,
     headers: dict[str, str] | None = None,
 ) -> Read:
     """Read a body as a gateway does."""
-    found = read(dialect, headers or {}, body, beginnings.of(dialect, OWNER))
-    beginnings.keep(dialect, OWNER, found.beginnings)
-    return found
+    return read(dialect, headers or {}, body, memo, OWNER)
 
 
 def is_same(fast: Read, whole: Read) -> None:
     """Compare what was read behind known messages with what was read whole."""
-    assert (fast.gist, fast.digest, fast.session, fast.instructions) == (
+    gist = msgspec.structs.replace(fast.gist, ids=frozenset())  # only the memo needs them
+    assert (gist, fast.digest, fast.session, fast.instructions) == (
         whole.gist,
         whole.digest,
         whole.session,
@@ -69,28 +68,14 @@ def is_same(fast: Read, whole: Read) -> None:
         assert fast.gist.place == place_of(scope_of(whole.asked), whole.tail)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("is_sound", [True, False])
-def test_a_body_too_short_to_be_known_says_the_same(
-    dialect: Dialect,
-    is_sound: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
-    host = Host(random.Random(dialect.value), dialect, is_sound=is_sound)
-    bodies: dict[bytes, bytes] = {}
-    for _ in range(TURNS):
-        body = host.body()
-        try:
-            whole = read(dialect, {}, body)
-        except MalformedFrameError as error:
-            with pytest.raises(type(error)):
-                read(dialect, {}, body, bytes_min=len(body) + 1)
-            continue
-        short = read(dialect, {}, body, bytes_min=len(body) + 1)
-        is_same(msgspec.structs.replace(short, digest=whole.digest), whole)
-        assert not short.beginnings
-        assert read(dialect, {}, body, bytes_min=len(body)) == whole
-        assert bodies.setdefault(short.digest, body) == body
-    assert len(bodies) > 1
+def test_a_body_too_short_to_be_known_is_not_kept() -> None:
+    body = chat("a", "b", "c")
+    for bytes_min, known in ((len(body) + 1, 0), (len(body), 3)):
+        memo = Memo(bytes_min=bytes_min)
+        asked(memo, body)
+        again = asked(memo, body)
+        assert again.known == known
+        is_same(again, read(Dialect.CHAT, {}, body))
 
 
 @spec("REUSE-27")
@@ -104,7 +89,7 @@ def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
     fast_reads = 0
     for seed in range(SEEDS):
         chance = random.Random(seed)
-        host, beginnings = Host(chance, dialect, is_sound=is_sound, has_shapes=has_shapes), kept()
+        host, memo = Host(chance, dialect, is_sound=is_sound, has_shapes=has_shapes), kept()
         headers: dict[str, str] = {}
         for turn in range(TURNS):
             body = host.body()
@@ -114,10 +99,10 @@ def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
                 whole = read(dialect, headers, body)
             except MalformedFrameError as error:
                 with pytest.raises(type(error)):
-                    asked(beginnings, body, dialect, headers)
+                    asked(memo, body, dialect, headers)
                 continue
             try:
-                fast = asked(beginnings, body, dialect, headers)
+                fast = asked(memo, body, dialect, headers)
                 is_same(fast, whole)
             except AssertionError as error:
                 raise AssertionError(f"seed {seed}, turn {turn}: {body!r}") from error
@@ -132,11 +117,11 @@ def test_the_work_is_that_of_the_new_messages() -> None:
     work = []
     for known in (501, 2001):
         words = [f"{number}" for number in range(known)]
-        beginnings = kept()
-        asked(beginnings, chat(*words))
+        memo = kept()
+        asked(memo, chat(*words))
         body = chat(*words, "answer", "more")
         with lines_run() as lines:
-            found = asked(beginnings, body)
+            found = asked(memo, body)
         assert (found.known, len(found.asked.messages)) == (known, 2)
         work.append(lines.count)
     assert work[0] == work[1] < 1200
@@ -156,47 +141,48 @@ def test_a_host_that_marks_its_last_messages_is_known_by_those_before() -> None:
             ]
         return msgspec.json.encode({"messages": messages[:-1]})
 
-    beginnings = kept()
-    known = [asked(beginnings, body(turns), Dialect.MESSAGES).known for turns in range(3, 12)]
+    memo = kept()
+    known = [asked(memo, body(turns), Dialect.MESSAGES).known for turns in range(3, 12)]
     assert known == [0, *range(1, 17, 2)]
 
 
 @spec("REUSE-28")
 def test_what_needs_repair_is_read_whole_until_it_is_gone() -> None:
-    beginnings = kept()
+    memo = kept()
     words = [str(number) for number in range(9)]
-    asked(beginnings, chat(*words))
+    asked(memo, chat(*words))
     body = json.loads(chat(*words, "answer", "more"))
     body["messages"].insert(9, {"role": "tool", "tool_call_id": "nobody's", "content": "lost"})
-    found = asked(beginnings, json.dumps(body, separators=(",", ":")).encode())
-    assert (found.known, found.beginnings) == (0, ())
-    assert asked(beginnings, chat(*words, "answer", "more")).known == 9
+    found = asked(memo, json.dumps(body, separators=(",", ":")).encode())
+    assert found.known == 0
+    assert asked(memo, json.dumps(body, separators=(",", ":")).encode()).known == 0
+    assert asked(memo, chat(*words, "answer", "more")).known == 9
 
 
 @spec("REUSE-28")
 @pytest.mark.parametrize("more", [{"store": True}, {}, {"store": False, "previous_response_id": "resp_1"}])
 def test_a_response_that_is_stored_or_gone_on_from_is_read_whole(more: dict[str, Any]) -> None:
     items = [{"role": "user", "content": str(number)} for number in range(9)]
-    beginnings = kept()
-    asked(beginnings, msgspec.json.encode({"input": items[:8], "store": False}), Dialect.RESPONSES)
-    found = asked(beginnings, msgspec.json.encode({"input": items, **more}), Dialect.RESPONSES)
-    assert (found.known, len(found.asked.messages), found.beginnings) == (0, 9, ())
+    memo = kept()
+    asked(memo, msgspec.json.encode({"input": items[:8], "store": False}), Dialect.RESPONSES)
+    found = asked(memo, msgspec.json.encode({"input": items, **more}), Dialect.RESPONSES)
+    assert (found.known, len(found.asked.messages)) == (0, 9)
 
 
 @spec("REUSE-73")
 def test_another_model_user_or_cache_key_is_another_place() -> None:
-    beginnings = kept()
-    asked(beginnings, chat("a", "b", "c"))
+    memo = kept()
+    asked(memo, chat("a", "b", "c"))
     for more in ({"model": "other"}, {"user": "u"}, {"prompt_cache_key": "k"}):
         body = chat("a", "b", "c", "d", "e", **more)
-        is_same(asked(beginnings, body), read(Dialect.CHAT, {}, body))
+        is_same(asked(memo, body), read(Dialect.CHAT, {}, body))
 
 
 def test_an_array_that_begins_with_known_messages_and_nothing_else_is_asked_again() -> None:
-    beginnings = kept()
+    memo = kept()
     body = chat("a", "b", "c")
-    asked(beginnings, body)
-    again = asked(beginnings, body)
+    asked(memo, body)
+    again = asked(memo, body)
     assert (again.known, again.asked.messages, again.tail.entries) == (3, [], ())
     is_same(again, read(Dialect.CHAT, {}, body))
 
@@ -208,11 +194,11 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
 
 
 def test_a_broken_message_behind_known_ones_is_refused_like_any_other() -> None:
-    beginnings = kept()
+    memo = kept()
     first = chat("a", "b", "c")
-    asked(beginnings, first)
+    asked(memo, first)
     at = first.index(b"]}")
     broken = first[:at] + b',{"role":"user","content":"\xff"}' + first[at:]
-    for some in (Beginnings(), beginnings):
+    for some in (Memo(), memo):
         with pytest.raises(BadFieldError):
             asked(some, broken)

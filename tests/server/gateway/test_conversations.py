@@ -7,7 +7,7 @@ from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
 from midstream.core.reuse.records import RECORD_AGE_MAX_S
 from midstream.errors import StoreBusyError
 from midstream.server.gateway.conversations import CONVERSATIONS, SWEEP_S, Conversations
-from midstream.store.contract import Kept
+from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
@@ -23,7 +23,7 @@ def place(*words: str) -> Place:
     return place_of("scope", History(tuple(entries[:-1])))
 
 
-async def shelf(memory: Memory, world: FakeWorld) -> MemoryStore:
+async def opened(memory: Memory, world: FakeWorld) -> MemoryStore:
     store = MemoryStore(memory, world=world)
     await store.open()
     return store
@@ -32,11 +32,11 @@ async def shelf(memory: Memory, world: FakeWorld) -> MemoryStore:
 @spec("REUSE-73")
 async def test_another_process_goes_on_with_a_conversation() -> None:
     world, memory = FakeWorld(), Memory()
-    one = Conversations(await shelf(memory, world), world)
+    one = Conversations(await opened(memory, world), world)
     assert await one.look_up(place("hi")) == ""
     await one.said("s1", place("hi"), ANSWER)
 
-    other = Conversations(await shelf(memory, world), world)
+    other = Conversations(await opened(memory, world), world)
     assert await other.look_up(place("hi", "and now")) == "s1"
     assert await other.look_up(place("ho", "and now")) == ""
     await other.said("s1", place("hi", "and now"), ANSWER)
@@ -44,30 +44,30 @@ async def test_another_process_goes_on_with_a_conversation() -> None:
 
 
 @spec("REUSE-73")
-async def test_a_conversation_takes_one_place_on_the_shelf_however_long_it_is() -> None:
+async def test_a_conversation_takes_one_place_in_the_store_however_long_it_is() -> None:
     world, memory = FakeWorld(), Memory()
-    store = await shelf(memory, world)
+    store = await opened(memory, world)
     conversations = Conversations(store, world)
     words = [f"message {number}" for number in range(9)]
     for count in range(1, len(words) + 1):
         await conversations.said("s1", place(*words[:count]), ANSWER)
-    (kept,) = await store.shelf(CONVERSATIONS)
+    (kept,) = await store.kv_list(CONVERSATIONS)
     assert (kept.key, kept.body) == (place(*words, "next").before.hex(), b"s1")
 
 
 async def test_two_that_came_to_the_same_words_keep_one_name() -> None:
     world, memory = FakeWorld(), Memory()
-    one = Conversations(await shelf(memory, world), world)
-    other = Conversations(await shelf(memory, world), world)
+    one = Conversations(await opened(memory, world), world)
+    other = Conversations(await opened(memory, world), world)
     await one.said("s1", place("hi"), ANSWER)
     await other.said("s2", place("hi"), ANSWER)
-    third = Conversations(await shelf(memory, world), world)
+    third = Conversations(await opened(memory, world), world)
     assert await third.look_up(place("hi", "and now")) == "s1"
 
 
 async def test_what_nobody_went_on_with_is_removed() -> None:
     world, memory = FakeWorld(), Memory()
-    store = await shelf(memory, world)
+    store = await opened(memory, world)
     conversations = Conversations(store, world)
     await conversations.said("old", place("hi"), ANSWER)
     await world.advance(RECORD_AGE_MAX_S)
@@ -75,16 +75,16 @@ async def test_what_nobody_went_on_with_is_removed() -> None:
     tending = world.spawn(conversations.tend(), name="tend")
     await world.advance(SWEEP_S + 1)
     tending.cancel()
-    assert [kept.body for kept in await store.shelf(CONVERSATIONS)] == [b"young"]
+    assert [kept.body for kept in await store.kv_list(CONVERSATIONS)] == [b"young"]
 
 
 class Busy(MemoryStore):
     """A store that is held up by somebody else."""
 
-    async def kept(self, shelf: str, key: str) -> Kept | None:
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
         raise StoreBusyError("held up")
 
-    async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
         raise StoreBusyError("held up")
 
 

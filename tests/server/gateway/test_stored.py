@@ -1,4 +1,4 @@
-"""Responses on a shelf, through crashes and neighbours."""
+"""Stored responses, through crashes and neighbours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from midstream.errors import ShelfMovedError, StoreFullError
+from midstream.errors import EntryMovedError, StoreFullError
 from midstream.server.gateway import stored
 from midstream.server.gateway.stored import LOST, Entry, StoredResponses
 from midstream.store.memory import Memory, MemoryStore
@@ -65,7 +65,7 @@ async def test_an_answer_whose_process_died_has_failed_once_it_is_silent() -> No
     found = await alive.find("r1")
     assert found is not None
     assert (found.response["status"], found.response["error"]["message"]) == ("failed", LOST)
-    with pytest.raises(ShelfMovedError):  # it was only slow: it may not say otherwise now
+    with pytest.raises(EntryMovedError):  # it was only slow: it may not say otherwise now
         await dead.end("r1", ENTRY, b"")
 
 
@@ -91,7 +91,7 @@ async def test_what_is_too_old_is_removed() -> None:
     await world.advance(stored.KEPT_S + 1)
     tending = world.spawn(responses.tend(), name="tending")
     await world.advance(0.1)
-    assert memory.shelves == {stored.RESPONSES: {}, stored.EVENTS: {}}
+    assert memory.values == {stored.RESPONSES: {}, stored.EVENTS: {}}
     tending.cancel()
 
 
@@ -100,7 +100,7 @@ async def test_an_entry_that_cannot_be_read_counts_as_none() -> None:
     responses = await opened(memory, world)
     store = MemoryStore(memory, world=world)
     await store.open()
-    await store.keep(stored.RESPONSES, "r1", b"{", expected=0, at=world.now())
+    await store.kv_put(stored.RESPONSES, "r1", b"{", expected=0, at=world.now())
     assert await responses.find("r1") is None
     await responses.delete("r1")
     await responses.delete("r1")
@@ -112,7 +112,7 @@ async def test_a_full_store_fails_a_background_answer_and_no_other(caplog: pytes
     from tests.server.gateway.serving import called, make_gateway
 
     class Full(MemoryStore):
-        async def keep(self, shelf: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
             raise StoreFullError("the disk is full")
 
     async with called(make_gateway(ScriptedModel([text("done")]), store=Full())) as client:

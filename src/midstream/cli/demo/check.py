@@ -25,7 +25,7 @@ from midstream.core.records import (
     decode,
 )
 from midstream.errors import MidstreamError
-from midstream.store.reading import reading
+from midstream.store.opening import read_store
 
 PAGE = 1000
 
@@ -113,8 +113,8 @@ def journal_of(store: Path, session: str) -> list[Journaled]:
         MidstreamError: The file or a record cannot be read.
     """
     found: list[Journaled] = []
-    with reading(store) as reader:
-        while page := reader.records(session, len(found), PAGE):
+    with read_store(store) as reader:
+        while page := reader.read(session, after=len(found), limit=PAGE):
             for stored in page:
                 event_id = f"{stored.epoch}-{stored.position}"
                 found.append(Journaled(event_id, stored.epoch, decode(stored.body)))

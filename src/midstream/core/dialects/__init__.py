@@ -1,1 +1,1 @@
-"""What hosts say to a gateway and hear from it, in the words of three APIs. Pure: bytes in, values out, and back."""
+"""Requests and answers of a gateway, in the formats of three APIs. Pure: bytes in, values out, and back."""

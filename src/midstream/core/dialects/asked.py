@@ -1,4 +1,4 @@
-"""What a host asks, in nobody's dialect, and how an answer to it is written.
+"""A host's request, in no particular dialect, and the writing of its answer.
 
 `Asked` is read from a request; a `Writer` turns the events of a model into the words of the same API. A writer's pieces
 are whole server-sent events: what a reader has missed is played back to it byte for byte.
@@ -72,7 +72,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Named(Struct, frozen=True):
-    """What an answer is called: its id, the model's name as the host knows it, and when it was begun."""
+    """Name of an answer: its id, the model's name as the host knows it, and when it was begun."""
 
     id: str
     model: str

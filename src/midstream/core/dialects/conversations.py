@@ -1,4 +1,4 @@
-"""Whose conversation a request belongs to, and whether it belongs to one at all.
+"""Recognition of the conversation that a request belongs to, if it belongs to one.
 
 In this order: a header that names it; a note of the host's that does; else what the host sent so far, word for word.
 The last is no guess: a conversation is known again only by everything that was said in it up to its newest reply, so

@@ -29,7 +29,7 @@ RETRY_HEADER = "x-stainless-retry-count"
 
 
 class Request(Struct, frozen=True):
-    """What of a POST says whether it repeats another one.
+    """Facts of a POST that decide whether it repeats another one.
 
     Args:
         digest: Of all that was asked: method, path, who asks, the session header and the body.
@@ -45,7 +45,7 @@ class Request(Struct, frozen=True):
 
 
 class Known(Struct, frozen=True):
-    """What of a run says whether a POST repeats the one that began it.
+    """Facts of a run that decide whether a POST repeats the one that began it.
 
     Args:
         request: The POST that began it.

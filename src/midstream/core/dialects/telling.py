@@ -1,4 +1,4 @@
-"""What a host is told of a model's events: never more than it asked for, and each call under an id of its own.
+"""Selection of a model's events for a host: never more than it asked for, and each call under an id of its own.
 
 A host that declared no tools refuses an answer with calls in it; one that did would run whatever looks like a call of
 its own. So what the upstream runs itself is told as thinking, and so is a call for a host without tools.

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from midstream.core.dialects.attachments import attachment_of
-from midstream.core.dialects.shapes import shaped
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import (
     Format,
@@ -48,12 +47,17 @@ HOSTED_CHARS_MAX = 2000
 """Characters kept of what a provider's own tool did in an earlier reply."""
 
 _READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
+OF_ONE_MESSAGE = frozenset(
+    {"broken-arguments", "content-shape", "empty-calls", "empty-message", "null-content"}
+)
+"""Edits that concern nothing but one message, such as `tool_calls: null` in what OpenAI's, LiteLLM's and LangChain's
+dumps send back, arguments that are "", and a reply that was stopped before its first word."""
 _PLAIN = {"role", "content"}
 _LOST = "(the host sent no result for this call)"
 
 
 class Transcript(Struct, frozen=True):
-    """What a host sent of its conversation: the system prompt, and everything else."""
+    """A host's conversation: the system prompt, and everything else."""
 
     instructions: str
     history: History
@@ -77,7 +81,7 @@ class Piece(Struct, frozen=True):
 
     Args:
         count: How many.
-        is_closed: What stands behind them is read alike too, as long as it is a piece.
+        is_closed: What stands behind them is read alike too, where it is a piece that does not begin with a result.
         ids: The ids they have as items of the Responses API. Pieces of one conversation have none in common.
     """
 
@@ -87,73 +91,38 @@ class Piece(Struct, frozen=True):
     ids: frozenset[str] = frozenset()
 
 
-def pieces_of(messages: list[Value], form: str, *, cuts: Sequence[int] = ()) -> tuple[Piece, ...]:
-    """Read a host's messages as two pieces, or one; empty where anything in them needs repair.
-
-    What only has another shape (`midstream.core.dialects.shapes`) needs none.
-
-    All of a conversation is what its pieces are, one behind the other, if all but the last are closed. No id is minted
-    in them: that would depend on what stands before.
-
-    Args:
-        messages, form: See `transcript_of`.
-        cuts: Places where the second one may begin, the best one first.
-    """
+def piece_of(messages: list[Value], form: str) -> Piece | None:
+    """Read a host's messages as a piece; None where their repair may depend on what stands around them."""
     named = format_named(form)
-    if not all(type(message) is dict for message in messages):
-        return ()
-    said: Sequence[Json | None] = messages
-    seen: Sequence[Json] = messages
-    if not _is_sound(messages, named):
-        plain = [shaped(each, form, at) for at, each in enumerate(messages)]
-        seen, said = [each.seen for each in plain], [each.said for each in plain]
-        if not _is_sound(seen, named):
-            return ()
-    return _in_pieces(seen, said, named, cuts)
-
-
-def _is_sound(messages: Sequence[Json], named: Format) -> bool:
+    if not all(isinstance(message, dict) for message in messages):
+        return None
     try:
-        return not repaired([*messages], named, _READING).edits
+        sound = repaired([*messages], named, _READING)
     except InvalidHistoryError:
+        return None
+    if not all(edit.code in OF_ONE_MESSAGE for edit in sound.edits):
+        return None
+    transcript = _read(sound.messages, named)
+    ids = [message["id"] for message in messages if isinstance(message.get("id"), str)]
+    has_ids = named.layout is Layout.FLAT
+    return Piece(transcript, len(messages), closes(messages[-1], form), frozenset(ids if has_ids else ()))
+
+
+def closes(message: Value, form: str) -> bool:
+    """Whether the reply before the end of this message is whole."""
+    return isinstance(message, dict) and _turn_of(message, form).role in (Role.USER, Role.TOOL)
+
+
+def answers(message: Value, form: str) -> bool:
+    """Whether a message has results."""
+    if not isinstance(message, dict):
         return False
-
-
-def _in_pieces(
-    seen: Sequence[Json], said: Sequence[Json | None], named: Format, cuts: Sequence[int]
-) -> tuple[Piece, ...]:
-    """Read messages that need no repair; None in `said` stands for one that says nothing."""
-
-    def turn_at(at: int) -> Turn:
-        return named.parse(seen[at], at)
-
-    cut = next(
-        (
-            cut
-            for cut in cuts
-            if 0 < cut < len(seen) and _closes(turn_at(cut - 1)) and not _answers(turn_at(cut))
-        ),
-        0,
-    )
-    pieces: list[Piece] = []
-    for some in filter(None, (range(cut), range(cut, len(seen)))):
-        part = [message for message in said[some.start : some.stop] if message is not None]
-        transcript = _read(part, named)
-        has_ids = named.layout is Layout.FLAT
-        named_items = [message["id"] for message in part if isinstance(message.get("id"), str)]
-        ids = frozenset(named_items) if has_ids else frozenset()
-        pieces.append(Piece(transcript, len(some), _closes(turn_at(some.stop - 1)), ids))
-    return tuple(pieces)
-
-
-def _closes(turn: Turn) -> bool:
-    """Whether the reply before this turn is whole."""
-    return turn.role in (Role.USER, Role.TOOL)
-
-
-def _answers(turn: Turn) -> bool:
-    """Whether a turn has results."""
+    turn = _turn_of(message, form)
     return turn.role is Role.TOOL or any(part.kind is Kind.RESULT for part in turn.parts)
+
+
+def _turn_of(message: Json, form: str) -> Turn:
+    return format_named(form).parse(message, 0)
 
 
 def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Transcript:

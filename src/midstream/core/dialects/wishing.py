@@ -1,4 +1,4 @@
-"""What a host wishes for beside its words, read from a request of each API.
+"""Options of an answer, read from a request of each API.
 
 A wish of another form than its API says is no reason to refuse: it is named as one that is not granted.
 """
@@ -22,7 +22,7 @@ _ONE = ("function", "tool")
 
 
 class Wished(Struct, frozen=True):
-    """What is wished for, and by which field of the host's."""
+    """Options of an answer, and the host's fields that they come from."""
 
     wishes: Wishes = NO_WISHES
     fields: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""What an upstream can do: the part of it that decisions are made by."""
+"""Abilities of an upstream, as far as decisions depend on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Abilities(Struct, frozen=True):
-    """What an upstream can do beyond opening, resuming and answering.
+    """Abilities of an upstream beyond opening, resuming and answering.
 
     Args:
         takes_tools: It asks the host to run tools (`CallRequested`) and takes the results with the next `send`.

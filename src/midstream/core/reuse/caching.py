@@ -1,4 +1,4 @@
-"""What a session's turns found in their provider's cache, or in an upstream's memory, and what kept them from it.
+"""Cache use of a session's turns, at their provider or in an upstream's memory, and reasons for misses.
 
 It is read from the journal. Of a turn that a pool answered it has the pool's own judgement; of any other it is found
 out here how each request stood to the one before.
@@ -66,7 +66,7 @@ class ModelCall(Struct, frozen=True, omit_defaults=True):
 
     @property
     def uncached_tokens(self) -> int:
-        """What was read anew; -1 where nobody knows."""
+        """Tokens that were not read from the cache; -1 where that is unknown."""
         return -1 if self.input_tokens < 0 else max(self.input_tokens - max(self.cached_tokens, 0), 0)
 
 
@@ -94,7 +94,7 @@ class TurnCost(Struct, frozen=True, omit_defaults=True):
 
     @property
     def uncached_tokens(self) -> int:
-        """What was read anew; -1 where nobody knows."""
+        """Tokens that were not read from the cache; -1 where that is unknown."""
         return -1 if self.input_tokens < 0 else max(self.input_tokens - max(self.cached_tokens, 0), 0)
 
 

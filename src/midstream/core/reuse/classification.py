@@ -18,7 +18,7 @@ from midstream.core.reuse.records import Aside, Mark, PoolRecord, with_aside
 
 
 class Kind(StrEnum):
-    """What a request is to a record."""
+    """Relation of a request to a record."""
 
     NEW = "new"
     """There is no record."""
@@ -58,14 +58,14 @@ class Reason(Struct, frozen=True):
 
 
 class Delivery(Struct, frozen=True):
-    """What the agent does not know: so many user messages at the end, and before them the results of these calls."""
+    """Messages new to the agent: so many user messages at the end, and before them the results of these calls."""
 
     users: int
     results: tuple[str, ...] = ()
 
 
 class Classification(Struct, frozen=True):
-    """What a request is to a record.
+    """Relation of a request to a record, with what follows from it.
 
     Args:
         common: User messages that both have at their beginning.

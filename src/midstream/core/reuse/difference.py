@@ -23,7 +23,7 @@ AROUND_CHARS = 40
 
 
 class Cause(StrEnum):
-    """What invalidated the prefix."""
+    """Reason why the prefix became invalid."""
 
     MODEL = "model"
     """Another model, which has a cache of its own."""
@@ -65,7 +65,7 @@ _WORDS = {
 
 
 class Difference(Struct, frozen=True):
-    """Where two requests part.
+    """Place where two requests differ first.
 
     Args:
         byte: Bytes that both begin with, of the JSON without spaces, in the order in which providers read.

@@ -51,7 +51,7 @@ class Fingerprint(Struct, frozen=True, array_like=True):
 
 
 class Outline(Struct, frozen=True):
-    """What a host sent, as far as it matters for who can go on from it.
+    """A host's conversation, as far as it matters for who can continue it.
 
     The *tail* are the user messages at the end with nothing between them; before it stand replies, back to the user
     message they answer.
@@ -69,7 +69,7 @@ class Outline(Struct, frozen=True):
 
 
 class Heard(Struct, frozen=True):
-    """What of a conversation's messages matters for who can go on from it, without their words.
+    """Messages of a conversation, as far as they matter for who can continue it, without their words.
 
     Args:
         users: See `Fingerprint`.

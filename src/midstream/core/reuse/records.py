@@ -39,7 +39,7 @@ class Mark(Struct, frozen=True, array_like=True):
 
 
 class Aside(Struct, frozen=True, array_like=True):
-    """What a side call was: its system prompt and identity, how many user messages it had, and the last one's link."""
+    """A side call: its system prompt and identity, how many user messages it had, and the last one's link."""
 
     system: bytes
     identity: bytes

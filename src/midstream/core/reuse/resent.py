@@ -1,4 +1,4 @@
-"""What a model that remembers is asked by a host that sends its whole conversation again each turn."""
+"""Request to a model that remembers, from a host that sends its whole conversation again each turn."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Seen(Struct, frozen=True, array_like=True):
 
 
 class Retention(Struct, frozen=True):
-    """What was seen of one upstream, oldest first.
+    """Observations of one upstream, oldest first.
 
     Args:
         seen: What became of resumed agents.

@@ -43,7 +43,7 @@ memory after about five minutes and then say so."""
 
 
 class Cause(StrEnum):
-    """What a failure says about the agent."""
+    """Cause of a failure, as far as it concerns the agent."""
 
     GONE = "gone"
     """It does not remember, or another one answered."""

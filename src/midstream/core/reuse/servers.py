@@ -65,7 +65,7 @@ class Skipped(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What to tell the user, once; names and nothing secret."""
+        """Return a notice for the user, to be shown once; names and nothing secret."""
         return (
             f"the MCP server {self.name!r} is left out: {_WORDS[self.why].format(transport=self.transport)}"
         )

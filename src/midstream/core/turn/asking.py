@@ -1,4 +1,4 @@
-"""What an upstream's agent wants leave for in the middle of its answer: asked of a person, answered, told to the agent.
+"""Permissions that an upstream's agent requests in the middle of its answer: asked, answered, given to the agent.
 
     asked ──answered──▶ (the agent waits) ──used──▶ told
       │                        │

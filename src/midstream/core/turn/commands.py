@@ -1,4 +1,4 @@
-"""What can happen to a turn: one type for each kind of command."""
+"""Commands to a turn: one type for each kind."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Stalled(Struct, frozen=True, gc=False):
 
 
 class StallOver(Struct, frozen=True, gc=False):
-    """What was silent goes on, after `silent_s` seconds."""
+    """End of a stall: the silent part continues, after `silent_s` seconds."""
 
     turn: int
     reply_no: int
@@ -206,7 +206,7 @@ class Answer(Struct, frozen=True, gc=False):
 
 
 class QuestionExpired(Struct, frozen=True, gc=False):
-    """Nobody answered a question within its time."""
+    """A question was not answered within its time."""
 
     turn: int
     reply_no: int

@@ -1,4 +1,4 @@
-"""What a turn can be in, and the limits that hold there. Each state says what is *not yet* in the history."""
+"""States of a turn, and the limits that hold there. Each state has what is *not yet* in the history."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HAND_IN_S = 60.0
 
 
 class Terms(Struct, frozen=True, gc=False):
-    """What a turn was opened with, and holds on to until its end."""
+    """Terms that a turn was opened with, and keeps until its end."""
 
     tools: tuple[ClientTool, ...] = ()
     timeout_s: float = 0.0
@@ -77,7 +77,7 @@ class Idle(Struct, frozen=True, gc=False, tag="idle"):
 
 
 class AgentQuestion(Struct, frozen=True, gc=False):
-    """What an upstream's agent wants leave for, in the middle of its answer; see `QuestionAsked` for the fields.
+    """Permission that an upstream's agent requests in the middle of its answer; see `QuestionAsked` for the fields.
 
     Once a person has answered it is kept until the agent is told: the answer of an attempt that was cut before that
     holds for the first one like it that a later attempt asks.
@@ -149,7 +149,7 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
 
 
 class Cut(Struct, frozen=True, gc=False):
-    """What the reply after one that was cut takes over from the attempts at that one."""
+    """Parts that a reply takes over from the attempts at one that was cut."""
 
     failures: int = 0
     questions: tuple[AgentQuestion, ...] = ()

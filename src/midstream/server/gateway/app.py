@@ -33,9 +33,8 @@ from midstream.server.gateway.runs import GRACE_S, Runs
 from midstream.server.gateway.stored import StoredResponses
 from midstream.server.guards import check_origin, origins_of
 from midstream.server.lifespan import live
-from midstream.store.contract import Shelf, Store
-from midstream.store.memory import MemoryStore
-from midstream.store.sqlite import SQLiteStore
+from midstream.store.contract import Store
+from midstream.store.opening import open_store
 from midstream.version import __version__
 from midstream.world import World
 
@@ -64,8 +63,8 @@ def gateway(
     Args:
         model: What answers; closed with the app where it has an `aclose`.
         token: What clients show as their API key; None lets everybody in who can reach it.
-        store: Where responses are kept, and what conversations are known by: a SQLite file, made where it is missing,
-            or a store that is a `Shelf`; in memory by default, and lost with the process.
+        store: Where responses are kept, and what conversations are known by: a store, or the URL or path of one (see
+            `open_store`); in memory by default, and lost with the process.
         names: The models' names that hosts may ask for; any by default.
         allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
         grace_s: Seconds that an answer goes on when nobody reads it any more.
@@ -73,19 +72,12 @@ def gateway(
         world: Clock, chance and tasks; the real ones by default.
 
     Raises:
-        UsageError: The store keeps no small values, or what stands in `allowed_origins` is no origin.
+        UsageError: No such store is known, or what stands in `allowed_origins` is no origin.
     """
     world = world or World()
-    if store is None:
-        store = MemoryStore()
-    elif isinstance(store, str | Path):
-        store = SQLiteStore(store, world=world)
-    if not isinstance(store, Shelf):
-        raise UsageError("a gateway needs a store that is a `Shelf` too")
+    store = open_store("memory:" if store is None else store, world=world)
     runs = Runs(model, world, grace_s=grace_s, shows_upstream_calls=shows_upstream_calls)
-    return Gateway(
-        model, store, runs, store, token=token, names=names, allowed_origins=allowed_origins, world=world
-    )
+    return Gateway(model, store, runs, token=token, names=names, allowed_origins=allowed_origins, world=world)
 
 
 class _CancelledInAnswerError(asyncio.CancelledError):
@@ -105,7 +97,6 @@ class Gateway:
         model: Model,
         store: Store,
         runs: Runs,
-        shelf: Shelf,
         *,
         token: str | None,
         names: Collection[str],
@@ -116,8 +107,8 @@ class Gateway:
         self.runs = runs
         self._model = model
         self._store = store
-        self._responses = StoredResponses(shelf, world)
-        self._conversations = Conversations(shelf, world)
+        self._responses = StoredResponses(store, world)
+        self._conversations = Conversations(store, world)
         self._token = token
         self._names = frozenset(names)
         self._allowed_origins = origins_of(allowed_origins)

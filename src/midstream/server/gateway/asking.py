@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from msgspec.structs import replace
 
 from midstream.core.dialects.asked import Asked, Named, Writer
-from midstream.core.dialects.beginnings import Beginnings
 from midstream.core.dialects.chat import ChatWriter
 from midstream.core.dialects.conversations import Place, is_ephemeral
 from midstream.core.dialects.fields import bad_field
+from midstream.core.dialects.memo import Memo
 from midstream.core.dialects.messages import MessagesWriter
 from midstream.core.dialects.reading import Read, read
 from midstream.core.dialects.refusals import Dialect, Refusal
@@ -64,7 +64,7 @@ class Asking:
         self._names = names
         self._world = world
         self._conversations = conversations
-        self._beginnings = Beginnings()
+        self._memo = Memo()
 
     async def run_of(self, dialect: Dialect, arrived: Arrived) -> tuple[Run, bool]:
         """Return the run that answers a POST, and whether it was there before.
@@ -74,8 +74,7 @@ class Asking:
             MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
         """
         owner = shown_key(arrived.headers)
-        beginnings = self._beginnings.of(dialect, owner)
-        found = read(dialect, arrived.headers, arrived.body, beginnings, bytes_min=self._beginnings.bytes_min)
+        found = read(dialect, arrived.headers, arrived.body, self._memo, owner)
         asked = self._granting(found.asked)
         self.check_model(asked.model)
         before, session = await self._before(asked, found.session)
@@ -93,8 +92,6 @@ class Asking:
         if same is not None:
             return same, True
         # Nothing is awaited from here on: two POSTs at once cannot both find nothing.
-        if not is_side_call:
-            self._beginnings.keep(dialect, owner, found.beginnings)
         number = self._world.new_id("").removeprefix("-")
         named = Named(_PREFIXES[dialect] + number, asked.model or self._model.name, int(self._world.now()))
         run = Run(asked, named, _WRITERS[dialect](asked, named), request, session, self._world.monotonic())

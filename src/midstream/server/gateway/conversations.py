@@ -1,7 +1,7 @@
 """Conversations that their hosts do not name: known again by what was said in them, also by another process.
 
 A restart, or a second gateway at the same store, must not cost such a conversation a replay. So what it is known by
-stands on a shelf, before anybody is told the end of the answer that it goes on from.
+is stored as one entry, before anybody is told the end of the answer that it goes on from.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 from midstream.core.dialects.conversations import OPENINGS_MAX, Openings, Place
 from midstream.core.messages import Reply
 from midstream.core.reuse.records import RECORD_AGE_MAX_S
-from midstream.errors import ShelfMovedError, StoreBusyError, StoreDamagedError, StoreFullError
-from midstream.store.contract import Shelf
+from midstream.errors import EntryMovedError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.store.contract import KeyValue
 from midstream.world import World
 
 CONVERSATIONS = "gateway-conversations"
@@ -29,12 +29,12 @@ class Conversations:
     A store that is out of order costs a replay and fails nobody: this process still knows its own.
 
     Args:
-        shelf: Where they are kept; several processes may share it.
+        kv: Where they are kept; several processes may share it.
         world: The clock.
     """
 
-    def __init__(self, shelf: Shelf, world: World) -> None:
-        self._shelf = shelf
+    def __init__(self, kv: KeyValue, world: World) -> None:
+        self._kv = kv
         self._world = world
         self._here = Openings()
 
@@ -44,7 +44,7 @@ class Conversations:
         if found or not place.before:
             return found
         try:
-            kept = await self._shelf.kept(CONVERSATIONS, place.before.hex())
+            kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
         except _OUT_OF_ORDER as error:
             _log.warning("a conversation is not looked up: %s", error.code)
             return ""
@@ -55,8 +55,8 @@ class Conversations:
         known_by = self._here.said(session, place, reply)
         body, now = session.encode(), self._world.now()
         try:
-            await self._shelf.keep(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)
-        except ShelfMovedError:
+            await self._kv.kv_put(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)
+        except EntryMovedError:
             return  # another one came to the very same words: either may go on
         except _OUT_OF_ORDER as error:
             _log.warning("a conversation is not kept: %s", error.code)
@@ -69,21 +69,21 @@ class Conversations:
             try:
                 await self._sweep()
             except _OUT_OF_ORDER as error:
-                _log.warning("the conversations' shelf cannot be tended: %s", error.code)
+                _log.warning("the conversations' entries cannot be tended: %s", error.code)
             await self._world.sleep(SWEEP_S)
 
     async def _forget(self, session: str, place: Place) -> None:
         if not place.before:
             return
         try:
-            kept = await self._shelf.kept(CONVERSATIONS, place.before.hex())
+            kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
             if kept is not None and kept.body == session.encode():
-                await self._shelf.drop(CONVERSATIONS, kept.key, expected=kept.version)
+                await self._kv.kv_delete(CONVERSATIONS, kept.key, expected=kept.version)
         except _OUT_OF_ORDER as error:
             _log.warning("an old name of a conversation stays: %s", error.code)
 
     async def _sweep(self) -> None:
         until = self._world.now() - RECORD_AGE_MAX_S
-        for number, kept in enumerate(await self._shelf.shelf(CONVERSATIONS)):
+        for number, kept in enumerate(await self._kv.kv_list(CONVERSATIONS)):
             if number >= OPENINGS_MAX or kept.at < until:
-                await self._shelf.drop(CONVERSATIONS, kept.key, expected=kept.version)
+                await self._kv.kv_delete(CONVERSATIONS, kept.key, expected=kept.version)

@@ -123,12 +123,12 @@ class Run:
 
     @property
     def stopped(self) -> Refusal:
-        """What is said of it where it was stopped before its end."""
+        """Refusal for a run that was stopped before its end."""
         return _CANCELLED if self.stopped_by is None else refusal_of(self.stopped_by)
 
     @property
     def reply(self) -> Reply | None:
-        """What was said, as a host will send it back; None where there is nothing to send."""
+        """Reply so far, as a host will send it back; None where there is nothing to send."""
         words = "".join(self._texts)
         parts: tuple[ReplyPart, ...] = (*((Text(words),) if words else ()), *self._calls)
         return Reply(parts) if parts else None
@@ -195,7 +195,7 @@ class Run:
 
 
 class Care(Protocol):
-    """What is done for a run besides telling it."""
+    """Work for a run besides sending it."""
 
     async def prepare(self, run: Run) -> None:
         """Do what must be done before the model is asked. What it raises is what the run comes to."""

@@ -1,4 +1,4 @@
-"""Responses that can be asked for later, on a shelf of the store.
+"""Responses that can be asked for later, in the key-value part of the store.
 
 The intent stands there before a background answer is begun, and the whole answer before anybody is told that it is
 complete. A gateway that dies in between leaves an intent: whoever asks for it, `LOST_AFTER_S` after its process last
@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.core.formats.parts import Json, Value
-from midstream.errors import MidstreamError, ShelfMovedError
-from midstream.store.contract import Kept, Shelf
+from midstream.errors import EntryMovedError, MidstreamError
+from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.world import World
 
 RESPONSES = "gateway-responses"
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """A response as it stands on the shelf.
+    """A response as it is stored.
 
     Args:
         response: The object its API has for it.
@@ -69,8 +69,8 @@ class Stored(Struct, frozen=True):
 class StoredResponses:
     """The responses of a gateway, and of others that share its store."""
 
-    def __init__(self, shelf: Shelf, world: World) -> None:
-        self._shelf = shelf
+    def __init__(self, kv: KeyValue, world: World) -> None:
+        self._kv = kv
         self._world = world
         self._open: dict[str, Stored] = {}
         """What this process is at."""
@@ -90,19 +90,19 @@ class StoredResponses:
         """Write the whole answer. Durable when it returns.
 
         Raises:
-            ShelfMovedError: Another process took this one for dead, and may have said so.
+            EntryMovedError: Another process took this one for dead, and may have said so.
             StoreFullError, StoreBusyError, StoreDamagedError: The answer is not there; its events may be.
         """
         if len(events) <= EVENTS_BYTES_MAX:
             now = self._world.now()
-            await self._shelf.keep(EVENTS, response_id, events, expected=0, at=now)
+            await self._kv.kv_put(EVENTS, response_id, events, expected=0, at=now)
         async with self._writing:
             known = self._open.pop(response_id, None)
             await self._keep(response_id, entry, known.version if known else 0)
 
     async def find(self, response_id: str) -> Entry | None:
         """Return a response, or None where there is none (any more). One whose process died has failed."""
-        kept = await self._shelf.kept(RESPONSES, response_id)
+        kept = await self._kv.kv_get(RESPONSES, response_id)
         if kept is None or kept.at < self._world.now() - KEPT_S:
             return None
         found = _read(kept)
@@ -111,29 +111,29 @@ class StoredResponses:
             return found
         failed = replace(found, is_open=False, response=_failed(found.response))
         try:
-            await self._shelf.keep(
+            await self._kv.kv_put(
                 RESPONSES,
                 response_id,
                 msgspec.json.encode(failed),
                 expected=kept.version,
                 at=self._world.now(),
             )
-        except ShelfMovedError:
+        except EntryMovedError:
             return await self.find(response_id)  # its process lives: it wrote in between
         return failed
 
     async def events(self, response_id: str) -> list[bytes]:
         """Return the events of a response, in order; empty where they are not kept."""
-        kept = await self._shelf.kept(EVENTS, response_id)
+        kept = await self._kv.kv_get(EVENTS, response_id)
         return [] if kept is None else [piece + b"\n\n" for piece in kept.body.split(b"\n\n")[:-1]]
 
     async def delete(self, response_id: str) -> None:
         """Remove a response for good."""
         self._open.pop(response_id, None)
-        for shelf in (RESPONSES, EVENTS):
-            kept = await self._shelf.kept(shelf, response_id)
+        for namespace in (RESPONSES, EVENTS):
+            kept = await self._kv.kv_get(namespace, response_id)
             if kept is not None:
-                await self._shelf.drop(shelf, response_id, expected=kept.version)
+                await self._kv.kv_delete(namespace, response_id, expected=kept.version)
 
     async def tend(self) -> None:
         """Give signs of life and remove what is too old, until cancelled."""
@@ -146,7 +146,7 @@ class StoredResponses:
                     swept_at = self._world.monotonic()
                     await self._sweep()
             except MidstreamError as error:
-                _log.warning("the responses' shelf cannot be tended: %s", error.code)
+                _log.warning("the responses' entries cannot be tended: %s", error.code)
             await self._world.sleep(BEAT_S)
 
     async def _beat(self, response_id: str) -> None:
@@ -156,25 +156,25 @@ class StoredResponses:
                 return  # it ended meanwhile
             try:
                 await self._keep(response_id, known.entry, known.version)
-            except ShelfMovedError:  # another process took this one for dead: the shelf has the last word
+            except EntryMovedError:  # another process took this one for dead: the store has the last word
                 _log.warning("an answer was given up for lost elsewhere", extra={"response": response_id})
 
     async def _keep(self, response_id: str, entry: Entry, expected: int) -> None:
         now = self._world.now()
         body = msgspec.json.encode(entry)
-        version = await self._shelf.keep(RESPONSES, response_id, body, expected=expected, at=now)
+        version = await self._kv.kv_put(RESPONSES, response_id, body, expected=expected, at=now)
         if entry.is_open:
             self._open[response_id] = Stored(entry, version, now)
 
     async def _sweep(self) -> None:
         until = self._world.now() - KEPT_S
-        for shelf in (RESPONSES, EVENTS):
-            for kept in await self._shelf.shelf(shelf):
+        for namespace in (RESPONSES, EVENTS):
+            for kept in await self._kv.kv_list(namespace):
                 if kept.at < until:
-                    await self._shelf.drop(shelf, kept.key, expected=kept.version)
+                    await self._kv.kv_delete(namespace, kept.key, expected=kept.version)
 
 
-def _read(kept: Kept) -> Entry | None:
+def _read(kept: KeyValueEntry) -> Entry | None:
     """Read an entry; one that cannot be read counts as none."""
     try:
         return _entry_of(kept.body)

@@ -22,8 +22,8 @@ const SEARCH_AFTER_MS = 150;
 const CUT_MS = 2500;
 /** Shown while no agent that may continue the open turn is served (TURN-86, TURN-90). */
 const HELD_TURN =
-  "This turn waits: another agent began it, or its tools are not served any more. Stop it, or continue it with " +
-  "`midstream sessions resume`.";
+  "This turn waits: another agent began it, or its tools are not served any more. Serve that agent, stop the turn, or " +
+  "continue it with the agent of now (Continue).";
 /** Errors of a store that takes nothing now: someone has to free it. */
 const OUTAGES = new Set(["store_busy", "store_full"]);
 /** A connection made within this time is no news. */
@@ -90,7 +90,7 @@ class Page {
   #actions = {
     answer: (child, question, choice, more) =>
       this.#client.answer(child || this.#session, question, choice, more),
-    resume: (turn) => this.#resume(turn),
+    resume: (turn) => (this.#isHeld(turn) ? this.#continueHeld(turn) : this.#resume(turn)),
   };
 
   async start() {
@@ -416,6 +416,22 @@ class Page {
     this.#feedFrom(this.#client.resume(this.#session, { turn, after: this.#transcript.cursor }));
   }
 
+  /** Whether the open turn waits until an agent with its tools is served (TURN-86, TURN-90). */
+  #isHeld(turn) {
+    return this.#connection.waitingOn === "agent" && turn === this.#transcript.running?.number;
+  }
+
+  #continueHeld(turn) {
+    this.#client.continueHeld(this.#session, turn).then(
+      () => {
+        this.#connection = { ...this.#connection, waitingOn: "" }; // the next heartbeat says what it waits for now
+        this.#tell("");
+        this.#draw();
+      },
+      (error) => this.#tell(error.message),
+    );
+  }
+
   #withdraw(queued, button) {
     button.disabled = true;
     this.#client.withdraw(this.#session, queued.number).then(
@@ -470,7 +486,8 @@ class Page {
     const cuts = this.#cuts
       .filter(within)
       .map(({ from, to }) => ({ from: toServer(from), to: to === null ? null : toServer(to) }));
-    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), turn === this.#transcript.resumable);
+    const canResume = turn === this.#transcript.resumable || this.#isHeld(turn.number);
+    this.#views.get(turn.number).show(turn, cuts, toServer(Date.now()), canResume);
   }
 
   /** Only the last turn can go on: what was it and no longer is must be drawn anew. */

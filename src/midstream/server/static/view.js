@@ -96,6 +96,7 @@ export class TurnView {
    */
   show(turn, cuts, now, canResume) {
     this.#resume.hidden = !canResume;
+    setText(this.#resume, turn.status ? "Resume" : "Continue");
     setText(this.#said, textOf(turn.message));
     this.#said.hidden = turn.message === null;
     this.root.dataset.status = turn.status || (turn.isCancelling ? "cancelling" : "running");

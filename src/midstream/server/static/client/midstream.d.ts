@@ -421,6 +421,11 @@ export class Client {
   /** Go on with the last turn, which was interrupted or failed; `turn` resumes that one and no other. */
   resume(session: string, options?: { turn?: number; after?: string | null }): LiveStream;
   /**
+   * Continue a running turn that the server holds because its agent or its tools changed (`waitingOn` is "agent"), with
+   * the agent that is served now. `turn` 0 is whichever runs. Resolves when that is in the journal.
+   */
+  continueHeld(session: string, turn?: number): Promise<void>;
+  /**
    * Answer an open question of a call; for one of a sub-agent, `session` is the `child` of the `child_said` that told
    * of it. Resolves when the answer is in the journal; rejects with `question_closed` where somebody was first.
    */

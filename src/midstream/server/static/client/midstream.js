@@ -130,6 +130,15 @@ export class Client {
   }
 
   /**
+   * Continue a running turn that the server holds because its agent or its tools changed (`waitingOn` is "agent"), with the
+   * agent that is served now. `turn` 0 is whichever runs. Resolves when that is in the journal.
+   */
+  async continueHeld(session, turn = 0) {
+    const wish = { method: "POST", headers: { "x-midstream": "1" } };
+    await this.#told(session, turn ? `/resume?turn=${turn}` : "/resume", wish);
+  }
+
+  /**
    * Answer an open question: `question` is a `question_asked` record. For one of a sub-agent, `session` is the
    * `child` of the `child_said` that told of it. Resolves when the answer is in the journal.
    */

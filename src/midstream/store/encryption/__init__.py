@@ -1,0 +1,1 @@
+"""Encryption in front of any store."""

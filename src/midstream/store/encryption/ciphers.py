@@ -1,0 +1,265 @@
+"""Encryption at rest: data keys that encrypt, and the operator's keys that wrap them.
+
+AES-256-GCM throughout. A data key is drawn by one process for one epoch of one session and never written but wrapped,
+so that its nonces, which count from 1, are never given twice, whatever crashes. What is encrypted names its place in
+the associated data: moved elsewhere, it cannot be read. The cipher does not commit to its key by itself, so what is
+kept of a data key begins with a commitment, which is compared before anything is decrypted.
+
+    encrypted = 1 | key id (8) | number (8) | ciphertext and tag       under a key that is kept apart, see `Kept`
+    alone     = 2 | size (2) | kept key | ciphertext and tag           under a key of its own
+
+Needs the extra `midstream[crypto]`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
+from midstream.extras import extra
+from midstream.world import World
+
+with extra("crypto"):
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+ID_BYTES = 8
+COMMITMENT_BYTES = 32
+NAME_CHARS_MAX = 64
+"""Characters of the name of an operator's key."""
+
+SHARED = 1
+"""First byte of what is encrypted under a key that is kept apart; the JSON of a record begins with another one."""
+ALONE = 2
+"""First byte of what has a key of its own."""
+_HEAD = 1 + ID_BYTES + 8
+_FIRST_NONCE = bytes(NONCE_BYTES)
+
+
+class OperatorKeys(Protocol):
+    """Keeper of the keys that open everything: a file, or a key management service behind two calls."""
+
+    async def wrap(self, key: bytes, *, context: bytes) -> bytes:
+        """Return a data key encrypted, and bound to `context`.
+
+        Raises:
+            MidstreamError: The keys cannot be had.
+        """
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """Return what `wrap` was given.
+
+        Raises:
+            KeyMissingError: It was wrapped under a key that is not here.
+            StoreDamagedError: It is not what `wrap` returned for this context.
+        """
+
+
+class DataKey:
+    """A key of one process for one epoch of one session. Safe to use from several threads."""
+
+    def __init__(self, key: bytes) -> None:
+        self.commitment = HKDFExpand(SHA256(), COMMITMENT_BYTES, b"midstream commitment").derive(key)
+        self.id = self.commitment[:ID_BYTES]
+        self._cipher = AESGCM(key)
+        self._numbers = count(1)
+
+    def encrypt(self, body: bytes, place: bytes) -> bytes:
+        """Return a body encrypted, for this place only."""
+        number = next(self._numbers).to_bytes(NONCE_BYTES)
+        return b"%c%b%b%b" % (SHARED, self.id, number[4:], self._cipher.encrypt(number, body, place))
+
+    def decrypt(self, encrypted: bytes, place: bytes) -> bytes:
+        """Return what was encrypted under this key for this place.
+
+        Raises:
+            StoreDamagedError: It was not: changed, moved or cut.
+        """
+        nonce = b"\0\0\0\0" + encrypted[1 + ID_BYTES : _HEAD]
+        try:
+            return self._cipher.decrypt(nonce, encrypted[_HEAD:], place)
+        except (InvalidTag, ValueError) as error:
+            raise StoreDamagedError("what is stored here was changed, moved or cut") from error
+
+
+class OneKey:
+    """A single key that wraps others, as `OperatorKeys` do."""
+
+    def __init__(self, key: bytes, world: World) -> None:
+        self._cipher = AESGCM(key)
+        self._world = world
+
+    async def wrap(self, key: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.wrap`."""
+        nonce = fresh_key(self._world)[:NONCE_BYTES]
+        return nonce + self._cipher.encrypt(nonce, key, context)
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.unwrap`."""
+        try:
+            return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
+        except (InvalidTag, ValueError) as error:
+            raise StoreDamagedError("a wrapped key was changed, moved or cut") from error
+
+
+def fresh_key(world: World) -> bytes:
+    """Draw a key."""
+    return hashlib.blake2b(
+        world.new_secret().encode(), digest_size=KEY_BYTES, person=b"midstream-key"
+    ).digest()
+
+
+def derived_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
+    """Return the key that a secret and a share of ours make for one place, and what shows that it is that key."""
+    both = HKDF(SHA256(), 2 * KEY_BYTES, share, place).derive(secret.encode("utf-8", "surrogatepass"))
+    return both[:KEY_BYTES], both[KEY_BYTES:]
+
+
+def digest_from(key: bytes, purpose: bytes) -> str:
+    """Return what a key makes of a purpose: it says nothing of the key."""
+    return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key).hex()
+
+
+async def kept_key(key: bytes, keys: OperatorKeys, *, context: bytes) -> bytes:
+    """Return a data key as it may be written down: its commitment, and it itself wrapped."""
+    return DataKey(key).commitment + await keys.wrap(key, context=context)
+
+
+async def opened_key(kept: bytes, keys: OperatorKeys, *, context: bytes) -> DataKey:
+    """Return the data key that `kept_key` wrote down.
+
+    Raises:
+        KeyMissingError: The operator's key is not here.
+        StoreDamagedError: It is another key, or was changed or moved.
+    """
+    found = DataKey(await keys.unwrap(kept[COMMITMENT_BYTES:], context=context))
+    if not hmac.compare_digest(found.commitment, kept[:COMMITMENT_BYTES]):
+        raise StoreDamagedError("a data key is not the one that was committed to")
+    return found
+
+
+async def encrypt_alone(body: bytes, place: bytes, keys: OperatorKeys, world: World) -> bytes:
+    """Return a body encrypted under a key of its own, which comes with it wrapped."""
+    key = fresh_key(world)
+    kept = await kept_key(key, keys, context=place)
+    encrypted = AESGCM(key).encrypt(_FIRST_NONCE, body, place)
+    return b"%c%b%b%b" % (ALONE, len(kept).to_bytes(2), kept, encrypted)
+
+
+async def decrypt_alone(encrypted: bytes, place: bytes, keys: OperatorKeys) -> bytes:
+    """Return what `encrypt_alone` was given for this place.
+
+    Raises:
+        KeyMissingError: The operator's key is not here.
+        StoreDamagedError: It was changed, moved or cut.
+    """
+    end = 3 + int.from_bytes(encrypted[1:3])
+    kept = encrypted[3:end]
+    if encrypted[:1] != b"%c" % ALONE or len(kept) <= COMMITMENT_BYTES:
+        raise StoreDamagedError("what is stored here was changed or cut")
+    key = await keys.unwrap(kept[COMMITMENT_BYTES:], context=place)
+    if not hmac.compare_digest(DataKey(key).commitment, kept[:COMMITMENT_BYTES]):
+        raise StoreDamagedError("a data key is not the one that was committed to")
+    try:
+        return AESGCM(key).decrypt(_FIRST_NONCE, encrypted[end:], place)
+    except InvalidTag as error:
+        raise StoreDamagedError("what is stored here was changed, moved or cut") from error
+
+
+class FileKeys:
+    """The operator's keys in a file: a line `name base64` each. The first one wraps, all of them unwrap.
+
+    To rotate, put a new line before the others. An old line may go when nothing written under it is left.
+
+    Args:
+        path: Made by `make`, readable by its owner only.
+        world: Where the nonces of wraps come from.
+
+    Raises:
+        UsageError: There is no such file, others may read it, or a line of it is no key.
+    """
+
+    def __init__(self, path: str | Path, *, world: World = World()) -> None:
+        self._world = world
+        self._keys = _read(Path(path))
+        self._newest = next(iter(self._keys))
+
+    @staticmethod
+    def make(path: str | Path, *, name: str = "1", world: World = World()) -> None:
+        """Make a file with one new key, readable by its owner only.
+
+        Raises:
+            UsageError: There is a file already, or it cannot be made. Nothing was changed.
+        """
+        line = f"{name} {b64encode(fresh_key(world)).decode()}\n"
+        # Made beside it and linked: nobody ever reads half a key, and of two that make one the first wins.
+        fresh = Path(path).with_name(f".{world.new_id('keys')}")
+        try:
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(path).hardlink_to(fresh)
+        except OSError as error:
+            raise UsageError(f"the key file {str(path)!r} cannot be made: {error.strerror}") from error
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    async def wrap(self, key: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.wrap`."""
+        nonce = fresh_key(self._world)[:NONCE_BYTES]
+        name = self._newest.encode()
+        return b"%c%b%b%b" % (len(name), name, nonce, self._keys[self._newest].encrypt(nonce, key, context))
+
+    async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """See `OperatorKeys.unwrap`."""
+        end = 1 + (wrapped[0] if wrapped else 0)
+        name = wrapped[1:end].decode("utf-8", "replace")
+        found = self._keys.get(name)
+        if found is None:
+            raise KeyMissingError(f"the operator's key {name[:NAME_CHARS_MAX]!r} is not in the key file")
+        body = end + NONCE_BYTES
+        try:
+            return found.decrypt(wrapped[end:body], wrapped[body:], context)
+        except (InvalidTag, ValueError) as error:
+            message = f"a data key does not open with the operator's key {name!r}: another key, or damage"
+            raise KeyMissingError(message) from error
+
+
+def _read(path: Path) -> dict[str, AESGCM]:
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the key file {str(path)!r} cannot be read: {type(error).__name__}") from error
+    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+        raise UsageError(
+            f"others may read the key file {str(path)!r}: `chmod 600` it, and think of a new key"
+        )
+    found: dict[str, AESGCM] = {}
+    for number, line in enumerate(lines, start=1):
+        name, _, text = line.strip().partition(" ")
+        if not name or name.startswith("#"):
+            continue
+        try:
+            key = b64decode(text.strip(), validate=True)
+        except Base64Error:
+            key = b""
+        if len(key) != KEY_BYTES or len(name) > NAME_CHARS_MAX or not name.isascii() or name in found:
+            raise UsageError(f"line {number} of the key file {str(path)!r} is no key of its own name")
+        found[name] = AESGCM(HKDF(SHA256(), KEY_BYTES, None, b"midstream operator").derive(key))
+    if not found:
+        raise UsageError(f"the key file {str(path)!r} has no key: make it with `FileKeys.make`")
+    return found

@@ -1,0 +1,445 @@
+"""Sessions that only their clients can open: each is encrypted under a root key that is kept for none but who shows a
+secret.
+
+    client's secret ─┐
+    server's share ──┼─ HKDF ─▶ wraps the root key ─▶ wraps the data keys of epochs (`encrypted`) ─▶ records, blobs
+    session ─────────┘
+
+The secret is never written. The share is drawn for each wrap and kept under the operator's keys, so that neither the
+store nor a secret that leaked opens anything alone. A key-value entry of the store has the wraps of one session: the
+client's own, and those of viewers. To change the secret replaces one wrap; to forget the session drops the row.
+
+A root key is in memory from `open` to `lock`, together with what it opened. Whoever is refused is told the same, in the
+same words and after the same work, whether there is such a session or not.
+
+Needs the extra `midstream[crypto]`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.core.parts import root_of
+from midstream.errors import (
+    EntryMovedError,
+    JournalMovedError,
+    LeaseHeldError,
+    LeaseLostError,
+    LimitReachedError,
+    SessionLockedError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+    WrongSecretError,
+)
+from midstream.store.contract import ESCROW, Opened, Store
+from midstream.store.encryption import ciphers
+from midstream.store.encryption.ciphers import OneKey, OperatorKeys
+from midstream.store.encryption.encrypted import EncryptedStore
+from midstream.world import World
+
+SECRET_CHARS_MIN = 43
+"""Characters of a client's secret: 32 random bytes, base64url without padding."""
+VIEWER = "viewer"
+"""Kind of the words that open a session for looking: `viewer-` and 128 random bits."""
+VIEWERS_MAX = 100
+"""Viewers' secrets of one session that are good at a time."""
+BEGINNING_S = 3600.0
+"""Seconds after which a row without a session is none that is just being begun."""
+NOBODY = ""
+"""The row of no session: what is tried where there is none, so that it takes as long. It also shows at once whether
+the operator's keys are those of this store."""
+_TRIES_MAX = 10
+
+
+class _Wrap(Struct, frozen=True):
+    """The root key under one secret: the server's share, what shows the right secret, the wrapped key."""
+
+    share: bytes
+    check: bytes
+    root: bytes
+
+
+class _Viewer(Struct, frozen=True):
+    """A wrap for a viewer; `id` is a digest of its secret."""
+
+    id: bytes
+    expires_at: float
+    wrap: _Wrap
+
+
+class _Row(Struct, frozen=True):
+    """All wraps of one session."""
+
+    client: _Wrap
+    viewers: tuple[_Viewer, ...] = ()
+
+
+class _Kept(Struct, frozen=True):
+    """A row as it was read; version 0 where there is none."""
+
+    version: int
+    row: _Row | None
+
+
+class _Holder(Struct, frozen=True):
+    """Holder of the secret of a wrap: its client's, or a viewer's until some time."""
+
+    session: str
+    viewer: bytes = b""
+    expires_at: float = 0.0
+
+    @property
+    def place(self) -> bytes:
+        """Associated data of the wrap."""
+        kind = f"{VIEWER} {self.expires_at!r}" if self.viewer else "client"
+        return f"midstream 1 root {kind} {self.session}".encode()
+
+    @property
+    def place_of_share(self) -> bytes:
+        """Associated data of the server's share."""
+        return f"midstream 1 share {self.session}".encode()
+
+
+class _Root:
+    """The root key of a session that is open here."""
+
+    def __init__(self, key: bytes, world: World, unwritten: _Row | None) -> None:
+        self.key = key
+        self.keys = OneKey(key, world)
+        self.unwritten = unwritten
+        """The row, where it is to be written before the session's first record."""
+        self.is_client = False
+        """Whether the client's own secret was shown since it was opened."""
+
+    @property
+    def stream_digest(self) -> str:
+        return ciphers.digest_from(self.key, b"midstream 1 streams")
+
+
+class ClientKeys:
+    """The keys of an escrowed store: see `contract.Escrow` and `encrypted.SessionKeys` for what it is asked."""
+
+    def __init__(self, store: Store, house: OperatorKeys, *, world: World, is_mixed: bool) -> None:
+        self.house = house
+        self.on_locked: Callable[[str], None] = lambda _session: None
+        """Told of a session whose root key was forgotten."""
+        self._store = store
+        self._world = world
+        self._is_mixed = is_mixed
+        self._roots: dict[str, _Root] = {}
+        self._nobody: _Row | None = None
+
+    # --- who may open
+
+    async def open(
+        self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
+    ) -> Opened | None:
+        """See `Escrow.open`."""
+        place = root_of(session)
+        for tries in range(_TRIES_MAX):
+            found = await self._store.find(place)
+            has_records = found is not None and found.end > 0
+            kept = await self._kept(place)  # after the records: what opens them was written before them
+            if has_records and kept.row is None and self._is_mixed:
+                return None
+            if begins or old_secret:
+                _require_form(secret)
+            root = self._roots.get(place)
+            if root is not None and root.unwritten is None and kept.row is None:
+                if not tries:
+                    continue  # it was written at this moment
+                self.lock(place)  # it was deleted elsewhere
+            row = self._row_here(place, kept, has_records=has_records)
+            opened = await self._opened(place, row, secret, has_records=has_records)
+            if old_secret:
+                before = await self._opened(place, row, old_secret, has_records=has_records)
+                if opened is None and before is not None and before.is_client:
+                    if not await self._rewrap(place, kept, secret):
+                        continue  # somebody changed the row at this moment
+                    opened = before
+            if opened is None and begins and not has_records and place not in self._roots:
+                opened = await self._begun(place, secret)
+                if opened is None:
+                    continue  # another connection began it at this moment, perhaps of the same client
+            if opened is None:
+                raise _refused()
+            return opened
+        raise _moving(session)
+
+    async def holds(self, session: str) -> bool:
+        """See `Escrow.holds`."""
+        return not self._is_mixed or (await self._kept(root_of(session))).row is not None
+
+    async def share(self, session: str, *, for_s: float) -> str:
+        """See `Escrow.share`."""
+        place = root_of(session)
+        root = self._roots.get(place)
+        word = self._world.new_id(VIEWER)
+        for _ in range(_TRIES_MAX):
+            now = self._world.now()
+            kept = await self._kept(place)
+            if root is None or not root.is_client or kept.row is None:
+                raise _locked(session)
+            good = tuple(each for each in kept.row.viewers if each.expires_at > now)
+            if len(good) >= VIEWERS_MAX:
+                raise LimitReachedError(f"{VIEWERS_MAX} viewers may look at a session at a time")
+            holder = _Holder(place, _id_of(word), now + for_s)
+            wrap = await self._wrapped(root.key, word, holder)
+            viewers = (*good, _Viewer(holder.viewer, holder.expires_at, wrap))
+            if await self._keep(place, replace(kept.row, viewers=viewers), kept.version):
+                return word
+        raise _moving(session)
+
+    async def withdraw_viewers(self, session: str) -> None:
+        """See `Escrow.withdraw_viewers`."""
+        place = root_of(session)
+        for _ in range(_TRIES_MAX):
+            kept = await self._kept(place)
+            if kept.row is None or not kept.row.viewers:
+                return
+            if await self._keep(place, replace(kept.row, viewers=()), kept.version):
+                return
+        raise _moving(session)
+
+    async def forget_deleted(self) -> None:
+        """See `Escrow.forget_deleted`."""
+        there = {info.session async for info in self._store.list()}
+        before = self._world.now() - BEGINNING_S
+        for kept in await self._store.kv_list(ESCROW):
+            if kept.key in there or kept.key in self._roots or kept.key == NOBODY or kept.at > before:
+                continue
+            if await self._store.find(kept.key) is None:
+                await self._store.kv_delete(ESCROW, kept.key, expected=kept.version)
+
+    async def is_good(self, opened: Opened) -> bool:
+        """See `Escrow.is_good`."""
+        row = None if opened.is_client else (await self._kept(opened.session)).row
+        viewers = row.viewers if row is not None else ()
+        now = self._world.now()
+        return opened.is_client or any(each.id == opened.viewer and now < each.expires_at for each in viewers)
+
+    def lock(self, session: str) -> None:
+        """See `Escrow.lock`."""
+        place = root_of(session)
+        self._roots.pop(place, None)
+        self.on_locked(place)
+
+    def _row_here(self, place: str, kept: _Kept, *, has_records: bool) -> _Row | None:
+        """Return the wraps that count: before the first record those that will be written with it."""
+        root = self._roots.get(place)
+        if root is None or root.unwritten is None:
+            return kept.row
+        if has_records:  # somebody else was faster, in another process
+            self.lock(place)
+            return kept.row
+        return root.unwritten
+
+    async def _opened(self, place: str, row: _Row | None, secret: str, *, has_records: bool) -> Opened | None:
+        """Try a secret; as much is done for one that fits nothing."""
+        wrap, holder = self._wrap_for(place, row, secret)
+        share = await self.house.unwrap(wrap.share, context=holder.place_of_share)
+        wrapping, check = ciphers.derived_key(secret, share, holder.place)
+        if not hmac.compare_digest(check, wrap.check):
+            return None
+        key = await OneKey(wrapping, self._world).unwrap(wrap.root, context=holder.place)
+        root = self._roots.get(place)
+        if root is None or root.key != key:  # another one: the session was deleted, and begun anew elsewhere
+            self.lock(place)
+            root = self._roots[place] = _Root(key, self._world, None if has_records else row)
+        root.is_client = root.is_client or not holder.viewer
+        return Opened(place, not holder.viewer, root.stream_digest, holder.viewer, holder.expires_at)
+
+    def _wrap_for(self, place: str, row: _Row | None, secret: str) -> tuple[_Wrap, _Holder]:
+        """Return the wrap to try a secret on; where there is none for it, one that nothing opens."""
+        assert self._nobody is not None, "the store is opened first"
+        found = self._nobody.client, _Holder(NOBODY)
+        if row is not None and not secret.startswith(f"{VIEWER}-"):
+            found = row.client, _Holder(place)
+        elif row is not None:
+            shown, now = _id_of(secret), self._world.now()
+            for each in row.viewers:
+                if hmac.compare_digest(each.id, shown) and now < each.expires_at:
+                    found = each.wrap, _Holder(place, each.id, each.expires_at)
+        return found
+
+    async def _begun(self, place: str, secret: str) -> Opened | None:
+        """Let a session that nobody has said anything in be this secret's; None where somebody else was faster."""
+        key = ciphers.fresh_key(self._world)
+        row = _Row(await self._wrapped(key, secret, _Holder(place)))
+        if place in self._roots:
+            return None
+        root = self._roots[place] = _Root(key, self._world, row)
+        root.is_client = True
+        return Opened(place, is_client=True, stream_digest=root.stream_digest)
+
+    async def _rewrap(self, place: str, kept: _Kept, secret: str) -> bool:
+        """Let a new secret open what the old one has opened; return whether nobody changed the row meanwhile."""
+        root = self._roots.get(place)
+        if root is None:
+            return False
+        wrap = await self._wrapped(root.key, secret, _Holder(place))
+        if root.unwritten is not None:
+            root.unwritten = replace(root.unwritten, client=wrap)
+            return True
+        assert kept.row is not None, "it was opened by its row"
+        return await self._keep(place, replace(kept.row, client=wrap), kept.version)
+
+    async def _wrapped(self, key: bytes, secret: str, holder: _Holder) -> _Wrap:
+        share = ciphers.fresh_key(self._world)
+        wrapping, check = ciphers.derived_key(secret, share, holder.place)
+        root = await OneKey(wrapping, self._world).wrap(key, context=holder.place)
+        return _Wrap(await self.house.wrap(share, context=holder.place_of_share), check, root)
+
+    # --- the rows
+
+    async def _kept(self, place: str) -> _Kept:
+        found = await self._store.kv_get(ESCROW, place)
+        return _Kept(0, None) if found is None else _Kept(found.version, _decoded(found.body, place))
+
+    async def _keep(self, place: str, row: _Row, version: int) -> bool:
+        """Write a row, and return whether it had still this version."""
+        try:
+            await self._store.kv_put(
+                ESCROW, place, msgspec.json.encode(row), expected=version, at=self._world.now()
+            )
+        except EntryMovedError:
+            return False
+        return True
+
+    # --- what it opens
+
+    async def prepare(self) -> None:
+        """See `SessionKeys.prepare`."""
+        kept = await self._kept(NOBODY)
+        if kept.row is None:
+            key, secret = ciphers.fresh_key(self._world), self._world.new_secret()
+            await self._keep(NOBODY, _Row(await self._wrapped(key, secret, _Holder(NOBODY))), 0)
+            kept = await self._kept(NOBODY)
+        assert kept.row is not None, "it was just written, here or by another process"
+        await self.house.unwrap(kept.row.client.share, context=_Holder(NOBODY).place_of_share)
+        self._nobody = kept.row
+
+    def close(self) -> None:
+        """See `SessionKeys.close`."""
+        self._roots.clear()
+
+    def require_owner(self, session: str) -> None:
+        """See `SessionKeys.require_owner`."""
+        root = self._roots.get(root_of(session))
+        if root is not None and not root.is_client:
+            raise LeaseHeldError(f"session {session!r} waits for its client", session=session)
+
+    async def reading(self, session: str) -> OperatorKeys:
+        """See `SessionKeys.reading`."""
+        root = self._roots.get(root_of(session))
+        if root is None:
+            return await self._house_for(session)
+        if root.unwritten is not None:  # there is something to read, and it is not under this key
+            self.lock(session)
+            raise _moving(session)
+        return root.keys
+
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:
+        """See `SessionKeys.writing`. A session's row is written by its owner, before the first record."""
+        place = root_of(session)
+        root = self._roots.get(place)
+        if root is None:
+            return await self._house_for(session)
+        if root.unwritten is not None:
+            kept = await self._kept(place)
+            found = await self._store.find(place)  # after the row: whoever wrote that was the owner then
+            if found is None or found.epoch != epoch:
+                raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
+            if found.end > 0:
+                raise JournalMovedError(f"session {session!r} was begun by somebody else")
+            is_written = await self._keep(place, root.unwritten, kept.version)
+            if not is_written and root.unwritten is not None:  # nor by another append of ours
+                raise LeaseLostError(f"session {session!r} was taken over")
+            root.unwritten = None
+        return root.keys
+
+    async def has_title(self, session: str) -> bool:
+        """See `SessionKeys.has_title`."""
+        return root_of(session) not in self._roots
+
+    def forget(self, session: str) -> None:
+        """See `SessionKeys.forget`. The row went with the session (`OF_SESSIONS`)."""
+        if session == root_of(session):
+            self.lock(session)
+
+    async def _house_for(self, session: str) -> OperatorKeys:
+        """Return the operator's keys, for a session from before the escrow."""
+        if self._is_mixed and (await self._kept(root_of(session))).row is None:
+            return self.house
+        raise _locked(session)
+
+
+class EscrowedStore(EncryptedStore):
+    """An encrypted store in which clients hold the keys of their sessions: see `escrowed`."""
+
+    keys: ClientKeys
+
+    def __init__(self, store: Store, keys: ClientKeys, *, world: World, is_mixed: bool = False) -> None:
+        super().__init__(store, keys, world=world, is_mixed=is_mixed)
+        keys.on_locked = self.lock
+
+    @property
+    def escrow(self) -> ClientKeys:
+        """See `Store.escrow`."""
+        return self.keys
+
+
+def escrowed(
+    store: Store, house: OperatorKeys, *, is_mixed: bool = False, world: World = World()
+) -> EscrowedStore:
+    """Return a store in which each session can only be read while its client, or a viewer, is there with a secret.
+
+    Args:
+        store: Keeps everything, encrypted.
+        house: The operator's keys: without them no secret opens anything; and they alone encrypt what belongs to no
+            session, such as the records of a pool.
+        is_mixed: Also serve sessions that were written before: under these keys of the operator's, or not encrypted.
+            Otherwise they are refused, as somebody might have put them there.
+        world: Where keys come from.
+    """
+    keys = ClientKeys(store, house, world=world, is_mixed=is_mixed)
+    return EscrowedStore(store, keys, world=world, is_mixed=is_mixed)
+
+
+def _id_of(word: str) -> bytes:
+    return hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _decoded(body: bytes, place: str) -> _Row:
+    try:
+        return msgspec.json.decode(body, type=_Row)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamagedError(f"the wrapped keys of session {place!r} cannot be read") from error
+
+
+def _require_form(secret: str) -> None:
+    if len(secret) < SECRET_CHARS_MIN or secret.startswith(f"{VIEWER}-"):
+        raise UsageError("the secret of an encrypted session is 32 random bytes, base64url without padding")
+
+
+def _refused() -> WrongSecretError:
+    return WrongSecretError("this secret opens no such session")
+
+
+def _locked(session: str) -> SessionLockedError:
+    return SessionLockedError(
+        f"session {session!r} is encrypted under its client's secret, and nobody who has that is here"
+    )
+
+
+def _moving(session: str) -> UnavailableError:
+    return UnavailableError(
+        f"session {session!r} is being begun or shared by somebody else at this moment", retry_after_s=0.1
+    )

@@ -1,0 +1,172 @@
+"""The database as a file: how it is made, found, brought up to date and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from midstream.errors import MidstreamError, UsageError
+from midstream.store.sqlite import inbox
+from midstream.store.sqlite.refusals import refusal_of
+from midstream.store.sqlite.thread import pause
+from midstream.world import World
+
+T = TypeVar("T")
+
+SCHEMA = ("sqlite.sql", "sqlite-2.sql", "sqlite-blobs.sql", "sqlite-key-value.sql", "sqlite-seal.sql")
+"""What makes each version out of the one before it; the number is kept in `pragma user_version`."""
+SCHEMA_VERSION = len(SCHEMA)
+APPLICATION_ID = 0x6D_69_64_73
+"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
+
+BUSY_TRIES_MAX = 1000
+"""Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. SQLite's own
+waiting lets one process starve the others."""
+BUSY_PAUSE_MIN_S = 0.0002
+BUSY_PAUSE_MAX_S = 0.004
+PAGE_BYTES = 2048
+"""An append rewrites about two pages, however small it is; half of SQLite's usual size is nearly half the bytes."""
+LOG_BYTES_MAX = 64 * 2**20
+"""Size to which a log is cut that a slow reader of another process had made grow."""
+BEGIN = "begin immediate"
+
+
+class DatabaseFile:
+    """A database as a file.
+
+    Args:
+        path: Where it is, or will be.
+        world: Where the jitter between tries comes from.
+        vfs: Name of a registered SQLite file system, or None for the usual one.
+    """
+
+    def __init__(self, path: Path, world: World, vfs: str | None) -> None:
+        # Resolved, so that all processes look for owners in the same place.
+        self.path = path.resolve()
+        self.owners = self.path.with_name(f"{self.path.name}.owners")
+        self.world = world
+        self._vfs = vfs
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[inbox.Sight]:
+        """Open a connection for whoever watches, in its thread."""
+        with self.named_errors():
+            db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
+
+        def rows(query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+            with self.named_errors(
+                db
+            ):  # without patience: who watches looks again soon, and has to beat meanwhile
+                return db.execute(query, values).fetchall()
+
+        try:
+            yield inbox.Sight(rows)
+        finally:
+            db.close()
+
+    def connect(self, *, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
+        """Open a connection; one that may write makes the file, readable by this user only."""
+        if flags & apsw.SQLITE_OPEN_READWRITE:
+            self._create()
+        return apsw.Connection(str(self.path), flags=flags, vfs=self._vfs)
+
+    def prepare(self, db: apsw.Connection) -> None:
+        """Make the tables, or check that they are ours.
+
+        Raises:
+            UsageError: They are not, or a newer version made them. Nothing was changed.
+        """
+        db.execute(f"pragma page_size = {PAGE_BYTES}")  # of a new file
+        self.patiently(partial(self.require_ours, db))
+        self.patiently(partial(db.execute, "pragma journal_mode = wal"))
+        db.execute(f"pragma journal_size_limit = {LOG_BYTES_MAX}")
+        db.execute("pragma secure_delete = on")  # what is deleted is overwritten
+        # macOS: a plain sync stops at the drive's own memory. Without effect elsewhere.
+        db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
+        self.patiently(partial(db.execute, BEGIN))
+        try:
+            self.require_ours(db)
+            if missing := SCHEMA[number_of(db.execute("pragma user_version")) :]:
+                for name in missing:
+                    db.execute(files("midstream.store.sqlite").joinpath(f"schema/{name}").read_text())
+                db.execute(f"pragma application_id = {APPLICATION_ID}")
+                db.execute(f"pragma user_version = {SCHEMA_VERSION}")
+            db.execute("commit")
+        finally:
+            if db.in_transaction:
+                db.execute("rollback")
+
+    def patiently(self, step: Callable[[], T]) -> T:
+        """Do one step of SQLite's, again and again while another process has the lock."""
+        for _ in range(BUSY_TRIES_MAX):
+            try:
+                return step()
+            except apsw.BusyError:
+                spread = BUSY_PAUSE_MAX_S - BUSY_PAUSE_MIN_S
+                pause(BUSY_PAUSE_MIN_S + spread * self.world.chance())
+        return step()
+
+    @contextlib.contextmanager
+    def named_errors(self, db: apsw.Connection | None = None) -> Iterator[None]:
+        """Raise ours for SQLite's."""
+        try:
+            yield
+        except apsw.Error as error:
+            raise self.refusal(error, db) from error
+
+    def refusal(self, error: apsw.Error, db: apsw.Connection | None) -> MidstreamError:
+        """Return ours for one of SQLite's."""
+        return refusal_of(error, f"database {str(self.path)!r}", db)
+
+    def _create(self) -> None:
+        # Only if it is not there: closing a second descriptor of a database would free SQLite's locks on it.
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return
+        except OSError as error:
+            raise UsageError(f"database {str(self.path)!r} cannot be made: {error.strerror}") from error
+        os.close(descriptor)
+
+    def require_ours(self, db: apsw.Connection) -> bool:
+        """Return whether the tables are there; raise `UsageError` where others are."""
+        with _one_moment(db):  # another process may be making the tables
+            application = number_of(db.execute("pragma application_id"))
+            version = number_of(db.execute("pragma user_version"))
+            tables = number_of(db.execute("select count(*) from sqlite_schema"))
+        if application == APPLICATION_ID:
+            if version > SCHEMA_VERSION:
+                raise UsageError(
+                    f"database {str(self.path)!r} has schema {version}, this midstream knows "
+                    f"{SCHEMA_VERSION}: install the newer midstream that made it"
+                )
+            return True
+        if application or version or tables:
+            raise UsageError(f"database {str(self.path)!r} belongs to another program")
+        return False
+
+
+@contextlib.contextmanager
+def _one_moment(db: apsw.Connection) -> Iterator[None]:
+    """Let everything be read as it was at one moment."""
+    if db.in_transaction:
+        yield
+        return
+    db.execute("begin")
+    try:
+        yield
+    finally:
+        db.execute("rollback")
+
+
+def number_of(cursor: apsw.Cursor) -> int:
+    """Return the one number a query gives."""
+    number: int = cursor.get
+    return number

@@ -1,0 +1,140 @@
+"""Commands on their way between owners, and what a watcher asks of the tables: the SQL, one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+LETTERS_MAX = 100
+"""Commands told at once: more wait for the next look."""
+
+PUT = "insert into inbox (session, sender, body) values (?, ?, ?) returning number"
+FIND_LETTER = """
+select inbox.session, sender, owner from inbox left join session on session.name = inbox.session where number = ?
+"""
+ANSWER = "update inbox set answer = ? where number = ? and answer is null"
+REMOVE = "delete from inbox where number = ?"
+REMOVE_OF_SESSION = "delete from inbox where session = ?"
+FIND_SENDERS = "select distinct sender from inbox"
+REMOVE_OF_SENDER = "delete from inbox where sender = ?"
+
+FIND_VERSION = "pragma data_version"
+FIND_UNDECIDED = """
+select number, inbox.session, body, sender, owner, ifnull(epoch, 0) from inbox
+left join session on session.name = inbox.session where answer is null order by number
+"""
+FIND_ANSWERS = "select number, answer from inbox where sender = ? and answer is not null"
+FIND_GIVEN_UP = "select name, epoch from session where is_live = 1 and owner is null"
+FIND_ORPHANS = """
+select name, epoch, owner from session where is_live = 1
+and (owner is null or owner not in (select value from json_each(?)))
+"""
+FIND_ENDS = """
+select name, (select ifnull(max(position), 0) from record where session_id = session.id)
+from json_each(?) as wanted join session on session.name = wanted.value
+"""
+
+
+class Connection(Protocol):
+    """The part of a database connection that is needed here."""
+
+    def execute(self, statements: str, bindings: tuple[Any, ...] = ()) -> Any:  # noqa: ANN401 - the driver's cursor
+        """Run one statement."""
+
+
+class Undecided(Struct, frozen=True):
+    """A letter without an answer, who sent it, and who holds its session."""
+
+    number: int
+    session: str
+    body: bytes
+    sender: str
+    owner: str | None
+    epoch: int
+
+
+# --- writing: each is one operation of a transaction ---------------------------------------------------------------
+
+
+def put(db: Connection, session: str, sender: str, body: bytes) -> int:
+    """Store a command for whoever owns the session, and return its number."""
+    number: int = db.execute(PUT, (session, sender, body)).get
+    return number
+
+
+def answer(db: Connection, number: int, body: bytes, *, us: str, may_hold: Callable[[str], bool]) -> None:
+    """Store our answer to a letter, unless another living owner holds its session.
+
+    Args:
+        us: The owner who answers.
+        may_hold: Whether another owner lives.
+    """
+    row = db.execute(FIND_LETTER, (number,)).fetchone()
+    if row is None:
+        return
+    _, sender, owner = row
+    if owner not in (None, us) and may_hold(owner):
+        return
+    if sender == us or may_hold(sender):
+        db.execute(ANSWER, (body, number))
+    else:
+        db.execute(REMOVE, (number,))
+
+
+def remove(db: Connection, number: int) -> None:
+    """Forget a letter."""
+    db.execute(REMOVE, (number,))
+
+
+def clear(db: Connection, *, is_alive: Callable[[str], bool]) -> None:
+    """Forget the letters whose sender is dead: nobody collects the answer, and who asked there asks again elsewhere."""
+    for (sender,) in db.execute(FIND_SENDERS).fetchall():
+        if not is_alive(sender):
+            db.execute(REMOVE_OF_SENDER, (sender,))
+
+
+# --- looking ----------------------------------------------------------------------------------------------------
+
+
+class Sight:
+    """The database as a watcher sees it. It belongs to the watcher's thread.
+
+    Args:
+        rows: Runs a query and returns its rows.
+    """
+
+    def __init__(self, rows: Callable[[str, tuple[Any, ...]], list[Any]]) -> None:
+        self._rows = rows
+
+    def version(self) -> int:
+        """Return a number that changes with every commit of another connection."""
+        number: int = self._rows(FIND_VERSION, ())[0][0]
+        return number
+
+    def undecided(self) -> list[Undecided]:
+        """Return all letters without an answer, oldest first."""
+        return [Undecided(*row) for row in self._rows(FIND_UNDECIDED, ())]
+
+    def answers(self, sender: str) -> list[tuple[int, bytes]]:
+        """Return the answers to what this owner has handed over."""
+        return self._rows(FIND_ANSWERS, (sender,))
+
+    def given_up(self) -> list[tuple[str, int]]:
+        """Return the sessions with an open turn that were given up, with their epochs."""
+        return self._rows(FIND_GIVEN_UP, ())
+
+    def orphans(self, living: Collection[str]) -> list[tuple[str, int, str | None]]:
+        """Return the sessions with an open turn that none of these owners holds, with epoch and owner."""
+        return self._rows(FIND_ORPHANS, (_json(living),))
+
+    def moved(self, followed: Mapping[str, int]) -> frozenset[str]:
+        """Return which of these sessions end elsewhere than said, or are gone."""
+        ends = dict(self._rows(FIND_ENDS, (_json(followed),)))
+        return frozenset(session for session, end in followed.items() if ends.get(session, 0) != end)
+
+
+def _json(names: Collection[str]) -> str:
+    return msgspec.json.encode(list(names)).decode()

@@ -1,0 +1,79 @@
+"""Small values kept by name, for several processes at once: the SQL, one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from midstream.store.contract import OF_SESSIONS, KeyValueEntry, require_version
+from midstream.store.sqlite.inbox import Connection
+
+FIND_VERSION = "select version from shelf_entry where shelf = ? and key = ?"
+# A dropped key starts again above all its versions, so that nobody who read the old entry replaces the new one.
+ADD = """
+insert into shelf_entry (shelf, key, version, body, at)
+values (?, ?, 1 + (select versions_spent from ledger), ?, ?) returning version
+"""
+REPLACE = """
+update shelf_entry set version = version + 1, body = ?, at = ? where shelf = ? and key = ? returning version
+"""
+DROP = "delete from shelf_entry where shelf = ? and key = ?"
+DROP_ANY = "delete from shelf_entry where shelf = ? and key = ? returning version"
+SPEND_VERSIONS = "update ledger set versions_spent = max(versions_spent, ?)"
+
+FIND = "select key, version, body, at from shelf_entry where shelf = ? and key = ?"
+LIST = "select key, version, body, at from shelf_entry where shelf = ? order by at desc, key"
+HAS_ENTRIES = "select 1 from sqlite_schema where name = 'shelf_entry'"
+
+Rows = Callable[[str, tuple[Any, ...]], list[Any]]  # as SQLite has them
+"""Runs a query and returns its rows."""
+
+
+# --- writing: each is one operation of a transaction ---------------------------------------------------------------
+
+
+def put(db: Connection, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+    """Write an entry where it has the version `expected` (0: where there is none), and return its new version.
+
+    Raises:
+        EntryMovedError: It has another one. Nothing was written.
+    """
+    row = db.execute(FIND_VERSION, (namespace, key)).fetchone()
+    found = row[0] if row else 0
+    require_version(key, found, expected)
+    values = (body, at, namespace, key) if found else (namespace, key, body, at)
+    version: int = db.execute(REPLACE if found else ADD, values).get
+    return version
+
+
+def delete(db: Connection, namespace: str, key: str, *, expected: int) -> bool:
+    """Remove an entry if it has this version; return whether it was removed."""
+    row = db.execute(FIND_VERSION, (namespace, key)).fetchone()
+    if row is None or row[0] != expected:
+        return False
+    db.execute(DROP, (namespace, key))
+    db.execute(SPEND_VERSIONS, (expected,))
+    return True
+
+
+def delete_of_session(db: Connection, session: str) -> None:
+    """Remove what is kept of a session that is being deleted."""
+    for namespace in OF_SESSIONS:
+        for (version,) in db.execute(DROP_ANY, (namespace, session)).fetchall():
+            db.execute(SPEND_VERSIONS, (version,))
+
+
+# --- looking -------------------------------------------------------------------------------------------------------
+
+
+def get(rows: Rows, namespace: str, key: str) -> KeyValueEntry | None:
+    """Return an entry, or None where there is none, as in a file that an older midstream made."""
+    found = rows(FIND, (namespace, key)) if rows(HAS_ENTRIES, ()) else None
+    return KeyValueEntry(*found[0]) if found else None
+
+
+def entries(rows: Rows, namespace: str) -> list[KeyValueEntry]:
+    """Return all entries, last written first; none where an older midstream made the file."""
+    if not rows(HAS_ENTRIES, ()):
+        return []
+    return [KeyValueEntry(*row) for row in rows(LIST, (namespace,))]

@@ -1,0 +1,237 @@
+"""Liveness of owners: an owner is a process that holds an operating-system lock on a file of its own.
+
+The system frees the lock the moment the process dies, however it dies; a free lock, or a missing file, is a dead
+owner. Nobody needs a clock or a heartbeat for that. An owner's name is never used twice.
+
+A process that is stopped, not dead, still holds its lock. So every owner that sees others also touches its file every
+now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch says that the process is
+given time at all, not that its event loop is quick: it comes from a thread of the store's, so that a tool which blocks
+the loop for a minute is working, not frozen. No two clocks are compared: each observer adds up, by its own clock, how
+long a file stayed as it was, and a gap between two of its own looks (it was itself stopped, the machine was suspended,
+a clock was set) counts as one beat. Whoever is taken for frozen wrongly is fenced off by the epoch, as if it had died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from midstream.errors import UsageError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _is_lock_taken(descriptor: int) -> bool:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+    _is_lock_free = _is_lock_taken
+else:
+    import fcntl
+
+    def _is_lock_taken(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _is_lock_free(descriptor: int) -> bool:
+        try:
+            # Shared: several who look at a dead one in the same moment do not take one another for it.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+TRIES_MAX = 100
+"""A sweep by another process may take a new file away before it is locked; a hundred in a row are no accident."""
+BEATS_PER_LEASE = 10
+"""Touches of an owner's file in the time after which it counts as frozen."""
+
+_log = logging.getLogger(__name__)
+
+
+class OwnerLock:
+    """The sign of life of one owner: a locked file `<folder>/<owner>.lock`."""
+
+    def __init__(self, folder: Path, owner: str) -> None:
+        """Take the lock.
+
+        Raises:
+            UsageError: The folder cannot be written, or its file system knows no locks. Nothing is left behind.
+        """
+        self.owner = owner
+        self._path = _lock_file(folder, owner)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._descriptor = _take(self._path)
+        except OSError as error:
+            raise UsageError(
+                f"cannot lock a file in {str(folder)!r} ({error.strerror}): "
+                "put the database on a local file system that this user may write to"
+            ) from error
+        _locks_of_this_process.add(self)
+
+    def beat(self) -> None:
+        """Show those who look that this process is given time."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk is no reason to die; who looks waits for a whole lease
+                os.utime(self._path)
+
+    def give_up(self) -> None:
+        """Be dead for everybody. Calling it twice is harmless."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)  # noqa: PTH108 - see `_lock_file`
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of the file and leave it there: what the system does for a process that died."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_alive(folder: Path, owner: str) -> bool:
+    """Return whether an owner's lock is held; the file of a dead one is removed."""
+    path = _lock_file(folder, owner)
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # somebody else's file: who cannot look must not take over
+    try:
+        if not _is_lock_free(descriptor):
+            return True
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 - see `_lock_file`
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files that killed owners left behind."""
+    for path in folder.glob("*.lock"):
+        is_alive(folder, path.stem)
+
+
+def has_others(folder: Path, owner: str) -> bool:
+    """Return whether anybody else holds a lock here."""
+    return any(path.stem != owner and is_alive(folder, path.stem) for path in folder.glob("*.lock"))
+
+
+class Peers:
+    """The other owners of a place, as one of them sees them. One thread looks; others read what it saw.
+
+    Args:
+        lock: The one who looks; it is let beat while there is anybody to see it.
+        lease_s: Seconds without a beat after which an owner counts as frozen.
+    """
+
+    def __init__(self, folder: Path, lock: OwnerLock, *, lease_s: float) -> None:
+        self.living: frozenset[str] = frozenset()
+        """Who holds its lock and is not frozen, besides the one who looks."""
+        self.frozen: frozenset[str] = frozenset()
+        """Who holds its lock and has not beaten for a lease."""
+        self._folder = folder
+        self._lock = lock
+        self._lease_s = lease_s
+        self._beat_s = lease_s / BEATS_PER_LEASE
+        self._beaten_at = -lease_s
+        self._looked_at: float | None = None
+        self._silent_s: dict[str, tuple[int, float]] = {}
+        """Each one's last beat, as its file says, and the seconds seen since."""
+
+    def look(self, *, now: float) -> bool:
+        """Look at everybody; return whether somebody came, went, froze or goes on.
+
+        Args:
+            now: The looker's own clock, in seconds; it may stand still while the machine is suspended.
+        """
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self._beat_s)
+        self._looked_at = now
+        silent_s: dict[str, tuple[int, float]] = {}
+        for owner, beat in self._beats():
+            if is_alive(self._folder, owner):
+                last, silent = self._silent_s.get(owner, (beat, 0.0))
+                silent_s[owner] = (beat, silent + passed_s if beat == last else 0.0)
+        self._silent_s = silent_s
+        if silent_s and now - self._beaten_at >= self._beat_s:
+            self._lock.beat()
+            self._beaten_at = now
+        return self._judge()
+
+    def may_hold(self, owner: str) -> bool:
+        """Whether a session of this owner must be left to it."""
+        return owner not in self.frozen and is_alive(self._folder, owner)
+
+    def _judge(self) -> bool:
+        frozen = frozenset(owner for owner, (_, silent) in self._silent_s.items() if silent >= self._lease_s)
+        living = frozenset(self._silent_s) - frozen
+        for owner in frozen - self.frozen:
+            _log.warning("owner %s was silent for %g s: its sessions may be taken", owner, self._lease_s)
+        is_changed = (living, frozen) != (self.living, self.frozen)
+        self.living, self.frozen = living, frozen
+        return is_changed
+
+    def _beats(self) -> Iterator[tuple[str, int]]:
+        """Yield the others, and when each has last touched its file."""
+        with os.scandir(
+            self._folder
+        ) as files:  # fifty times a second: `Path.glob` would cost more than all the rest
+            for file in files:
+                owner, dot, kind = file.name.rpartition(".")
+                if (dot, kind) == (".", "lock") and owner != self._lock.owner:
+                    with contextlib.suppress(FileNotFoundError):  # it has just gone
+                        yield owner, os.stat(file.path).st_mtime_ns  # noqa: PTH116 - the entry's own may be old
+
+
+_locks_of_this_process: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
+
+
+def _lock_file(folder: Path, owner: str) -> str:
+    return os.path.join(folder, f"{owner}.lock")  # noqa: PTH118 - asked too often for a `Path`
+
+
+def _take(path: str) -> int:
+    for _ in range(TRIES_MAX):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if _is_lock_taken(descriptor) and _is_same_file(descriptor, path):
+                return descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise OSError(0, f"{path} is taken away again and again")
+
+
+def _is_same_file(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))  # noqa: PTH116 - see `_lock_file`
+    except FileNotFoundError:
+        return False
+
+
+def _drop_in_child() -> None:
+    # A forked child shares the lock and would keep a killed parent alive for the others.
+    for lock in _locks_of_this_process:
+        lock.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_child)

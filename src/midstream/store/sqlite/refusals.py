@@ -1,0 +1,46 @@
+"""Errors of SQLite as errors of ours."""
+
+from __future__ import annotations
+
+import errno
+
+import apsw
+
+from midstream.errors import (
+    JournalMovedError,
+    MidstreamError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+    UsageError,
+)
+
+
+def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> MidstreamError:
+    """Return ours for SQLite's; `where` names the database."""
+    match error:
+        case apsw.ConstraintError():
+            return JournalMovedError("somebody appended at this position first")
+        case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
+            return StoreBusyError(f"{where} is locked by another process", retry_after_s=1.0)
+        case apsw.FullError():
+            return StoreFullError(f"no space left for {where}: free some and try again")
+        case apsw.IOError() if _is_for_lack_of_space(error, db):
+            return StoreFullError(f"no space left for {where}: free some and try again")
+        case apsw.TooBigError():
+            return UsageError("a record is larger than SQLite can hold")
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return UsageError(
+                f"{where} cannot be opened for writing: check that its folder exists "
+                "and that this user may write to both"
+            )
+        case apsw.NotADBError():
+            return StoreDamagedError(f"{where} is no SQLite database, or its head is damaged")
+        case _:
+            return StoreDamagedError(f"{where}: {error} ({type(error).__name__})")
+
+
+def _is_for_lack_of_space(error: apsw.Error, db: apsw.Connection | None) -> bool:
+    # SQLite knows a full disk by itself, except where it makes its index of the log, and a spent quota.
+    is_index = getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE
+    return is_index or (db is not None and db.system_errno in {errno.ENOSPC, errno.EDQUOT})

@@ -1,0 +1,307 @@
+"""Journals in one SQLite file: group commit on one connection, readers apart, owners by operating-system locks.
+
+Reads are in `reading`, writes in `writing`.
+
+Every operation checks first and writes after: a refused one leaves nothing to undo, and what it shares a commit with
+is not disturbed. The write-ahead log is copied into the database between commits, never inside one.
+
+apsw is used for the SQLite it carries: those of most Pythons (3.7.0 to 3.51.2) can lose committed pages when two
+connections write and checkpoint at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar, get_args
+
+import apsw
+
+from midstream.core.records import Sync
+from midstream.errors import (
+    UsageError,
+)
+from midstream.store.contract import (
+    Attempt,
+    Batch,
+    Immediate,
+    News,
+    Store,
+    Transactional,
+)
+from midstream.store.sqlite import inbox, older
+from midstream.store.sqlite import owner as owners
+from midstream.store.sqlite.commits import Commits, Durability
+from midstream.store.sqlite.database import DatabaseFile
+from midstream.store.sqlite.reading import Reader, SQLiteReads
+from midstream.store.sqlite.thread import WorkThread
+from midstream.store.sqlite.watch import Watcher
+from midstream.store.sqlite.writing import Writer
+from midstream.world import World
+
+T = TypeVar("T")
+
+LEASE_S = 20.0
+"""Seconds without a sign of life after which a process that holds its lock counts as frozen. A garbage collection, a
+burst of swapping or a tool that keeps the interpreter for itself must not look like it."""
+
+NOW_BYTES_MAX = 16 * 1024
+"""Bytes of records up to which they may be committed on the event loop: some ten pages."""
+
+
+class SQLiteStore(SQLiteReads, Store):
+    """A store in one file that several processes of one machine may share.
+
+    Args:
+        path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
+            (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
+            of locks (`.owners`), which does not.
+        durability: "power" syncs every append, "process" none, "default" does what the records say.
+        lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
+        world: Where the owner's id and the jitter come from.
+        vfs: Name of a registered SQLite file system, e.g. one that encrypts; None for the usual one.
+
+    Raises:
+        UsageError: There is no such `durability`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        durability: Durability = "default",
+        lease_s: float = LEASE_S,
+        world: World = World(),
+        vfs: str | None = None,
+    ) -> None:
+        if durability not in get_args(Durability):
+            raise UsageError(f"durability is one of {get_args(Durability)}, not {durability!r}")
+        self.owner = ""
+        self._file = DatabaseFile(Path(path), world, vfs)
+        self._durability = durability
+        self._lease_s = lease_s
+        self._world = world
+        self._opening = asyncio.Lock()
+        self._opened: _Opened | None = None
+
+    async def open(self) -> None:
+        """See `Store.open`.
+
+        Raises:
+            UsageError: The file cannot be made, or is not ours. Nothing was changed.
+        """
+        async with self._opening:
+            if self._opened is None:
+                owner = self._world.new_id("owner")
+                self._opened = await _Opened.make(self._file, owner, self._durability, self._lease_s)
+                self.owner = self._opened.lock.owner
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        async with self._opening:
+            if self._opened is not None:
+                opened, self._opened = self._opened, None
+                self.owner = ""
+                await asyncio.shield(opened.close())  # a cancelled close still closes
+
+    async def claim(self, session: str, *, at: float) -> int:
+        """See `Store.claim`."""
+        opened = self._require_open(session)
+        return await opened.commits.ask(partial(opened.writer.claim, session, at), Sync.NORMAL)
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        """See `Store.release`."""
+        opened = self._require_open(session)
+        opened.synced_epochs.pop(session, None)
+        await opened.commits.ask(partial(opened.writer.release, session, epoch), Sync.NORMAL)
+
+    async def append(self, session: str, batch: Batch) -> int:
+        """See `Store.append`."""
+        opened = self._require_open(session)
+        for body in batch.bodies:
+            if not isinstance(body, bytes):
+                raise UsageError("a record's body is bytes")
+        write = partial(opened.writer.append, session, batch)
+        # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
+        # the same epoch, and the positions under it, to another owner.
+        if opened.synced_epochs.get(session) != batch.epoch:
+            end = await opened.commits.ask(write, Sync.FULL)
+            opened.synced_epochs[session] = batch.epoch
+            return end
+        if batch.sync is Sync.NORMAL and _is_small(batch):
+            end_now = opened.commits.now(write, Sync.NORMAL)
+            if end_now is not None:
+                return end_now
+        return await opened.commits.ask(write, batch.sync)
+
+    @property
+    def immediate(self) -> Immediate:
+        """See `Store.immediate`."""
+        return self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        """See `Immediate.append_now`: only what is small, and not the first append under an epoch."""
+        opened = self._opened
+        if opened is None or opened.synced_epochs.get(session) != batch.epoch:
+            return None
+        if not _is_small(batch):
+            return None
+        return opened.commits.now(partial(opened.writer.append, session, batch), Sync.NORMAL)
+
+    @property
+    def transactional(self) -> Transactional:
+        """See `Store.transactional`."""
+        return self
+
+    async def append_within(
+        self, session: str, work: Callable[[Attempt], Batch], *, expected: int, epoch: int
+    ) -> Batch:
+        """See `Transactional.append_within`."""
+        opened = self._require_open(session)
+        write = partial(opened.writer.append_within, session, work, expected, epoch)
+        batch = await opened.commits.ask(write, Sync.FULL, is_alone=True)
+        opened.synced_epochs[session] = epoch
+        return batch
+
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        """See `Store.prune`. The bytes are overwritten; the file does not shrink, its pages are used again."""
+        opened = self._require_open(session)
+        write = partial(opened.writer.prune, session, body, position, epoch)
+        return await opened.commits.ask(write, Sync.NORMAL)
+
+    async def delete(self, session: str) -> bool:
+        """See `Store.delete`.
+
+        The bytes are overwritten in the file, and in the log unless another process is just reading it.
+        """
+        opened = self._require_open(session)
+        opened.synced_epochs.pop(session, None)
+        is_gone = await opened.commits.ask(partial(opened.writer.delete, session), Sync.FULL)
+        if is_gone:
+            await opened.commits.clear_log()
+        return is_gone
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`. A death is seen within 20 ms, what others commit within 2 to 20 ms."""
+        return await self._require_open("").watcher.watch(followed)
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        """See `Store.hand_over`."""
+        opened = self._require_open(session)
+        number = await opened.commits.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
+        try:
+            return await opened.watcher.answer_to(number)
+        finally:
+            removed = opened.commits.ask(partial(opened.writer.remove, number), Sync.NORMAL)
+            removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        """See `Store.answer`."""
+        opened = self._require_open("")
+        await opened.commits.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        """See `KeyValue.kv_put`."""
+        opened = self._require_open(namespace + key)
+        write = partial(opened.writer.kv_put, namespace, key, body, expected, at)
+        return await opened.commits.ask(write, Sync.NORMAL)
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        """See `KeyValue.kv_delete`."""
+        opened = self._require_open(namespace + key)
+        return await opened.commits.ask(
+            partial(opened.writer.kv_delete, namespace, key, expected), Sync.NORMAL
+        )
+
+    async def _ask(self, name: str, question: Callable[[Reader], T]) -> T:
+        opened = self._require_open(name)
+        return await opened.read(partial(question, opened.reader))
+
+    def _require_open(self, name: str) -> _Opened:
+        if self._opened is None:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError("a name is not valid Unicode") from error
+        return self._opened
+
+
+def _is_small(batch: Batch) -> bool:
+    return not batch.blobs and sum(map(len, batch.bodies)) <= NOW_BYTES_MAX
+
+
+class _Opened:
+    """Parts between open and close: the owner's lock, two connections, a thread for each, and the watcher."""
+
+    def __init__(
+        self, writer: Writer, reader: Reader, threads: _Threads, watcher: Watcher, commits: Commits
+    ) -> None:
+        self.writer = writer
+        self.reader = reader
+        self.watcher = watcher
+        self.commits = commits
+        self.synced_epochs: dict[str, int] = {}
+        """The epoch of each session under which something was synced."""
+        self.lock = writer.lock
+        self._threads = threads
+
+    @classmethod
+    async def make(cls, file: DatabaseFile, owner: str, durability: Durability, lease_s: float) -> _Opened:
+        threads = _Threads(
+            WorkThread("midstream-sqlite-writer"),
+            WorkThread("midstream-sqlite-reader"),
+        )
+        try:
+            writer, reader = await threads.writing.ask(partial(_open, file, owner, lease_s))
+        except BaseException:
+            threads.shut()
+            raise
+        watcher = Watcher(owner, writer.peers, file.looking, file.world)
+        watcher.start()
+        return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
+
+    async def read(self, question: Callable[[], T]) -> T:
+        return await self._threads.reading.ask(question)
+
+    async def close(self) -> None:
+        await self.watcher.close()
+        await self.commits.finish()
+        await self._threads.reading.ask(self.reader.close)
+        # Whoever finds the lock free may take our sessions: only after the last write.
+        await self._threads.writing.ask(self.writer.close)
+        self._threads.shut()
+
+
+class _Threads(NamedTuple):
+    writing: WorkThread
+    reading: WorkThread
+
+    def shut(self) -> None:
+        self.writing.shut()
+        self.reading.shut()
+
+
+def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[Writer, Reader]:
+    with contextlib.ExitStack() as undo, file.named_errors():
+        db = file.connect()
+        undo.callback(db.close)
+        file.prepare(db)
+        looking = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
+        undo.callback(looking.close)
+        lock = owners.OwnerLock(file.owners, owner)
+        undo.callback(lock.give_up)
+        owners.sweep(file.owners)
+        older.take_in(file, db)
+        peers = owners.Peers(file.owners, lock, lease_s=lease_s)
+        file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
+        undo.pop_all()
+    return Writer(file, db, lock, peers), Reader(file, looking)
+
+
+def engine_version() -> str:
+    """Return the version of the SQLite that works on the files."""
+    return apsw.sqlite_lib_version()

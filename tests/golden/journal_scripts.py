@@ -1,0 +1,458 @@
+"""Small scripted sessions: everything that a journal can hold and the simulation does not write.
+
+Only recording needs this file; a journal that is recorded stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from midstream.core import driven
+from midstream.core import session as sessions
+from midstream.core.calls import Choice, OnDoubt, digest_of
+from midstream.core.messages import (
+    Call,
+    File,
+    Finish,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    UpstreamCall,
+    Usage,
+    UserMessage,
+)
+from midstream.core.records import (
+    ClientTool,
+    Delta,
+    EpochStarted,
+    Judgement,
+    Parent,
+    PromptHead,
+    Record,
+    StalledOn,
+    TurnStatus,
+    encode,
+)
+from midstream.core.session import Received, Session, ToolsFound
+from midstream.core.turn import (
+    LOOK_BACK_S,
+    Answer,
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    Cancel,
+    CancelExpired,
+    ChildSpoke,
+    Command,
+    ModelRemembered,
+    ModelReplied,
+    ModelSaid,
+    PermissionDropped,
+    QuestionExpired,
+    Recover,
+    Resume,
+    SendMessage,
+    Stalled,
+    StallOver,
+    TurnExpired,
+    UseAnswer,
+    WhenBusy,
+    Withdraw,
+)
+from tests.core.stories import (
+    AT,
+    answers,
+    asks,
+    at_child,
+    at_client,
+    at_person,
+    breaks,
+    ended,
+    fails,
+    forgets,
+    heard,
+    impossible,
+    kept,
+    needs_approval,
+    overflows,
+    reads,
+    replies,
+    say,
+    wants,
+    writes,
+)
+from tests.golden.journal_adapter import read
+
+NOTHING: Mapping[str, Result] = {}
+WORK = digest_of("work", "{}")
+
+
+class Script:
+    """A session that takes commands, one a second, and keeps its journal."""
+
+    def __init__(self, *, agent: str = "", version: str = "") -> None:
+        self.session = Session()
+        self.journal: list[tuple[int, str]] = []
+        self.at = AT
+        self.epoch = 0
+        self._agent = (agent, version)
+        self.owner()
+
+    def owner(self, *, after_s: float = 0.0, is_handover: bool = False, suspected: int = 0) -> Script:
+        """Begin the next epoch, and recover."""
+        self.epoch += 1
+        self.at += after_s
+        name, version = self._agent
+        begun = EpochStarted(
+            self.epoch,
+            f"owner-{self.epoch}",
+            self.at,
+            is_handover=is_handover,
+            agent=name,
+            agent_version=version,
+            suspected=suspected,
+        )
+        self.append(begun)
+        return self.take(Recover(LOOK_BACK_S))
+
+    def take(self, *commands: Command | Received | ToolsFound | driven.DrivenCommand) -> Script:
+        for command in commands:
+            self.at += 1.0
+            if isinstance(command, driven.DrivenCommand):
+                self.append(*driven.decide(self.session, command, epoch=self.epoch, at=self.at))
+            else:
+                self.append(*sessions.decide(self.session, command, epoch=self.epoch, at=self.at))
+        return self
+
+    def append(self, *records: Record) -> None:
+        for record in records:
+            self.journal.append((self.epoch, encode(record).decode()))
+            self.session = sessions.evolve(self.session, record, epoch=self.epoch)
+
+    def prune(self) -> Script:
+        """Put what the journal folds to into its place."""
+        assert sessions.is_prunable(self.session)
+        record = sessions.pruned(self.session, at=self.at)
+        self.journal = [(self.epoch, encode(record).decode())]
+        self.session = sessions.restored(record)
+        return self
+
+    def damage_last(self) -> Script:
+        """Cut the last outcome in the middle, and fold again as a reader of the damaged journal does.
+
+        Records that follow it were decided from the whole outcome, as they are on a disk that damages one block.
+        """
+        at = max(at for at, (_, body) in enumerate(self.journal) if '"result":' in body)
+        epoch, body = self.journal[at]
+        self.journal[at] = (epoch, body[: body.index('"content"') + 12])
+        self.session = sessions.fold(read(self.journal))
+        return self
+
+
+def chunk(command: Command | None, seqno: int = 0, *, stream: str = "st", connection: int = 0) -> Received:
+    return Received(
+        stream, "digest of a secret", seqno, f"digest {stream} {seqno}", command, 60.0, connection
+    )
+
+
+def client_tool(name: str = "at_client", *, needs_approval: bool = False) -> ClientTool:
+    spec = ToolSpec(name, "Ask the client.", {"type": "object", "properties": {"word": {"type": "string"}}})
+    return ClientTool(
+        spec, on_doubt=OnDoubt.RERUN, timeout_s=20.0, needs_approval=needs_approval, answer_s=30.0
+    )
+
+
+def _streamed() -> Script:
+    said = SendMessage(
+        UserMessage.of("use my tool"), (client_tool(), client_tool("other", needs_approval=True))
+    )
+    late = CallFinished(1, 1, Result("b", "after all"))
+    story = Script().take(chunk(said, connection=1), heard("I ", "ask"), asks(at_client("a"), at_client("b")))
+    story.take(chunk(ended("a", "from the client"), 1, connection=2))
+    story.take(sessions.notice_of(story.session, "st", 3) or Withdraw())
+    story.take(Cancel(), CancelExpired(1), chunk(late, 2, connection=3))
+    story.take(chunk(say("again"), stream="st2"), answers("fine", turn=2), chunk(say("third"), stream="st3"))
+    return story.take(chunk(Cancel(), 1, stream="st3"))
+
+
+def _queued() -> Script:
+    def queue(words: str) -> SendMessage:
+        return SendMessage(
+            UserMessage.of(words), (client_tool(),), when_busy=WhenBusy.QUEUE, timeout_s=30.0, replies_max=2
+        )
+
+    story = Script().take(
+        chunk(say("first")), chunk(queue("second"), stream="st2"), queue("third"), queue("4th")
+    )
+    story.take(Withdraw(2), answers("one"), asks(reads("a"), turn=2), ended("a", turn=2))
+    return story.take(answers("two", turn=2, reply=2), TurnExpired(3), Cancel(3)).owner()
+
+
+def _held_reply() -> Script:
+    story = Script().take(say(), kept(), heard("one "), breaks(), heard("two"), breaks(), forgets())
+    story.take(heard("anew", attempt=2), fails(attempt=2, retry_after_s=7.0), kept(attempt=3))
+    story.owner().take(heard(" on", attempt=3), answers("anew on", attempt=3))
+    return story
+
+
+def _failing() -> Script:
+    story = Script().take(say(), fails(), heard("half", attempt=2), fails(attempt=2), fails(attempt=3))
+    story.take(Resume(), heard("other", reply=1), answers("done", reply=story.session.turns))
+    story.take(say("no"), fails(retriable=False, turn=2), chunk(Resume(), stream="r"))
+    return story
+
+
+def _interrupted() -> Script:
+    story = (
+        Script().take(say(), heard("I was "), asks(writes("a"), reads("b"))).owner(after_s=3 * LOOK_BACK_S)
+    )
+    story.take(Resume(), heard("I go on", reply=2)).owner(after_s=3 * LOOK_BACK_S)
+    return story.take(Resume(), answers("the end", reply=3))
+
+
+def _suspected() -> Script:
+    story = Script(agent="main", version="1").take(say(), asks(writes("a")))
+    for count in (1, 2, 3):
+        story.owner(suspected=count)
+    return story.take(Resume()).owner(is_handover=True)
+
+
+def _compacted() -> Script:
+    story = Script()
+    for turn in (1, 2, 3):
+        story.take(say(f"message {turn}"), asks(reads("a"), turn=turn), ended("a", "x" * 20, turn=turn))
+        story.take(answers("fine", turn=turn, reply=2))
+    story.take(say("too long"), overflows(4, turn=4), answers("shorter", turn=4, attempt=2))
+    return story.take(say("still"), overflows(None, turn=5))
+
+
+def _stalled() -> Script:
+    story = Script().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), heard("at last"))
+    story.take(StallOver(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
+    story.take(StallOver(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
+    story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(1, 1, "a", 1, "half of it"))
+    return story.take(StallOver(1, 1, StalledOn.TOOL, 31.0, "a"), ended("a"), answers("ok", reply=2))
+
+
+def _tools_that_come_and_go() -> Script:
+    story = Script().take(say(), ToolsFound(1, 1, 1, frozenset(("look", "write")), frozenset(("far",))))
+    story.take(asks(reads("a")), ended("a"), ToolsFound(1, 2, 1, frozenset(("look",))))
+    return story.take(answers("ok", reply=2))
+
+
+def _parts() -> Script:
+    files = (
+        Text("see"),
+        File("image/png", data="iVBORw0KGgo="),
+        File("application/pdf", url="https://example.com/a.pdf", name="a.pdf"),
+    )
+    reply = Reply(
+        (
+            Thinking("hm", "signed"),
+            Thinking("", "sealed", is_redacted=True),
+            Text("I look.\n"),
+            Call("a", "work", '{"word": "x"}', provider_id="", signature="of the call"),
+            Call("b", "wörk it", '{"broken": '),
+        ),
+        Finish.CALLS,
+        "model-1",
+        Usage(10, 5, 3, 2),
+    )
+    story = Script().take(SendMessage(UserMessage(files)))
+    story.take(
+        ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"), Delta(1, 1, 1, 2, "text", "I look.\n"))),
+        ModelReplied(
+            1, 1, 1, reply, (reads("a"), impossible("b")), PromptHead("of the system", "of the tools")
+        ),
+        CallFinished(1, 1, Result("a", "the beginning", blob="0" * 64, size=70_000)),
+    )
+    story.take(answers("cut", reply=2))
+    for finish in (Finish.LENGTH, Finish.FILTER):
+        turn = story.session.turns + 1
+        story.take(say(), ModelReplied(turn, 1, 1, Reply((Text("It is"),), finish)))
+    return story
+
+
+def _upstream() -> Script:
+    begun, done = (
+        UpstreamCall("u1", "Bash", '{"command": "ls"}'),
+        UpstreamCall("u1", "Bash", '{"command": "ls"}', "a.md", Outcome.OK),
+    )
+    story = Script().take(
+        say(), ModelRemembered(1, 1, 1, Judgement("new", "nothing is known of it", "fresh"))
+    )
+    story.take(
+        ModelRemembered(1, 1, 1, Judgement("extends", "it goes on", "resumed", "messages", 1, 1, 1, "phase")),
+        ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", begun),)),
+        ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", done), Delta(1, 1, 1, 1, "text", "One file."))),
+        ModelReplied(1, 1, 1, Reply((done, Text("One file.")))),
+    )
+    story.take(say("and now"), ModelRemembered(2, 1, 1, Judgement("extends", "it goes on", "resumed")))
+    story.take(ModelSaid(2, 1, 1, (Delta(2, 1, 1, 0, "thinking", "", begun),)), fails(turn=2))
+    return story.take(ModelSaid(2, 1, 2, (Delta(2, 1, 2, 0, "text", "Half"),)), Cancel())
+
+
+def _leave() -> Script:
+    def allowed(question_id: str, choice: Choice, arguments: str | None = None) -> Answer:
+        return Answer(1, 1, question_id, WORK, choice, "as you like", arguments, "somebody")
+
+    story = Script().take(
+        say(), wants("q1"), allowed("q1", Choice.ALLOW, '{"edited": true}'), UseAnswer(1, 1, 1, "q1")
+    )
+    story.take(wants("q2", is_fixed=True), allowed("q2", Choice.DENY), UseAnswer(1, 1, 1, "q2"))
+    story.take(wants("q3", answer_s=60.0), QuestionExpired(1, 1, "q3"))
+    story.take(
+        wants("q4"), PermissionDropped(1, 1, 1, "q4"), wants("q5"), allowed("q5", Choice.ALLOW)
+    ).owner()
+    story.take(wants("q6", attempt=2), UseAnswer(1, 1, 2, "q6"))
+    return story.take(answers("done", attempt=2))
+
+
+def _people() -> Script:
+    story = Script().take(
+        say(), asks(needs_approval("a", answer_s=60.0), needs_approval("b"), at_person("c", 60.0))
+    )
+    story.take(
+        replies("a", Choice.ALLOW, "go", arguments='{"edited": true}'),
+        ended("a"),
+        replies("b", Choice.DENY, "no"),
+    )
+    story.take(
+        replies("c", Choice.REPLY, "the left one"),
+        asks(needs_approval("d", answer_s=1.0), at_person("e", 1.0), reply=2),
+    )
+    story.take(QuestionExpired(1, 2, "d"), QuestionExpired(1, 2, "e"))
+    return story.take(asks(needs_approval("f"), reply=3)).owner().owner(after_s=3 * LOOK_BACK_S)
+
+
+def _in_doubt() -> Script:
+    story = Script().take(say())
+    for turn, (policy, choice) in enumerate(
+        [
+            (OnDoubt.UNKNOWN, None),
+            (OnDoubt.RERUN, None),
+            (OnDoubt.RERUN_WITH_KEY, None),
+            (OnDoubt.IN_TRANSACTION, None),
+            (OnDoubt.PROBE, None),
+            (OnDoubt.HOLD, Choice.HAPPENED),
+            (OnDoubt.HOLD, Choice.RERUN),
+            (OnDoubt.HOLD, Choice.SKIP),
+        ],
+        1,
+    ):
+        story.take(asks(writes("a", policy), reply=turn)).owner()
+        if choice is not None:
+            story.take(Answer(1, turn, "a", WORK, choice, "said"))
+        if policy is OnDoubt.PROBE:
+            story.take(CallProbed(1, turn, "a", Result("a", "it happened")))
+        story.take(CallFinished(1, turn, Result("a", "came back")))
+    story.take(asks(writes("a", OnDoubt.PROBE), reply=9)).owner().take(CallProbed(1, 9, "a", may_run=True))
+    return story.take(ended("a", reply=9), answers("the end", reply=10))
+
+
+def _late() -> Script:
+    story = Script().take(say(), asks(writes("a"))).owner().take(asks(writes("b"), reply=2)).owner()
+    story.take(asks(writes("c"), reply=3), CallFinished(1, 1, Result("a", "late")))
+    queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
+    story.take(queued, Cancel(), queued, CallProgress(1, 3, "c", 1, "almost"), Withdraw())
+    return story.take(CallFinished(1, 2, Result("b", "later")), ended("c", reply=3))
+
+
+def _children() -> Script:
+    inner = [encode(EpochStarted(1, "owner", AT)), encode(Delta(1, 1, 1, 0, "text", "from below"))]
+    story = Script().take(say(), asks(at_child("a")))
+    story.take(
+        ChildSpoke(1, 1, "a", "s::1.1.0", tuple(enumerate(inner, 1))),
+        CallFinished(1, 1, Result("a", "helped")),
+    )
+    return story.take(answers("ok", reply=2))
+
+
+def _child() -> Script:
+    parent = Parent("s", 1, 1, "a", ("helper",))
+    task = SendMessage(UserMessage.of("Do it."), parent=parent, replies_max=1, timeout_s=60.0)
+    return Script().take(task, asks(reads("a")), ended("a"), answers("handed in", reply=2))
+
+
+def _limited() -> Script:
+    story = Script().take(
+        SendMessage(UserMessage.of("quick"), timeout_s=5.0, replies_max=3), asks(writes("a"))
+    )
+    story.take(TurnExpired(1), ended("a"), answers("what I have", reply=2))
+    story.take(SendMessage(UserMessage.of("quick"), timeout_s=5.0), asks(writes("a"), turn=2), TurnExpired(2))
+    return story.take(CancelExpired(2)).owner()
+
+
+def _pruned() -> Script:
+    story = _streamed().prune()
+    story.take(say("after"), asks(reads("a"), turn=4), ended("a", turn=4), answers("ok", turn=4, reply=2))
+    return story
+
+
+def _pruned_in_a_turn() -> Script:
+    story = _compacted().take(say("on"), asks(reads("a"), turn=6), ended("a", turn=6)).prune()
+    return story.owner().take(answers("ok", turn=6, reply=2, attempt=2))
+
+
+def _damaged() -> Script:
+    story = Script().take(say(), asks(writes("a"), writes("b")), ended("a", "what is lost")).damage_last()
+    return story.take(ended("b"), answers("ok", reply=2))
+
+
+def _damaged_late() -> Script:
+    story = Script().take(say(), asks(writes("a"))).owner().take(CallFinished(1, 1, Result("a", "too late")))
+    return story.damage_last().take(answers("ok", reply=2))
+
+
+def _driven() -> Script:
+    asked = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+    story = Script().take(
+        driven.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"), driven.Ask(1, NOTHING)
+    )
+    story.take(driven.Said((Delta(1, 1, 1, 0, "text", "o"),)), driven.AttemptLost("model_failed", "HTTP"))
+    story.take(
+        driven.Ask(1, NOTHING), driven.Replied(asked, native='{"kind": "response"}'), driven.Start("a")
+    )
+    story.take(driven.Ended(Result("a", "done"), native='{"kind": "result"}'), driven.Start("b")).owner()
+    story.take(driven.Start("b", is_approved=True), driven.Ended(Result("b", "done")), driven.Ask(2, NOTHING))
+    story.take(driven.Replied(Reply((Text("ok"),))), driven.Close(TurnStatus.COMPLETED, NOTHING))
+    story.take(
+        driven.Begin(UserMessage.of("go"), "pydantic-ai"),
+        driven.Ask(1, NOTHING),
+        driven.Replied(asked),
+        driven.Start("a"),
+    )
+    return story.take(Cancel())
+
+
+SCRIPTS: dict[str, Callable[[], Script]] = {
+    each.__name__.removeprefix("_"): each
+    for each in (
+        _streamed,
+        _queued,
+        _held_reply,
+        _failing,
+        _interrupted,
+        _suspected,
+        _compacted,
+        _stalled,
+        _tools_that_come_and_go,
+        _parts,
+        _upstream,
+        _leave,
+        _people,
+        _in_doubt,
+        _late,
+        _children,
+        _child,
+        _limited,
+        _pruned,
+        _pruned_in_a_turn,
+        _damaged,
+        _damaged_late,
+        _driven,
+    )
+}

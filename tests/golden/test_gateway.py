@@ -1,0 +1,26 @@
+"""The gateway answers what SDKs sent to it as it was recorded, and asks its upstream the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.golden.record_gateway import play
+from tests.golden.transcripts import FOLDER, Json
+
+STORIES = sorted(path.stem for path in FOLDER.glob("*.json"))
+COUNT = 16
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_a_transcript_is_answered_as_recorded(name: str) -> None:
+    recorded: Json = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    actual = await play(recorded)
+    for number, (expected, step) in enumerate(zip(recorded["steps"], actual["steps"], strict=True)):
+        assert step == expected, f"step {number} of {name}"
+    assert actual["asked"] == recorded["asked"]
+
+
+def test_no_transcript_is_lost() -> None:
+    assert len(STORIES) == COUNT

@@ -1,0 +1,259 @@
+"""The shell blocks of the README and the guides: each line is executed, as printed, in the folder of a reader.
+
+Servers take a free port (`MIDSTREAM_SERVE_PORT`) in the place of 8000 and 8100, and `MIDSTREAM_URL` names it to the
+commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.guides.blocks import COMMANDS, ROOT, all_blocks
+from tests.guides.programs import SERVED
+from tests.ports import held_port
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60.0
+BLOCKS = {block.key: block for block in all_blocks()}
+Key = tuple[str, str, int]
+
+
+class Shell:
+    """A reader's terminal in a folder of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+        self.typed: set[str] = set()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MIDSTREAM_")}
+        port = url.rpartition(":")[2]
+        self._environment = kept | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "MIDSTREAM_HOME": str(folder / "home"),
+            "MIDSTREAM_SERVE_PORT": port,
+            "MIDSTREAM_GATEWAY_PORT": port,
+            "MIDSTREAM_URL": url,
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+
+    def run(self, line: str, *, said: str = "") -> str:
+        """Run a line to its end and return what it printed on stdout."""
+        process = self.start(line)
+        out, err = process.communicate(said, timeout=WAIT_S)
+        assert process.returncode == 0, f"{line}: {out}{err}"
+        return out
+
+    def start(self, line: str, *, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Run a line beside others."""
+        self.typed.add(line)
+        here = line.replace("http://127.0.0.1:8000", self.url).replace("http://127.0.0.1:8100", self.url)
+        return subprocess.Popen(
+            ["bash", "-euc", here],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=self.folder,
+            env=self._environment,
+            start_new_session=True,
+        )
+
+    @contextlib.contextmanager
+    def serving(self, line: str) -> Iterator[None]:
+        """Run a line that is a server until the end of the block."""
+        process = self.start(line, stderr=subprocess.STDOUT)
+        assert process.stdout is not None
+        late = threading.Timer(WAIT_S, process.kill)
+        late.start()
+        try:
+            seen = ""
+            for each in process.stdout:
+                seen += each
+                if self.url in each:
+                    break
+            late.cancel()
+            assert self.url in seen, f"{line}: {seen}"
+            yield
+        finally:
+            late.cancel()
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=WAIT_S)
+
+    def until(self, line: str, shown: str) -> None:
+        """Repeat a line until it prints `shown`."""
+        end = time.monotonic() + WAIT_S
+        while shown not in self.run(line):
+            assert time.monotonic() < end, f"{line} never prints {shown}"
+
+
+def _lines_of(key: Key) -> list[str]:
+    joined = re.sub(r"\\\n\s*", "", BLOCKS[key].code)
+    return [line.removeprefix("$ ") for line in joined.splitlines() if line.strip()]
+
+
+# --- what a reader does with each block -------------------------------------------------------------------------
+
+
+def _first_hour(shell: Shell, serve: str, chat: str) -> None:
+    _write_agent(shell, "hello:agent")
+    with shell.serving(serve):
+        assert "Take a coat: it is 8 degrees in Oslo." in shell.run(chat, said="Oslo?")
+
+
+def _gateway(shell: Shell, gateway: str, curl: str) -> None:
+    with shell.serving(gateway):
+        answer = json.loads(shell.run(curl))
+    assert answer["object"] == "chat.completion"
+    assert "hello" in answer["choices"][0]["message"]["content"]
+
+
+def _approvals(shell: Shell, questions: str, *answers: str) -> None:
+    script = """
+from midstream import Agent, tool
+from midstream.testing import ScriptedModel, calls, text
+
+@tool(needs_approval=True)
+def pay(to: str, amount: int) -> str:
+    "Pay somebody."
+    return f"paid {amount} to {to}"
+
+script = [calls((f"c{number}", "pay", '{"to": "Ann", "amount": 250}')) for number in range(3)]
+agent = Agent(ScriptedModel([*script, text("I am done.")]), tools=[pay])
+"""
+    (shell.folder / "app.py").write_text(script)
+    with shell.serving("midstream serve app:agent"):
+        asking = shell.start("midstream chat --session my-session --message 'pay Ann'")
+        for answer in answers:
+            shell.until(questions, "my-session")
+            shell.run(answer)
+        asking.communicate(timeout=WAIT_S)
+        shown = shell.run("midstream sessions show my-session")
+    assert shown.count("paid 250 to Ann") == 1
+    assert "too much" in shown
+    assert "paid 25 to Ann" in shown
+
+
+def _encrypted(shell: Shell, install: str, serve: str) -> None:
+    pytest.importorskip("cryptography")
+    (shell.folder / "secrets").mkdir()
+    shell.folder /= "project"
+    shell.folder.mkdir()
+    _write_agent(shell, "hello:agent", "app")
+    shell.typed.add(install)  # the extra is in this environment
+    with shell.serving(serve):
+        shell.run("midstream chat --session s --message Oslo?")
+    assert "Oslo" in shell.run("midstream sessions show s --store sessions.db --key-file ../secrets/keys")
+    assert b"Oslo" not in (shell.folder / "sessions.db").read_bytes()
+
+
+def _encrypted_for_clients(shell: Shell, serve: str, chat: str) -> None:
+    pytest.importorskip("cryptography")
+    _write_agent(shell, "hello:agent", "app")
+    with shell.serving(serve):
+        assert "Take a coat" in shell.run(chat, said="Oslo?")
+    assert b"Oslo" not in (shell.folder / "sessions.db").read_bytes()
+
+
+def _security(shell: Shell, serve: str, chat: str, login: str, curl: str) -> None:
+    _write_agent(shell, "hello:agent", "app")
+    with shell.serving(serve):
+        assert "Take a coat" in shell.run(chat, said="Oslo?")
+        assert shell.run(login).startswith(f"{shell.url}/#login=")
+        assert json.loads(shell.run(curl))["sessions"]
+
+
+def _upstreams(shell: Shell, *gateways: str) -> None:
+    """Start each; those whose upstream is not on this machine say what is missing when they are asked."""
+    for gateway in gateways:
+        line = gateway.partition("  #")[0]
+        shell.typed.add(gateway)
+        if " scripted" not in gateway:
+            continue
+        with shell.serving(f"{line} --no-token"):
+            models = json.loads(shell.run(f"curl -s {shell.url}/v1/models"))
+        assert models["object"] == "list"
+
+
+def _targets(shell: Shell, *lines: str) -> None:
+    """Every target that the page names is one of the Makefile; `make test` runs this."""
+    makefile = (ROOT / "Makefile").read_text()
+    for line in lines:
+        shell.typed.add(line)
+        assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
+
+
+def _npm(shell: Shell, install: str) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not here")
+    (shell.folder / "package.json").write_text('{"name": "app", "private": true, "type": "module"}')
+    shell.run(install)
+    (name,) = json.loads((shell.folder / "package.json").read_text())["dependencies"]
+    shown = f"import('{name}').then((found) => console.log(typeof found.connect))"
+    assert shell.run(f'node -e "{shown}"') == "function\n"
+
+
+RUN: dict[tuple[Key, ...], Callable[..., None]] = {
+    (("README.md", "", 2),): _first_hour,
+    (("README.md", "", 3), ("README.md", "", 4)): _gateway,
+    (("README.md", "", 5),): _targets,
+    (("README.md", "", 0),): _targets,
+    (("approvals.md", "", 0),): _approvals,
+    (("browser.md", "", 0),): _npm,
+    (("encryption.md", "", 0),): _encrypted,
+    (("encryption.md", "", 1),): _encrypted_for_clients,
+    (("gateway.md", "", 0),): _upstreams,
+    (("security.md", "sh", 0),): _security,
+}
+NOT_RUN = {
+    ("README.md", "", 1): "nothing is published yet: tests/test_extras.py",
+    ("doctor.md", "", 0): "output on one reader's files: tests/cli/test_doctor.py",
+    ("gateway.md", "", 1): "another vendor's program: its API is tests/server/gateway",
+    ("mcp.md", "", 0): "a package of another registry: tests/cli/test_mcp_servers.py serves with --mcp",
+    ("network.md", "", 0): "output behind one proxy: tests/cli/test_network.py",
+    (
+        "observability.md",
+        "sh",
+        0,
+    ): "needs a collector: tests/integrations/test_opentelemetry.py has the options",
+    ("reuse.md", "", 0): "a log line: tests/runtime/test_debugging.py",
+}
+"""Blocks that a reader does not type as they are, and what executes the same."""
+
+
+def test_every_shell_block_is_executed_or_says_why_not() -> None:
+    shells = {key for key in BLOCKS if key[1] in COMMANDS}
+    run = {key for keys in RUN for key in keys}
+    assert run | NOT_RUN.keys() == shells
+    assert not run & NOT_RUN.keys()
+    named = {path for reason in NOT_RUN.values() for path in re.findall(r"tests/[\w/.]+", reason)}
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("keys", RUN, ids=lambda keys: "-".join(map(str, keys[0])))
+def test_a_shell_block_runs_as_printed(keys: tuple[Key, ...], tmp_path: Path) -> None:
+    lines = [line for key in keys for line in _lines_of(key)]
+    with held_port() as port:
+        shell = Shell(tmp_path, f"http://127.0.0.1:{port}")
+        RUN[keys](shell, *lines)
+    assert set(lines) <= shell.typed
+
+
+def _write_agent(shell: Shell, name: str, module: str = "") -> None:
+    served = SERVED[name]
+    code = f"{served.before}\n{BLOCKS[served.page, 'python', served.block].code}"
+    (shell.folder / f"{module or name.partition(':')[0]}.py").write_text(code)

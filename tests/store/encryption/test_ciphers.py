@@ -1,0 +1,136 @@
+"""Data keys, and the operator's keys in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
+from midstream.store.encryption import ciphers
+from midstream.store.encryption.ciphers import DataKey, FileKeys
+from midstream.testing.worlds import FakeWorld
+from midstream.world import World
+
+HERE, THERE = b"record 1 3 s", b"record 2 3 s"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> FileKeys:
+    FileKeys.make(tmp_path / "keys")
+    return FileKeys(tmp_path / "keys")
+
+
+def _key() -> DataKey:
+    return DataKey(ciphers.fresh_key(World()))
+
+
+@given(st.binary(max_size=300))
+def test_what_is_encrypted_comes_back_at_its_place_and_shows_nothing(body: bytes) -> None:
+    key = _key()
+    encrypted = key.encrypt(body, HERE)
+    assert key.decrypt(encrypted, HERE) == body
+    assert len(encrypted) == len(body) + 33
+    assert len(body) < 8 or body not in encrypted
+
+
+def test_no_number_is_given_twice_under_one_key() -> None:
+    key = _key()
+    numbers = {key.encrypt(b"same", HERE)[9:17] for _ in range(1000)}
+    assert len(numbers) == 1000
+
+
+@given(st.integers(0, 44), st.integers(1, 255))
+def test_a_changed_byte_is_found(place: int, change: int) -> None:
+    key = _key()
+    encrypted = bytearray(key.encrypt(b"some words..", HERE))
+    encrypted[place] ^= change
+    if 0 < place < 9 or place == 0:  # kind and key id: another key would be asked for
+        return
+    with pytest.raises(StoreDamagedError):
+        key.decrypt(bytes(encrypted), HERE)
+
+
+@pytest.mark.parametrize("cut", [0, 5, 16, 20, 40])
+def test_what_was_moved_cut_or_written_under_another_key_is_found(cut: int) -> None:
+    key = _key()
+    encrypted = key.encrypt(b"some words..", HERE)
+    for body, place, reader in [
+        (encrypted, THERE, key),
+        (encrypted[:cut], HERE, key),
+        (encrypted, HERE, _key()),
+    ]:
+        with pytest.raises(StoreDamagedError):
+            reader.decrypt(body, place)
+
+
+async def test_a_data_key_is_opened_where_it_belongs_and_nowhere_else(keys: FileKeys) -> None:
+    key = ciphers.fresh_key(World())
+    kept = await ciphers.kept_key(key, keys, context=b"key s")
+    assert key not in kept
+    encrypted = DataKey(key).encrypt(b"words", HERE)
+    assert (await ciphers.opened_key(kept, keys, context=b"key s")).decrypt(encrypted, HERE) == b"words"
+    with pytest.raises(KeyMissingError):
+        await ciphers.opened_key(kept, keys, context=b"key t")
+    another = ciphers.fresh_key(World())
+    swapped = kept[:32] + (await ciphers.kept_key(another, keys, context=b"key s"))[32:]
+    with pytest.raises(StoreDamagedError, match="committed"):
+        await ciphers.opened_key(swapped, keys, context=b"key s")
+
+
+async def test_what_stands_alone_brings_its_key(keys: FileKeys) -> None:
+    encrypted = await ciphers.encrypt_alone(b"words", HERE, keys, World())
+    assert await ciphers.decrypt_alone(encrypted, HERE, keys) == b"words"
+    assert encrypted != await ciphers.encrypt_alone(b"words", HERE, keys, World())
+    with pytest.raises(KeyMissingError):
+        await ciphers.decrypt_alone(encrypted, THERE, keys)
+    for place in range(len(encrypted)):
+        changed = bytearray(encrypted)
+        changed[place] ^= 1
+        with pytest.raises((StoreDamagedError, KeyMissingError)):
+            await ciphers.decrypt_alone(bytes(changed), HERE, keys)
+        with pytest.raises((StoreDamagedError, KeyMissingError)):
+            await ciphers.decrypt_alone(encrypted[:place], HERE, keys)
+
+
+async def test_keys_are_rotated_by_a_new_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    FileKeys.make(path, name="old")
+    FileKeys.make(tmp_path / "new", name="new")
+    wrapped = await FileKeys(path).wrap(b"k" * 32, context=b"c")
+    path.write_text((tmp_path / "new").read_text() + "# an old one\n" + path.read_text())
+    both = FileKeys(path)
+    assert await both.unwrap(wrapped, context=b"c") == b"k" * 32
+    again = await both.wrap(b"k" * 32, context=b"c")
+    assert await FileKeys(tmp_path / "new").unwrap(again, context=b"c") == b"k" * 32
+    with pytest.raises(KeyMissingError, match="'old' is not in"):
+        await FileKeys(tmp_path / "new").unwrap(wrapped, context=b"c")
+
+
+def test_a_key_file_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    FileKeys.make(path, world=FakeWorld())
+    before = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(UsageError, match="cannot be made"):
+        FileKeys.make(path)
+    assert path.read_text() == before
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match="others may read"):
+        FileKeys(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "1\n", "1 short\n", "1 " + "A" * 43 + "=\n1 " + "A" * 43 + "="]
+)
+def test_a_file_that_holds_no_keys_is_refused_without_telling_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys"
+    path.touch(0o600)
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        FileKeys(path)
+    assert "AAAA" not in refused.value.message
+    with pytest.raises(UsageError):
+        FileKeys(tmp_path / "nothing")

@@ -1,0 +1,754 @@
+"""An escrowed store is a store while its clients are there, and says nothing without them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from midstream.core.blobs import Blob
+from midstream.core.parts import PART_MARK
+from midstream.core.records import Sync
+from midstream.errors import (
+    KeyMissingError,
+    LeaseHeldError,
+    LeaseLostError,
+    LimitReachedError,
+    MidstreamError,
+    SessionLockedError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+    WrongSecretError,
+)
+from midstream.store.contract import (
+    Attempt,
+    Batch,
+    KeyValueEntry,
+    Mark,
+    Opened,
+    SessionInfo,
+    Store,
+    Stored,
+)
+from midstream.store.encryption import ciphers as ciphers_module
+from midstream.store.encryption import escrow as escrow_module
+from midstream.store.encryption.ciphers import FileKeys
+from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.escrow import EscrowedStore, escrowed
+from midstream.store.memory import Memory, MemoryStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.worlds import FakeWorld
+from midstream.world import World
+from tests.spec import spec
+from tests.store.keys import keys_in
+
+SECRET = "s" * 43
+OTHER = "o" * 43
+CANARY = "canary-7f3a"
+
+
+async def _opened_store(
+    memory: Memory, folder: Path, *, world: World = World(), is_mixed: bool = False
+) -> EscrowedStore:
+    store = escrowed(MemoryStore(memory), keys_in(folder), world=world, is_mixed=is_mixed)
+    await store.open()
+    return store
+
+
+async def _begin(
+    store: EscrowedStore, session: str = "s", *, secret: str = SECRET, words: str = CANARY
+) -> int:
+    """Say something in a new session; return the epoch."""
+    await store.escrow.open(session, secret, begins=True)
+    epoch = await store.claim(session, at=1.0)
+    mark = Mark(is_live=True, at=1.0, title=words, turns=1, status="running")
+    blobs = [Blob("d" * 64, words.encode())]
+    await store.append(
+        session, Batch([words.encode()] * 3, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark, blobs=blobs)
+    )
+    return epoch
+
+
+async def _read(store: EscrowedStore, session: str = "s") -> list[bytes]:
+    return [each.body for each in await store.read(session, after=0, limit=100)]
+
+
+def test_it_can_do_what_the_store_behind_it_can(folder: Path) -> None:
+    keys = keys_in(folder)
+    one, other = escrowed(SQLiteStore(folder / "x.db"), keys), escrowed(MemoryStore(), keys)
+    assert (one.immediate, one.transactional, one.escrow) == (one, one, one.keys)
+    assert (other.immediate, other.transactional, other.escrow) == (other, None, other.keys)
+
+
+@spec("STREAM-84")
+async def test_only_its_secret_opens_a_session(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await _begin(store)
+    assert await _read(store) == [CANARY.encode()] * 3
+    store.escrow.lock("s")
+    with pytest.raises(SessionLockedError, match="session 's' is encrypted under its client's secret"):
+        await _read(store)
+    with pytest.raises(SessionLockedError):
+        await store.blob("s", "d" * 64)
+    with pytest.raises(SessionLockedError):
+        await store.prune("s", b"x", position=1, epoch=1)
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", OTHER)
+    with pytest.raises(SessionLockedError):
+        await _read(store)
+    opened = await store.escrow.open("s", SECRET)
+    assert opened is not None
+    assert (opened.session, opened.is_client) == ("s", True)
+    assert await _read(store) == [CANARY.encode()] * 3
+    assert await store.blob("s", "d" * 64) == CANARY.encode()
+
+
+def _holding(folder: Path, words: Sequence[str]) -> list[str]:
+    """Return the files in which one of these words can be read."""
+    files = [file for file in folder.iterdir() if file.is_file()]
+    return [file.name for file in files if any(word.encode() in file.read_bytes() for word in words)]
+
+
+async def test_nothing_that_was_said_and_no_secret_can_be_found_in_the_file(folder: Path) -> None:
+    path = folder / "x.db"
+    store = escrowed(SQLiteStore(path), keys_in(folder))
+    await store.open()
+    epoch = await _begin(store)
+    word = await store.escrow.share("s", for_s=100.0)
+
+    def work(attempt: Attempt) -> Batch:
+        return Batch([CANARY.encode()], 3, epoch, Sync.FULL)
+
+    await store.append_within("s", work, expected=3, epoch=epoch)
+    found = await store.find("s")
+    assert found is not None
+    assert found.mark.title == ""  # shown to whoever lists sessions
+    secrets = (CANARY, SECRET, word)
+    assert _holding(folder, secrets) == []
+    await store.close()
+    assert _holding(folder, secrets) == []
+
+
+async def test_parts_of_a_session_open_with_it(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await _begin(store)
+    part = f"s{PART_MARK}child"
+    epoch = await store.claim(part, at=1.0)
+    await store.append(part, Batch([b"part"], expected=0, epoch=epoch, sync=Sync.FULL))
+    other = await _opened_store(memory, folder)
+    with pytest.raises(SessionLockedError):
+        await _read(other, part)
+    await other.escrow.open(part, SECRET)
+    assert await _read(other, part) == [b"part"]
+    assert await _read(other) == [CANARY.encode()] * 3
+    other.escrow.lock(part)
+    with pytest.raises(SessionLockedError):
+        await _read(other, part)
+
+
+@spec("STREAM-85")
+async def test_who_is_refused_cannot_tell_whether_there_is_such_a_session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    store.escrow.lock("s")
+    asked: list[str] = []
+    compare, derived = hmac.compare_digest, ciphers_module.derived_key
+
+    def compared(one: bytes, other: bytes) -> bool:
+        asked.append("compare")
+        return compare(one, other)
+
+    class Counted(FileKeys):
+        async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+            asked.append("unwrap")
+            return await super().unwrap(wrapped, context=context)
+
+    def counted(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
+        asked.append("derive")
+        return derived(secret, share, place)
+
+    monkeypatch.setattr(hmac, "compare_digest", compared)
+    monkeypatch.setattr(ciphers_module, "derived_key", counted)
+    store.escrow.house = Counted(folder / "keys")
+    said: list[tuple[str, str, str, list[str]]] = []
+    for session, secret in [("s", OTHER), ("none", OTHER), ("s", ""), ("none", ""), ("none", SECRET)]:
+        asked.clear()
+        with pytest.raises(WrongSecretError) as refused:
+            await store.escrow.open(session, secret)
+        error = refused.value
+        said.append((error.code, error.message, str(error.retry_after_s), [*asked]))
+    assert said == [said[0]] * len(said)
+    assert said[0][3] == ["unwrap", "derive", "compare"]
+
+
+async def test_a_viewers_word_that_is_none_is_refused_like_any_secret(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    messages = set()
+    for session in ("s", "none"):
+        with pytest.raises(WrongSecretError) as refused:
+            await store.escrow.open(session, "viewer-" + 32 * "0")
+        messages.add(refused.value.message)
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize("secret", ["short", "", "viewer-" + 40 * "0"])
+async def test_a_session_is_not_begun_with_a_secret_that_can_be_guessed(folder: Path, secret: str) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    for session in ("new", "s"):  # known or not, it is refused in the same words
+        with pytest.raises(UsageError, match="32 random bytes"):
+            await store.escrow.open(session, secret, begins=True)
+
+
+# --- rows and keys
+
+
+def _row(memory: Memory, session: str) -> Any:  # noqa: ANN401 - JSON of any form, to be spoilt
+    return msgspec.json.decode(memory.values["escrow"][session].body)
+
+
+def _put(memory: Memory, session: str, row: object) -> None:
+    kept = memory.values["escrow"][session]
+    memory.values["escrow"][session] = replace(kept, body=msgspec.json.encode(row))
+
+
+async def _two_sessions(folder: Path) -> tuple[Memory, EscrowedStore]:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await _begin(store, "s")
+    await _begin(store, "t")
+    for each in ("s", "t"):
+        await store.escrow.share(each, for_s=1000.0)
+        store.escrow.lock(each)
+    return memory, store
+
+
+def _swapped(memory: Memory) -> None:
+    one, other = _row(memory, "s"), _row(memory, "t")
+    _put(memory, "s", other)
+    _put(memory, "t", one)
+
+
+def _with_share_of_another(memory: Memory) -> None:
+    one, other = _row(memory, "s"), _row(memory, "t")
+    _put(memory, "s", {**one, "client": {**one["client"], "share": other["client"]["share"]}})
+
+
+def _with_root_of_another(memory: Memory) -> None:
+    one, other = _row(memory, "s"), _row(memory, "t")
+    _put(memory, "s", {**one, "client": {**one["client"], "root": other["client"]["root"]}})
+
+
+def _without_check(memory: Memory) -> None:
+    row = _row(memory, "s")
+    _put(memory, "s", {**row, "client": {**row["client"], "check": ""}})
+
+
+def _viewer_as_client(memory: Memory) -> None:
+    row = _row(memory, "s")
+    _put(memory, "s", {**row, "client": row["viewers"][0]["wrap"]})
+
+
+def _cut(memory: Memory) -> None:
+    kept = memory.values["escrow"]["s"]
+    memory.values["escrow"]["s"] = replace(kept, body=kept.body[:-9])
+
+
+@spec("STREAM-86")
+@pytest.mark.parametrize(
+    "change",
+    [_swapped, _with_share_of_another, _with_root_of_another, _without_check, _viewer_as_client, _cut],
+)
+async def test_wrapped_keys_cannot_be_moved_swapped_cut_or_put_there(
+    folder: Path, change: Callable[[Memory], None]
+) -> None:
+    memory, store = await _two_sessions(folder)
+    change(memory)
+    with pytest.raises(MidstreamError) as refused:
+        await store.escrow.open("s", SECRET)
+    assert isinstance(refused.value, WrongSecretError | StoreDamagedError)
+    with pytest.raises(SessionLockedError):
+        await _read(store)
+
+
+@spec("STREAM-86")
+@pytest.mark.parametrize(
+    "what", ["moved", "swapped", "taken out", "shortened", "plain", "from another", "key"]
+)
+async def test_records_cannot_be_moved_swapped_cut_or_put_there(folder: Path, what: str) -> None:
+    memory, store = await _two_sessions(folder)
+    rows, others = memory.sessions["s"].records, memory.sessions["t"].records
+    match what:
+        case "moved":
+            rows[1] = replace(rows[1], body=rows[0].body)
+        case "swapped":
+            rows[0], rows[1] = replace(rows[0], body=rows[1].body), replace(rows[1], body=rows[0].body)
+        case "taken out":
+            del rows[1]
+        case "shortened":
+            rows[1] = replace(rows[1], body=rows[1].body[:-1])
+        case "plain":
+            rows[1] = replace(rows[1], body=b'{"type":"delta"}')
+        case "from another":  # of another session of the same client
+            rows[:] = others
+        case _:
+            one, other = memory.sessions["s"].blobs, memory.sessions["t"].blobs
+            [mine] = [name for name in one if name.startswith("key-")]
+            [theirs] = [name for name in other if name.startswith("key-")]
+            one[mine] = other[theirs]
+    await store.escrow.open("s", SECRET)
+    with pytest.raises(StoreDamagedError):
+        await _read(store)
+
+
+async def test_without_the_operators_keys_no_secret_opens_anything(folder: Path) -> None:
+    memory, _ = await _two_sessions(folder)
+    stranger = escrowed(MemoryStore(memory), keys_in(folder, "others"))
+    with pytest.raises(KeyMissingError):
+        await stranger.open()  # said at once, and not to each client
+
+
+async def test_the_operators_keys_alone_open_nothing(folder: Path) -> None:
+    memory, _ = await _two_sessions(folder)
+    operator = encrypted(MemoryStore(memory), keys_in(folder))
+    await operator.open()
+    with pytest.raises(StoreDamagedError):
+        await operator.read("s", after=0, limit=10)
+
+
+async def test_each_session_has_keys_of_its_own(folder: Path) -> None:
+    memory, store = await _two_sessions(folder)
+    one, other = await store.escrow.open("s", SECRET), await store.escrow.open("t", SECRET)
+    assert one is not None
+    assert other is not None
+    assert one.stream_digest != other.stream_digest
+    assert _row(memory, "s")["client"] != _row(memory, "t")["client"]
+
+
+# --- beginning
+
+
+async def test_what_nobody_has_said_anything_in_is_nobodys(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await store.escrow.open("s", SECRET, begins=True)
+    assert set(memory.values["escrow"]) == {""}  # nothing was written for it
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", OTHER, begins=True)  # somebody is about to
+    await store.escrow.open("s", SECRET)
+    store.escrow.lock("s")  # and went
+    await _begin(store, secret=OTHER)
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", SECRET, begins=True)
+
+
+@spec("STREAM-87")
+async def test_of_two_servers_that_begin_a_session_one_does(folder: Path) -> None:
+    memory = Memory()
+    one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    await other.escrow.open("s", OTHER, begins=True)
+    await _begin(one)
+    with pytest.raises(LeaseHeldError):
+        await other.claim("s", at=1.0)
+    with pytest.raises(UnavailableError):  # it holds a key that is not this session's: it must look again
+        await other.hand_over("s", b"command")
+    with pytest.raises(WrongSecretError):
+        await other.escrow.open("s", OTHER, begins=True)
+    await other.escrow.open("s", SECRET, begins=True)  # a client that was at the other one before
+    assert await _read(other) == [CANARY.encode()] * 3
+
+
+class Slow(MemoryStore):
+    """Lets others run before and after all that it is asked for."""
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        await asyncio.sleep(0)
+        found = await super().kv_get(namespace, key)
+        await asyncio.sleep(0)
+        return found
+
+    async def find(self, session: str) -> SessionInfo | None:
+        await asyncio.sleep(0)
+        found = await super().find(session)
+        await asyncio.sleep(0)
+        return found
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        await asyncio.sleep(0)
+        version = await super().kv_put(namespace, key, body, expected=expected, at=at)
+        await asyncio.sleep(0)
+        return version
+
+
+@spec("STREAM-87")
+@pytest.mark.parametrize("pause", range(14))
+async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_moment(
+    folder: Path, pause: int
+) -> None:
+    memory = Memory()
+    one, other = escrowed(Slow(memory), keys_in(folder)), escrowed(Slow(memory), keys_in(folder))
+    await one.open()
+    await other.open()
+
+    async def comes_again(store: EscrowedStore) -> Opened | None:
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        return await store.escrow.open("s", SECRET, begins=True)
+
+    said = await asyncio.gather(_begin(one), comes_again(one), comes_again(one), comes_again(other))
+    assert said[1] == said[2]
+    assert said[0] == 1
+    assert await _read(one) == [CANARY.encode()] * 3
+    assert await other.escrow.open("s", SECRET) == said[1]
+    assert await _read(other) == [CANARY.encode()] * 3
+
+
+async def test_what_was_deleted_at_another_server_can_be_begun_anew(folder: Path) -> None:
+    memory = Memory()
+    one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    epoch = await _begin(one)
+    await other.escrow.open("s", SECRET)
+    await one.release("s", epoch=epoch)
+    await one.delete("s")
+    with pytest.raises(WrongSecretError):
+        await other.escrow.open("s", SECRET)
+    await _begin(other, secret=OTHER, words="anew")
+    assert await _read(other) == [b"anew"] * 3
+
+
+async def test_who_begins_and_is_overtaken_meanwhile_writes_nothing(folder: Path) -> None:
+    memory = Memory()
+    frozen, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    await frozen.escrow.open("s", OTHER, begins=True)
+    epoch = await frozen.claim("s", at=1.0)
+    await frozen.release("s", epoch=epoch)  # it was taken for dead
+    await _begin(other)
+    with pytest.raises(LeaseLostError):
+        await frozen.append("s", Batch([b"late"], expected=0, epoch=epoch, sync=Sync.FULL))
+    assert await _read(other) == [CANARY.encode()] * 3
+    other.escrow.lock("s")
+    await other.escrow.open("s", SECRET)
+
+
+async def test_a_row_whose_session_was_never_written_makes_room(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await store.escrow.open("s", SECRET, begins=True)
+    epoch = await store.claim("s", at=1.0)
+    await store.keys.writing("s", epoch)  # the process dies right here
+    assert set(memory.values["escrow"]) == {"", "s"}
+    again = await _opened_store(memory, folder)
+    with pytest.raises(WrongSecretError):
+        await again.escrow.open("s", SECRET + "x")
+    await store.close()
+    await _begin(again, secret=OTHER)
+    again.escrow.lock("s")
+    await again.escrow.open("s", OTHER)
+    with pytest.raises(WrongSecretError):
+        await again.escrow.open("s", SECRET)
+
+
+# --- change
+
+
+class Dying(MemoryStore):
+    """Dies before or after it has written the next key-value entry."""
+
+    dies = ""
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        if self.dies == "before":
+            raise ConnectionAbortedError
+        version = await super().kv_put(namespace, key, body, expected=expected, at=at)
+        if self.dies == "after":
+            raise ConnectionAbortedError
+        return version
+
+
+@spec("STREAM-88")
+@pytest.mark.parametrize("dies", ["before", "after", ""])
+async def test_whenever_a_change_is_cut_short_one_of_both_secrets_opens(folder: Path, dies: str) -> None:
+    memory = Memory()
+    inner = Dying(memory)
+    store = escrowed(inner, keys_in(folder))
+    await store.open()
+    await _begin(store)
+    inner.dies = dies
+    try:
+        await store.escrow.open("s", OTHER, SECRET)
+    except ConnectionAbortedError:
+        assert dies
+    good = []
+    for secret in (SECRET, OTHER):
+        again = await _opened_store(memory, folder)
+        try:
+            await again.escrow.open("s", secret)
+        except WrongSecretError:
+            continue
+        assert await _read(again) == [CANARY.encode()] * 3
+        good.append(secret)
+    assert good == [SECRET if dies == "before" else OTHER]
+    last = await _opened_store(memory, folder)
+    await last.escrow.open("s", OTHER, SECRET)  # who shows both is never shut out
+    assert await _read(last) == [CANARY.encode()] * 3
+
+
+@spec("STREAM-88")
+async def test_streams_are_the_same_under_the_new_secret(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    before = await store.escrow.open("s", SECRET)
+    after = await store.escrow.open("s", OTHER, SECRET)
+    assert before == after
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", SECRET)
+
+
+async def test_a_secret_is_changed_before_the_first_word_too(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await store.escrow.open("s", SECRET, begins=True)
+    await store.escrow.open("s", OTHER, SECRET)
+    await _begin(store, secret=OTHER)
+    store.escrow.lock("s")
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", SECRET)
+    await store.escrow.open("s", OTHER)
+
+
+async def test_two_changes_at_once_leave_one_secret_that_opens(folder: Path) -> None:
+    memory = Memory()
+    one, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    await _begin(one)
+    third = "t" * 43
+    said = await asyncio.gather(
+        one.escrow.open("s", OTHER, SECRET), other.escrow.open("s", third, SECRET), return_exceptions=True
+    )
+    [winner] = [secret for secret, each in zip((OTHER, third), said, strict=True) if isinstance(each, Opened)]
+    last = await _opened_store(memory, folder)
+    await last.escrow.open("s", winner)
+    assert [type(each) for each in said if not isinstance(each, Opened)] == [WrongSecretError]
+
+
+async def test_a_viewer_changes_no_secret(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    word = await store.escrow.share("s", for_s=100.0)
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", OTHER, word)
+    await store.escrow.open("s", SECRET)
+
+
+# --- viewers
+
+
+@spec("STREAM-89")
+async def test_a_viewers_word_opens_until_it_ends_and_for_looking_only(folder: Path) -> None:
+    memory, world = Memory(), FakeWorld()
+    store = await _opened_store(memory, folder, world=world)
+    await _begin(store)
+    word = await store.escrow.share("s", for_s=60.0)
+    elsewhere = await _opened_store(memory, folder, world=world)
+    opened = await elsewhere.escrow.open("s", word)
+    assert opened is not None
+    assert not opened.is_client
+    assert opened.expires_at == world.now() + 60.0
+    assert await _read(elsewhere) == [CANARY.encode()] * 3
+    await store.close()
+    with pytest.raises(LeaseHeldError, match="waits for its client"):
+        await elsewhere.claim("s", at=1.0)  # nothing of it goes on because somebody looks
+    with pytest.raises(SessionLockedError):
+        await elsewhere.escrow.share("s", for_s=60.0)
+    assert await elsewhere.escrow.is_good(opened)
+    await world.advance(60.0)
+    assert not await elsewhere.escrow.is_good(opened)
+    with pytest.raises(WrongSecretError):
+        await elsewhere.escrow.open("s", word)
+    await elsewhere.escrow.open("s", SECRET)
+    assert await elsewhere.claim("s", at=1.0) == 2
+
+
+@spec("STREAM-89")
+async def test_the_end_of_a_viewers_word_cannot_be_moved_in_the_store(folder: Path) -> None:
+    memory, world = Memory(), FakeWorld()
+    store = await _opened_store(memory, folder, world=world)
+    await _begin(store)
+    word = await store.escrow.share("s", for_s=60.0)
+    row = _row(memory, "s")
+    _put(memory, "s", {**row, "viewers": [{**row["viewers"][0], "expires_at": 1e12}]})
+    await world.advance(61.0)
+    with pytest.raises(WrongSecretError):
+        await store.escrow.open("s", word)
+
+
+@spec("STREAM-89")
+async def test_withdrawn_words_open_nothing(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await _begin(store)
+    words = [await store.escrow.share("s", for_s=60.0) for _ in range(2)]
+    opened = await store.escrow.open("s", words[0])
+    assert opened is not None
+    await store.escrow.withdraw_viewers("s")
+    assert not await store.escrow.is_good(opened)
+    for word in words:
+        with pytest.raises(WrongSecretError):
+            await store.escrow.open("s", word)
+    await store.escrow.withdraw_viewers("s")  # again, and for none there is: harmless
+    await store.escrow.withdraw_viewers("none")
+
+
+async def test_viewers_have_a_limit_and_those_that_ended_make_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(escrow_module, "VIEWERS_MAX", 2)
+    world = FakeWorld()
+    store = await _opened_store(Memory(), folder, world=world)
+    await _begin(store)
+    for _ in range(2):
+        await store.escrow.share("s", for_s=60.0)
+    with pytest.raises(LimitReachedError):
+        await store.escrow.share("s", for_s=60.0)
+    await world.advance(61.0)
+    await store.escrow.share("s", for_s=60.0)
+
+
+async def test_only_who_has_opened_it_can_share_a_session(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    store.escrow.lock("s")
+    for session in ("s", "none"):
+        with pytest.raises(SessionLockedError):
+            await store.escrow.share(session, for_s=60.0)
+
+
+# --- the end
+
+
+@spec("STREAM-90")
+async def test_with_a_session_go_all_its_wraps(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    epoch = await _begin(store)
+    word = await store.escrow.share("s", for_s=60.0)
+    copy = [*memory.sessions["s"].records]
+    blobs = dict(memory.sessions["s"].blobs)
+    await store.release("s", epoch=epoch)
+    assert await store.delete("s")
+    assert set(memory.values["escrow"]) == {""}
+    for secret in (SECRET, word):
+        with pytest.raises(WrongSecretError):
+            await store.escrow.open("s", secret)
+    # A copy of its records that was left somewhere is of no use, with the secret and the operator's keys.
+    await _begin(store, words="anew")
+    memory.sessions["s"].records[:] = copy
+    memory.sessions["s"].blobs.update(blobs)
+    with pytest.raises(StoreDamagedError):
+        await _read(store)
+
+
+@spec("STREAM-90")
+async def test_wraps_that_a_dying_process_left_are_forgotten_by_the_next(folder: Path) -> None:
+    memory, world = Memory(), FakeWorld()
+    inner = MemoryStore(memory, world=world)
+    store = escrowed(inner, keys_in(folder), world=world)
+    await store.open()
+    for session in ("s", "t"):
+        epoch = await _begin(store, session)
+        await store.release(session, epoch=epoch)
+    del memory.sessions["s"]  # by an earlier version, which died before it dropped the row
+    await store.close()
+    again = await _opened_store(memory, folder, world=world)
+    await again.escrow.forget_deleted()
+    assert set(memory.values["escrow"]) == {"", "s", "t"}  # somebody may be about to begin it
+    await world.advance(3601.0)
+    await again.escrow.forget_deleted()
+    assert set(memory.values["escrow"]) == {"", "t"}
+    await again.escrow.open("t", SECRET)
+
+
+async def test_a_part_that_is_deleted_leaves_the_whole_as_it_is(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    await store.delete(f"s{PART_MARK}child")
+    assert await _read(store) == [CANARY.encode()] * 3
+
+
+async def test_a_closed_store_knows_no_keys(folder: Path) -> None:
+    store = await _opened_store(Memory(), folder)
+    await _begin(store)
+    await store.close()
+    await store.open()
+    with pytest.raises(SessionLockedError):
+        await _read(store)
+
+
+# --- from before
+
+
+@spec("STREAM-91")
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: Path, is_plain: bool) -> None:  # noqa: FBT001
+    memory = Memory()
+    before: Store = MemoryStore(memory) if is_plain else encrypted(MemoryStore(memory), keys_in(folder))
+    await before.open()
+    epoch = await before.claim("old", at=1.0)
+    mark = Mark(is_live=False, at=1.0, title="before")
+    await before.append("old", Batch([b"{}"], expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
+    await before.release("old", epoch=epoch)
+    strict = await _opened_store(memory, folder)
+    with pytest.raises(WrongSecretError):
+        await strict.escrow.open("old", SECRET)
+    with pytest.raises(SessionLockedError):
+        await _read(strict, "old")
+    mixed = await _opened_store(memory, folder, is_mixed=True)
+    assert await mixed.escrow.open("old", "") is None
+    assert await _read(mixed, "old") == [b"{}"]
+    found = await mixed.find("old")
+    assert found is not None
+    assert found.mark.title == "before"
+    epoch = await mixed.claim("old", at=2.0)
+    await mixed.append("old", Batch([b"[]"], expected=1, epoch=epoch, sync=Sync.FULL))
+    assert await _read(mixed, "old") == [b"{}", b"[]"]
+    await _begin(mixed)
+    memory.sessions["s"].records[1] = Stored(2, 1, b'{"put": "there"}')
+    with pytest.raises(StoreDamagedError):  # what is not encrypted is nothing of a session that is
+        await _read(mixed)
+    mixed.escrow.lock("s")
+    with pytest.raises(SessionLockedError):
+        await _read(mixed)
+
+
+async def test_key_value_entries_are_under_the_operators_keys(folder: Path) -> None:
+    memory = Memory()
+    store = await _opened_store(memory, folder)
+    await store.kv_put("pool", "k", CANARY.encode(), expected=0, at=1.0)
+    assert CANARY.encode() not in memory.values["pool"]["k"].body
+    found: KeyValueEntry | None = await store.kv_get("pool", "k")
+    assert found is not None
+    assert found.body == CANARY.encode()
+
+
+async def test_a_command_between_servers_is_for_those_who_have_the_key(folder: Path) -> None:
+    memory = Memory()
+    owner, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    await _begin(owner)
+    await other.escrow.open("s", SECRET)
+    sending = asyncio.ensure_future(other.hand_over("s", CANARY.encode()))
+    news = await asyncio.wait_for(owner.watch({}), 30)
+    [letter] = news.letters
+    assert letter.body == CANARY.encode()
+    assert all(CANARY.encode() not in each.letter.body for each in memory.letters.values())
+    await owner.answer(letter.number, b"done")
+    assert await asyncio.wait_for(sending, 30) == b"done"

@@ -1,0 +1,217 @@
+"""Somebody who may write to the database takes rows, moves them and swaps them: the next owner notices.
+
+What nobody can notice is shown too: the database set back as a whole, and the loss of what a power cut may take. The
+changes are made by another process: two SQLites in one process may not have one file open.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from midstream.core.records import Sync
+from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.store.contract import Batch
+from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.escrow import escrowed
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel, run_turn, text
+from tests.spec import spec
+from tests.store.keys import keys_in
+
+SECRET = "s" * 43
+TAMPER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.executescript(sys.stdin.read())
+db.close()
+"""
+S = "(select id from session where name = 's')"
+T = "(select id from session where name = 't')"
+OF_S = f"session_id = {S}"
+END = f"(select max(position) from record where {OF_S})"
+
+
+def _tamper(path: Path, script: str) -> None:
+    command = [sys.executable, "-I", "-c", TAMPER, str(path)]
+    subprocess.run(command, input=script, text=True, check=True, timeout=30, capture_output=True)
+
+
+def _host(path: Path) -> Host:
+    store = encrypted(SQLiteStore(path), keys_in(path.parent))
+    return Host(Agent(ScriptedModel([text("hello"), text("again")])), store)
+
+
+async def _two_turns(path: Path) -> int:
+    """Let two sessions have two turns each; return where the first one ends."""
+    host = _host(path)
+    await host.start()
+    for session in ("s", "t"):
+        for number in range(2):
+            await run_turn(host, session, f"question {number}")
+    end = (await host.session("s")).newest.position
+    await host.stop(grace_s=0.1)
+    return end
+
+
+def _body(of: str) -> str:
+    return f"(select body from record where {of})"
+
+
+CUT = {
+    "the last record": f"delete from record where {OF_S} and position = {END}",
+    "the last turn": f"delete from record where {OF_S} and position > {END} / 2",
+    "all but one": f"delete from record where {OF_S} and position > 1",
+    "all": f"delete from record where {OF_S}",
+    "the first record": f"delete from record where {OF_S} and position = 1",
+    "the first turn": f"delete from record where {OF_S} and position < {END} / 2",
+    "one in the middle": f"delete from record where {OF_S} and position = 4",
+    "the seal": f"update session set seal = x'' where id = {S}",
+    "records and seal": f"""
+        delete from record where {OF_S} and position > 3;
+        update session set seal = x'' where id = {S};
+    """,
+}
+CHANGED = {
+    "moved": f"update record set body = {_body(f'{OF_S} and position = 2')} where {OF_S} and position = 3",
+    "closed up": f"""
+        delete from record where {OF_S} and position = 3;
+        update record set position = -position where {OF_S} and position > 3;
+        update record set position = -position - 1 where {OF_S} and position < 0;
+    """,
+    "swapped": f"""
+        update record set position = -2 where {OF_S} and position = 2;
+        update record set position = 2 where {OF_S} and position = 3;
+        update record set position = 3 where {OF_S} and position = -2;
+    """,
+    "of another epoch": f"update record set epoch = epoch + 1 where {OF_S} and position = {END}",
+    "of another session": f"""
+        delete from record where {OF_S};
+        update record set session_id = {S} where session_id = {T};
+    """,
+    "with another session's seal": f"""
+        update session set seal = (select seal from session where name = 't') where id = {S};
+    """,
+    "without its key": f"delete from blob where {OF_S} and digest like 'key-%'",
+    "with the key of another session": f"""
+        delete from blob where {OF_S};
+        update blob set session_id = {S} where session_id = {T};
+    """,
+    "put there": f"insert into record values ({S}, {END} + 1, 1, cast('{{}}' as blob))",
+}
+
+
+@spec("STREAM-86", "STREAM-99")
+async def test_the_next_owner_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
+    path = folder / "x.db"
+    await _two_turns(path)
+    for what, script in (CUT | CHANGED).items():
+        shutil.copy(path, folder / "copy.db")
+        _tamper(folder / "copy.db", script)
+        host = _host(folder / "copy.db")
+        await host.start()
+        with pytest.raises(StoreDamagedError) as caught:
+            pytest.fail(f"nobody noticed: {what} {(await host.session('s')).newest}")
+        assert isinstance(caught.value, EventsLostError) is (what in CUT), (what, caught.value.code)
+        assert not isinstance(caught.value, KeyMissingError), what
+        if T not in script:
+            assert (await host.session("t")).newest.position > 0, what
+        await host.stop(grace_s=0.1)
+
+
+@spec("STREAM-99")
+async def test_what_is_cut_while_its_owner_lives_is_noticed_too(folder: Path) -> None:
+    path = folder / "x.db"
+    owner = encrypted(SQLiteStore(path), keys_in(folder))
+    await owner.open()
+    epoch = await owner.claim("s", at=1.0)
+    await owner.append("s", Batch([b"1", b"2", b"3"], expected=0, epoch=epoch, sync=Sync.FULL))
+    _tamper(path, f"delete from record where {OF_S} and position = 3")
+    other = encrypted(SQLiteStore(path), keys_in(folder))
+    await other.open()
+    assert len(await other.read("s", after=0, limit=9)) == 2
+    with pytest.raises(
+        EventsLostError, match="ends with record 2, and was sealed with 3: records were cut off"
+    ):
+        await other.read("s", after=2, limit=9)
+    await owner.append("s", Batch([b"4"], expected=3, epoch=epoch, sync=Sync.NORMAL))
+    with pytest.raises(EventsLostError, match="has no record 3: it was cut out"):
+        await other.read("s", after=2, limit=9)
+    await other.close()
+    await owner.close()
+
+
+@spec("STREAM-99")
+async def test_what_a_power_cut_may_take_is_not_missed_and_what_it_may_not_is(folder: Path) -> None:
+    path = folder / "x.db"
+    store = encrypted(SQLiteStore(path), keys_in(folder))
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    for number, sync in enumerate((Sync.NORMAL, Sync.NORMAL, Sync.FULL, Sync.NORMAL, Sync.NORMAL)):
+        await store.append("s", Batch([b"x"], expected=number, epoch=epoch, sync=sync))
+    await store.close()
+    for left in (4, 3):
+        _tamper(path, f"delete from record where {OF_S} and position > {left}")
+        await store.open()
+        assert await store.read("s", after=left, limit=9) == []
+        await store.close()
+    _tamper(path, f"delete from record where {OF_S} and position > 2")
+    await store.open()
+    with pytest.raises(EventsLostError):
+        await store.read("s", after=2, limit=9)
+    await store.close()
+
+
+@spec("STREAM-99")
+async def test_an_older_copy_of_everything_looks_whole_to_the_store(folder: Path) -> None:
+    path = folder / "x.db"
+    end = await _two_turns(path)
+    shutil.copy(path, folder / "older.db")
+    host = _host(path)
+    await host.start()
+    await run_turn(host, "s", "one more")
+    await host.stop(grace_s=0.1)
+    shutil.copy(folder / "older.db", path)
+    host = _host(path)
+    await host.start()
+    assert (await host.session("s")).newest.position == end
+    await host.stop(grace_s=0.1)
+
+
+@spec("STREAM-99")
+async def test_a_session_that_only_its_client_opens_is_sealed_too(folder: Path) -> None:
+    path = folder / "x.db"
+    store = escrowed(SQLiteStore(path), keys_in(folder))
+    await store.open()
+    await store.escrow.open("s", SECRET, begins=True)
+    epoch = await store.claim("s", at=1.0)
+    await store.append("s", Batch([b"1", b"2"], expected=0, epoch=epoch, sync=Sync.FULL))
+    await store.close()
+    _tamper(path, f"delete from record where {OF_S} and position = 2")
+    await store.open()
+    assert await store.read("s", after=2, limit=9) == []  # nobody who could read anything of it is here
+    await store.escrow.open("s", SECRET)
+    with pytest.raises(EventsLostError):
+        await store.read("s", after=1, limit=9)
+    await store.close()
+
+
+async def test_what_was_written_before_there_were_seals_is_read_where_that_is_asked_for(folder: Path) -> None:
+    path = folder / "x.db"
+    end = await _two_turns(path)
+    _tamper(path, "update session set seal = x''")
+    store = encrypted(SQLiteStore(path), keys_in(folder))
+    await store.open()
+    with pytest.raises(EventsLostError, match="is_mixed"):
+        await store.read("s", after=end, limit=9)
+    await store.close()
+    mixed = encrypted(SQLiteStore(path), keys_in(folder), is_mixed=True)
+    await mixed.open()
+    assert await mixed.read("s", after=end, limit=9) == []
+    await mixed.close()

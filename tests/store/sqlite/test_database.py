@@ -1,0 +1,159 @@
+"""How the file of a store is made, brought up to date and refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from midstream.core.blobs import Blob
+from midstream.core.records import Sync
+from midstream.errors import MidstreamError, StoreDamagedError, UsageError
+from midstream.store.contract import Batch, KeyValueEntry, Stored
+from midstream.store.sqlite import SQLiteStore
+from midstream.store.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, DatabaseFile
+from midstream.store.sqlite.reading import reading
+from midstream.world import World
+
+
+async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"x\.db' cannot be made: No such file"):
+        await SQLiteStore(folder / "no" / "x.db").open()
+    assert _names(folder) == []
+
+
+async def test_a_folder_is_no_database(folder: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be opened"):
+        await SQLiteStore(folder).open()
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"This is a shopping list.\n" * 100, StoreDamagedError),
+        (b"SQLite format 3\0" + b"\xff" * 5000, StoreDamagedError),
+    ],
+)
+async def test_what_is_no_database_is_refused_and_left_alone(
+    folder: Path, content: bytes, error: type[MidstreamError]
+) -> None:
+    path = folder / "x.db"
+    path.write_bytes(content)
+    with pytest.raises(error, match=r"x\.db"):
+        await SQLiteStore(path).open()
+    assert path.read_bytes() == content
+    assert _names(folder) == ["x.db"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("create table theirs (a)", "another program"),
+        ("pragma user_version = 3", "another program"),
+        ("pragma application_id = 7", "another program"),
+    ],
+)
+async def test_another_programs_database_is_refused_and_left_alone(
+    folder: Path, sql: str, message: str
+) -> None:
+    path = folder / "x.db"
+    _execute(path, sql)
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=message):
+        await SQLiteStore(path).open()
+    assert path.read_bytes() == before
+    assert _names(folder) == ["x.db"]
+
+
+def test_tables_that_another_process_makes_meanwhile_are_ours(folder: Path) -> None:
+    file = DatabaseFile(folder / "x.db", World(), None)
+    with closing(file.connect()) as us, closing(file.connect()) as other:
+        us.execute("pragma journal_mode = wal")
+
+        def be_slow(_: object, statement: str, __: object) -> bool:
+            if "user_version" in statement:
+                us.exec_trace = None
+                file.prepare(other)
+            return True
+
+        us.exec_trace = be_slow
+        assert [file.require_ours(us), file.require_ours(us)] == [False, True]
+
+
+async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
+    store = SQLiteStore(folder / "x.db")
+    await store.open()
+    await store.close()
+    _execute(folder / "x.db", f"pragma user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(UsageError, match="install the newer midstream"):
+        await SQLiteStore(folder / "x.db").open()
+
+
+async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(folder: Path) -> None:
+    path = folder / "x.db"
+    first = files("midstream.store.sqlite").joinpath("schema/sqlite.sql").read_text()
+    session = "insert into session (name, epoch, created_at, changed_at, is_live) values ('s', 4, 1, 1, 1)"
+    record = "insert into record values (1, 1, 4, x'7b7d')"
+    identity = f"pragma application_id = {APPLICATION_ID}; pragma user_version = 1"
+    _execute(path, f"{first}; {session}; {record}; {identity}")
+    store = SQLiteStore(path)
+    await store.open()
+    assert await store.read("s", after=0, limit=10) == [Stored(1, 4, b"{}")]
+    assert (await store.watch({})).orphans == ("s",)
+    assert await store.kv_put("pool", "k", b"{}", expected=0, at=2.0) == 1
+    assert await store.claim("s", at=2.0) == 5
+    await store.close()
+
+
+async def test_a_database_of_the_first_version_is_brought_up_to_date_and_keeps_what_it_holds(
+    folder: Path,
+) -> None:
+    path = folder / "old.db"
+    schema = files("midstream.store.sqlite").joinpath("schema/sqlite.sql").read_text()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(schema)
+        db.execute(f"pragma application_id = {APPLICATION_ID}")
+        db.execute("pragma user_version = 1")
+        db.execute("insert into session (name, epoch, created_at, changed_at) values ('s', 3, 1.0, 1.0)")
+        db.execute("insert into record values (1, 1, 3, x'6131')")
+        db.commit()
+    store = SQLiteStore(path)
+    await store.open()
+    assert await store.read("s", after=0, limit=9) == [Stored(1, 3, b"a1")]
+    epoch = await store.claim("s", at=2.0)
+    blob = Blob("d" * 64, b"whole")
+    await store.append("s", Batch([b"a2"], expected=1, epoch=epoch, sync=Sync.FULL, blobs=[blob]))
+    assert await store.blob("s", blob.digest) == b"whole"
+    await store.close()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("pragma user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+async def test_a_reader_finds_no_entries_in_a_file_of_an_older_version(folder: Path) -> None:
+    path = folder / "x.db"
+    first = files("midstream.store.sqlite").joinpath("schema/sqlite.sql").read_text()
+    _execute(path, f"{first}; pragma application_id = {APPLICATION_ID}; pragma user_version = 1")
+    with reading(path) as reader:
+        assert reader.kv_list("pool") == []
+
+
+async def test_a_reader_sees_the_namespace_of_a_store_that_is_open(folder: Path) -> None:
+    store = SQLiteStore(folder / "x.db")
+    await store.open()
+    await store.kv_put("pool", "k", b"{}", expected=0, at=2.0)
+    with reading(folder / "x.db") as reader:
+        assert reader.kv_list("pool") == [KeyValueEntry("k", 1, b"{}", 2.0)]
+    await store.close()
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _execute(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(sql)
+        db.commit()

@@ -1,0 +1,111 @@
+"""The SQL of the inbox, on a database of its own; what several owners make of it is the store contract's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import apsw
+import pytest
+
+from midstream.store.sqlite import inbox
+from midstream.store.sqlite.inbox import Sight, Undecided
+
+
+@pytest.fixture
+def db() -> Iterator[apsw.Connection]:
+    connection = apsw.Connection(":memory:")
+    for name in ("sqlite.sql", "sqlite-2.sql"):
+        connection.execute(files("midstream.store.sqlite").joinpath(f"schema/{name}").read_text())
+    yield connection
+    connection.close()
+
+
+def _sight(db: apsw.Connection) -> Sight:
+    def rows(query: str, values: tuple[Any, ...]) -> list[Any]:
+        return db.execute(query, values).fetchall()
+
+    return Sight(rows)
+
+
+def _session(
+    db: apsw.Connection, name: str, owner: str | None, *, epoch: int = 1, is_live: bool = True
+) -> None:
+    db.execute(
+        "insert into session (name, epoch, owner, created_at, changed_at, is_live) values (?, ?, ?, 1, 1, ?)",
+        (name, epoch, owner, is_live),
+    )
+
+
+def _nobody(owner: str) -> bool:
+    return False
+
+
+def _everybody(owner: str) -> bool:
+    return True
+
+
+def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None:
+    _session(db, "s", "us", epoch=7)
+    first = inbox.put(db, "s", "them", b"1")
+    second = inbox.put(db, "new", "them", b"2")
+    sight = _sight(db)
+    assert sight.undecided() == [
+        Undecided(first, "s", b"1", "them", "us", 7),
+        Undecided(second, "new", b"2", "them", None, 0),
+    ]
+    inbox.answer(db, first, b"yes", us="us", may_hold=_everybody)
+    inbox.answer(db, first, b"no", us="us", may_hold=_everybody)
+    assert sight.undecided() == [Undecided(second, "new", b"2", "them", None, 0)]
+    assert sight.answers("them") == [(first, b"yes")]
+    inbox.remove(db, first)
+    assert sight.answers("them") == []
+
+
+def test_nobody_answers_for_another_living_owner(db: apsw.Connection) -> None:
+    _session(db, "s", "them")
+    letter = inbox.put(db, "s", "sender", b"1")
+    inbox.answer(db, letter, b"no", us="us", may_hold=_everybody)
+    assert [each.number for each in _sight(db).undecided()] == [letter]
+
+
+def test_an_answer_to_a_dead_sender_is_not_kept(db: apsw.Connection) -> None:
+    letter = inbox.put(db, "s", "dead", b"1")
+    inbox.answer(db, letter, b"yes", us="us", may_hold=_nobody)
+    assert (_sight(db).undecided(), _sight(db).answers("dead")) == ([], [])
+
+
+def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connection) -> None:
+    answered, asked = inbox.put(db, "s", "dead", b"1"), inbox.put(db, "s", "dead", b"2")
+    inbox.answer(db, answered, b"yes", us="us", may_hold=_everybody)
+    inbox.clear(db, is_alive=_everybody)
+    assert _sight(db).answers("dead") == [(answered, b"yes")]
+    assert [each.number for each in _sight(db).undecided()] == [asked]
+    inbox.clear(db, is_alive=_nobody)
+    assert _sight(db).answers("dead") == []
+    assert _sight(db).undecided() == []
+
+
+def test_open_turns_without_a_living_owner_are_found(db: apsw.Connection) -> None:
+    _session(db, "given up", None, epoch=2)
+    _session(db, "lost", "dead", epoch=3)
+    _session(db, "held", "us")
+    _session(db, "closed", "dead", is_live=False)
+    assert _sight(db).given_up() == [("given up", 2)]
+    assert sorted(_sight(db).orphans(["us"])) == [("given up", 2, None), ("lost", 3, "dead")]
+
+
+def test_looking_for_open_turns_does_not_read_all_sessions(db: apsw.Connection) -> None:
+    for query in (inbox.FIND_GIVEN_UP, inbox.FIND_ORPHANS.replace("?", "'[]'")):
+        plan = " ".join(str(row[3]) for row in db.execute(f"explain query plan {query}"))
+        assert "session_live" in plan
+
+
+def test_a_session_has_moved_if_its_end_is_another_or_it_is_gone(db: apsw.Connection) -> None:
+    _session(db, "s", "us")
+    db.execute("insert into record select id, 1, 1, x'7b7d' from session")
+    sight = _sight(db)
+    assert sight.moved({"s": 1, "never": 0}) == frozenset()
+    assert sight.moved({"s": 0}) == {"s"}
+    assert sight.moved({"gone": 4}) == {"gone"}

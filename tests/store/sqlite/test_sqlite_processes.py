@@ -1,0 +1,104 @@
+"""Several processes on one file: a killed owner's sessions are free at once, living ones share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import pytest
+
+from midstream.core.records import Sync
+from midstream.errors import LeaseHeldError
+from midstream.store.contract import Batch, Stored
+from midstream.store.sqlite import SQLiteStore
+from tests.store.stores import found_in
+
+PROGRAM = Path(__file__).with_name("owner_process.py")
+TAKEOVER_MAX_S = 30.0
+"""Milliseconds on an idle machine; this one is shared."""
+
+
+async def _start(path: Path, session: str, *, appends: int) -> Process:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, PROGRAM, path, session, str(appends), stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        assert await process.stdout.readline() == b"owns\n"
+    return process
+
+
+async def test_a_killed_owners_session_is_taken_over_at_once(
+    folder: Path,
+) -> None:
+    store = SQLiteStore(folder / "x.db")
+    await store.open()
+    owner = await _start(folder / "x.db", "s", appends=0)
+    with pytest.raises(LeaseHeldError):
+        await store.claim("s", at=2.0)
+
+    owner.kill()
+    killed_at = time.monotonic()
+    epoch = None
+    while epoch is None and time.monotonic() < killed_at + TAKEOVER_MAX_S:
+        try:
+            epoch = await store.claim("s", at=2.0)
+        except LeaseHeldError:
+            await asyncio.sleep(0)
+    logging.getLogger(__name__).info("taken over %.4f s after the kill", time.monotonic() - killed_at)
+
+    assert epoch == 2
+    assert await store.read("s", after=0, limit=10) == [Stored(1, 1, b"0")]
+    assert await store.append("s", Batch([b"1"], expected=1, epoch=epoch, sync=Sync.FULL)) == 2
+    assert len(list((folder / "x.db.owners").glob("*.lock"))) == 1, "the dead one's file is gone"
+    await owner.wait()
+    await store.close()
+
+
+async def test_processes_share_a_file(folder: Path) -> None:
+    store = SQLiteStore(folder / "x.db")
+    await store.open()
+    processes = [await _start(folder / "x.db", session, appends=100) for session in ("s", "t")]
+    epoch = await store.claim("ours", at=1.0)
+    for end in range(100):
+        await store.append("ours", Batch([b"%d" % end], expected=end, epoch=epoch, sync=Sync.FULL))
+    assert [await process.wait() for process in processes] == [0, 0]
+    for session in ("s", "t", "ours"):
+        journal = await store.read(session, after=0, limit=1000)
+        assert [record.body for record in journal] == [b"%d" % number for number in range(100)]
+    await store.close()
+
+
+WORDS = """
+import asyncio, os, signal, sys
+from midstream.core.records import Sync
+from midstream.store.contract import Batch
+from midstream.store.sqlite import SQLiteStore
+
+async def main():
+    store = SQLiteStore(sys.argv[1])
+    await store.open()
+    epoch = await store.claim("s", at=1.0)
+    for end in range(10):
+        sync = Sync.NORMAL if end else Sync.FULL
+        await store.append("s", Batch([b"%d" % end], end, epoch, sync))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_files_of_sqlite_are_all_that_a_killed_process_leaves(folder: Path) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORDS, folder / "x.db")
+    async with asyncio.timeout(60):
+        assert await process.wait() == -signal.SIGKILL
+    (folder / "copy").mkdir()
+    for name in ("x.db", "x.db-wal"):
+        shutil.copy(folder / name, folder / "copy" / name)
+    assert await found_in(folder / "copy" / "x.db") == [b"%d" % end for end in range(10)]

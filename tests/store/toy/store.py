@@ -1,0 +1,327 @@
+"""A store as CONTRIBUTING describes one: one folder, one row in a registry, no change of the package.
+
+Everything is in one file, which is written anew with each change. Owners live in one process: they are dead when it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from midstream.core.parts import PART_MARK
+from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, NotFoundError, UsageError
+from midstream.store.contract import (
+    OF_SESSIONS,
+    Batch,
+    KeyValueEntry,
+    Letter,
+    Mark,
+    News,
+    SessionInfo,
+    Store,
+    Stored,
+    StoreReader,
+    require_version,
+)
+from midstream.world import World
+
+
+class Journal(Struct):
+    number: int
+    created_at: float
+    epoch: int
+    mark: Mark
+    owner: str = ""
+    records: list[Stored] = []
+    blobs: dict[str, bytes] = {}
+    seal: bytes = b""
+
+    @property
+    def end(self) -> int:
+        return self.records[-1].position if self.records else 0
+
+
+class Content(Struct):
+    """What is in the file."""
+
+    journals: dict[str, Journal] = {}
+    entries: dict[str, dict[str, KeyValueEntry]] = {}
+    numbers: int = 0
+    epochs_spent: int = 0
+    versions_spent: int = 0
+
+
+class Command(Struct):
+    letter: Letter
+    sender: str
+    answer: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Place:
+    """One file, and the owners of this process that share it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content = msgspec.msgpack.decode(path.read_bytes(), type=Content) if path.exists() else Content()
+        self.living: set[str] = set()
+        self.commands: dict[int, Command] = {}
+        self.changed = asyncio.Event()
+
+    def save(self) -> None:
+        beside = self.path.with_suffix(".new")
+        beside.write_bytes(msgspec.msgpack.encode(self.content))
+        beside.replace(self.path)
+        self.tell()
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def kill(self, owner: str) -> None:
+        self.living.discard(owner)
+        self.tell()
+
+    def number(self) -> int:
+        self.content.numbers += 1
+        return self.content.numbers
+
+
+class ToyReader(StoreReader):
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    @property
+    def _content(self) -> Content:
+        return self.place.content
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+        journal = self._content.journals.get(session)
+        return [each for each in journal.records if each.position > after][:limit] if journal else []
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        journal = self._content.journals.get(session)
+        return journal.blobs.get(digest) if journal else None
+
+    async def find(self, session: str) -> SessionInfo | None:
+        journal = self._content.journals.get(session)
+        return replace(_line(session, journal), seal=journal.seal) if journal else None
+
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        journals = sorted(
+            self._content.journals.items(), key=lambda item: (item[1].mark.at, item[1].number), reverse=True
+        )
+        for session, journal in journals:
+            is_of = of is None or any(_is_part(session, each) for each in of)
+            if is_of and live in (None, journal.mark.is_live):
+                yield _line(session, journal)
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        return self._content.entries.get(namespace, {}).get(key)
+
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        return sorted(
+            self._content.entries.get(namespace, {}).values(), key=lambda each: (-each.at, each.key)
+        )
+
+
+class ToyStore(ToyReader, Store):
+    def __init__(self, place: Place, world: World) -> None:
+        super().__init__(place)
+        self.owner = ""
+        self._world = world
+        self._delivered: set[tuple[str | int, int]] = set()
+        self._peers = -1
+
+    @property
+    def _content(self) -> Content:
+        if not self.owner:
+            raise UsageError("the store is not open: call `await store.open()` first")
+        return self.place.content
+
+    async def open(self) -> None:
+        self.owner = self.owner or self._world.new_id("owner")
+        self.place.living.add(self.owner)
+        self.place.tell()
+
+    async def close(self) -> None:
+        self.place.kill(self.owner)
+        self.owner = ""
+
+    async def claim(self, session: str, *, at: float) -> int:
+        journals = self._content.journals
+        journal = journals.get(session)
+        if journal is None:
+            mark = Mark(is_live=False, at=at)
+            journal = journals[session] = Journal(self.place.number(), at, self._content.epochs_spent, mark)
+        self._require_free(session, journal)
+        journal.owner = self.owner
+        journal.epoch += 1
+        self.place.save()
+        return journal.epoch
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        journal = self._content.journals.get(session)
+        if journal is not None and journal.epoch == epoch:
+            journal.owner = ""
+            self.place.save()
+
+    async def append(self, session: str, batch: Batch) -> int:
+        journal = self._content.journals.get(session)
+        if journal is None or journal.epoch != batch.epoch:
+            raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
+        if journal.end != batch.expected:
+            raise JournalMovedError(f"session {session!r} ends at {journal.end}, not at {batch.expected}")
+        for position, body in enumerate(batch.bodies, start=batch.expected + 1):
+            journal.records.append(Stored(position, batch.epoch, body))
+        for blob in batch.blobs:
+            journal.blobs.setdefault(blob.digest, blob.body)
+        if batch.mark is not None:
+            journal.mark = replace(batch.mark, title=batch.mark.title or journal.mark.title)
+        journal.seal = batch.seal or journal.seal
+        self.place.save()
+        return batch.end
+
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        journal = self._content.journals.get(session)
+        records = journal.records if journal else []
+        if not any((each.position, each.epoch) == (position, epoch) for each in records):
+            return False
+        records[:] = [
+            Stored(position, epoch, body),
+            *(each for each in records if each.position > position),
+        ]
+        self.place.save()
+        return True
+
+    async def delete(self, session: str) -> bool:
+        content = self._content
+        going = {name: each for name, each in content.journals.items() if _is_part(name, session)}
+        for name, journal in going.items():
+            self._require_free(name, journal)
+        for name, journal in going.items():
+            content.epochs_spent = max(content.epochs_spent, journal.epoch)
+            del content.journals[name]
+            for namespace in OF_SESSIONS:
+                self._forget(namespace, name)
+        commands = self.place.commands
+        for number in [each for each, command in commands.items() if command.letter.session in going]:
+            del commands[number]
+        self.place.save()
+        return bool(going)
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        while True:
+            journals, changed = self._content.journals, self.place.changed
+            orphans = {
+                (name, each.epoch)
+                for name, each in journals.items()
+                if each.mark.is_live and self._is_free(each)
+            }
+            letters = {
+                (number, self._epoch_of(command.letter.session))
+                for number, command in self.place.commands.items()
+                if command.sender in self.place.living and self._may_decide(command.letter.session)
+            }
+            ends = {name: journals[name].end if name in journals else 0 for name in followed}
+            news = News(
+                frozenset(name for name, end in ends.items() if end != followed[name]),
+                tuple(self.place.commands[number].letter for number, _ in sorted(letters - self._delivered)),
+                tuple(sorted(name for name, _ in orphans - self._delivered)),
+                len(self.place.living - {self.owner}),
+            )
+            if news != News(peers=self._peers):
+                self._delivered, self._peers = {*letters, *orphans}, news.peers
+                return news
+            await changed.wait()
+
+    async def hand_over(self, session: str, body: bytes) -> bytes:
+        self._require_open()
+        number = self.place.number()
+        command = self.place.commands[number] = Command(Letter(number, session, body), self.owner)
+        self.place.tell()
+        try:
+            return await command.answer
+        finally:
+            self.place.commands.pop(number, None)
+
+    async def answer(self, letter: int, body: bytes) -> None:
+        self._require_open()
+        command = self.place.commands.get(letter)
+        if command is not None and self._may_decide(command.letter.session):
+            del self.place.commands[letter]
+            if not command.answer.done():
+                command.answer.set_result(body)
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        found = await self.kv_get(namespace, key)
+        require_version(key, found.version if found else 0, expected)
+        version = (found.version if found else self._content.versions_spent) + 1
+        self._content.entries.setdefault(namespace, {})[key] = KeyValueEntry(key, version, body, at)
+        self.place.save()
+        return version
+
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        found = await self.kv_get(namespace, key)
+        if found is None or found.version != expected:
+            return False
+        self._forget(namespace, key)
+        self.place.save()
+        return True
+
+    def _require_open(self) -> None:
+        assert self._content is self.place.content
+
+    def _require_free(self, session: str, journal: Journal) -> None:
+        if journal.owner != self.owner and not self._is_free(journal):
+            message = f"session {session!r} belongs to {journal.owner!r}, which is alive"
+            raise LeaseHeldError(message, session=session)
+
+    def _is_free(self, journal: Journal) -> bool:
+        return journal.owner not in self.place.living
+
+    def _may_decide(self, session: str) -> bool:
+        journal = self.place.content.journals.get(session)
+        return journal is None or journal.owner == self.owner or self._is_free(journal)
+
+    def _epoch_of(self, session: str) -> int:
+        journal = self.place.content.journals.get(session)
+        return journal.epoch if journal else 0
+
+    def _forget(self, namespace: str, key: str) -> None:
+        found = self._content.entries.get(namespace, {}).pop(key, None)
+        if found is not None:
+            self._content.versions_spent = max(self._content.versions_spent, found.version)
+
+
+class ToyBackend:
+    """See `midstream.store.opening.Backend`. An address is a path."""
+
+    def open(self, address: str, *, world: World) -> ToyStore:
+        return ToyStore(Place(Path(address)), world)
+
+    @contextlib.contextmanager
+    def read(self, address: str) -> Iterator[StoreReader]:
+        if not Path(address).exists():
+            raise NotFoundError(f"there is no toy store {address!r}")
+        yield ToyReader(Place(Path(address)))
+
+    def file(self, address: str) -> Path:
+        return Path(address)
+
+
+def _line(session: str, journal: Journal) -> SessionInfo:
+    oldest = journal.records[0].position if journal.records else 0
+    is_free = not journal.owner
+    return SessionInfo(session, journal.end, journal.epoch, journal.created_at, journal.mark, is_free, oldest)
+
+
+def _is_part(session: str, root: str) -> bool:
+    return session == root or session.startswith(f"{root}{PART_MARK}")
