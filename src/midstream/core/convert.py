@@ -33,10 +33,6 @@ class Converted(Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-_APART = {"anthropic", "gemini", "bedrock"}
-"""Formats that keep the system prompt beside the list."""
-
-
 def converted(messages: list[Value], source: Format, target: Format, *, system: Value = None) -> Converted:
     """Write a history in another format; in its own it comes back as it is.
 
@@ -82,7 +78,7 @@ class _Crossing:
 
     def run(self, turns: list[Turn]) -> Converted:
         """Write every turn."""
-        if self.system is not None and self.target.name not in _APART:
+        if self.system is not None and self.target.spec.system != "apart":
             self.out.append(Turn(Role.SYSTEM, [self.target.text(words_of_system(self.system), Role.SYSTEM)]))
             self.system = None
         for turn in turns:
@@ -96,7 +92,7 @@ class _Crossing:
         return Converted(messages, self.system, tuple(self.findings))
 
     def _built(self, turn: Turn) -> Json:
-        if self.target.name == "pydantic-ai" and turn.role is Role.SYSTEM:
+        if self.target.spec.system == "parts" and turn.role is Role.SYSTEM:
             words = as_words(turn.parts[0].body)
             return {"kind": "request", "parts": [{"content": words, "part_kind": "system-prompt"}]}
         return self.target.build(turn)
@@ -108,18 +104,19 @@ class _Crossing:
         words = ""
         for part in turn.parts:
             words = both_words(words, as_words(part.body))
-        if self.target.name in _APART:
-            self.system = with_words(self.system, words, self.target.name)
+        if self.target.spec.system == "apart":
+            self.system = with_words(self.system, words, self.target.spec.write_system)
         else:
             self.out.append(Turn(Role.SYSTEM, [self.target.text(words, Role.SYSTEM)]))
 
     def _reply(self, turn: Turn) -> None:
         parts: list[Part] = []
+        signer = self.source.name if self.source.spec.signs_thinking else ""
         for part in turn.parts:
             if part.kind is Kind.CALL:
                 parts.append(self._call(part, turn))
             elif part.kind is Kind.THINKING:
-                thought = thinking_for(self.target.name, self.source.name, part)
+                thought = thinking_for(self.target, signer, part)
                 if thought is None:
                     self._lost("thinking-left-out", turn, "thinking stays with the provider that signed it")
                 else:
@@ -170,7 +167,7 @@ class _Crossing:
         waiting = self.calls.get(_key(part)) or self.calls.get(("name", part.name))
         call = waiting.pop(0) if waiting else self.target.call(str(part.id or ""), part.name, {})
         words, media = self.source.pieces(part)
-        if self.target.name == "gemini" and isinstance(part.body, dict):
+        if self.target.spec.matches_by_name and isinstance(part.body, dict):
             words = as_words(part.body)
         for piece in media:
             plain = self._plain(piece, turn, Role.USER)
@@ -182,8 +179,8 @@ class _Crossing:
         if part.kind is Kind.TEXT:
             return self._text(part, turn, role)
         if part.kind is Kind.MEDIA:
-            media = media_in(self.source.name, part)
-            written = media_for(self.target.name, media) if media else None
+            media = media_in(self.source, part)
+            written = media_for(self.target, media) if media else None
             if written is not None:
                 return written
         self._lost("part-as-words", turn, "the target has no such part: it became words")

@@ -59,11 +59,6 @@ ARGUMENTS_DEPTH_MAX = 100
 
 _ODD_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _DATE = re.compile(r"[-@:]v?[0-9.:-]+").fullmatch
-_SYSTEM_IN_LIST = {"openai-chat", "mistral", "openai-responses", "langchain"}
-_TEXT_ARGUMENTS = {"openai-chat", "mistral", "openai-responses", "pydantic-ai"}
-_PLAIN = {"openai-chat", "mistral", "anthropic"}
-"""Formats in which a message of one text is its role and the text: most messages are, so they are written at once."""
-_SIGNERS = {"anthropic", "bedrock"}
 
 
 _object = msgspec.json.Decoder(dict[str, Value]).decode
@@ -115,7 +110,7 @@ def render(
             writer.exchange(entry)
     done = repaired(writer.messages, written, rules, thinking=thinking)
     said = instructions if instructions.strip() else ""
-    if not said or written.name not in _SYSTEM_IN_LIST:
+    if not said or written.spec.system != "list":
         return Rendered(done.messages, said, done.advice)
     top = written.build(Turn(Role.SYSTEM, [written.text(said, Role.SYSTEM)]))
     return Rendered([top, *done.messages], "", done.advice)
@@ -132,8 +127,8 @@ class _Writer:
         self._takes_id = profile.id_test()
         self._namer = Namer(profile, set())
         self._calls = 0
-        self._is_plain = form.name in _PLAIN
-        self._has_text_arguments = form.name in _TEXT_ARGUMENTS
+        self._is_plain = form.spec.takes_plain
+        self._has_text_arguments = form.spec.has_text_arguments
 
     # --- what a user said -------------------------------------------------------------------------------------
 
@@ -156,7 +151,7 @@ class _Writer:
     def _user_part(self, part: Text | File) -> Part:
         if isinstance(part, Text):
             return self._form.text(part.text, Role.USER)
-        shown = file_part(self._form.name, self._profile.files, part)
+        shown = file_part(self._form, self._profile.files, part)
         return shown or self._form.text(file_words(part), Role.USER)
 
     def _prompt(self, message: UserMessage) -> Json:
@@ -166,7 +161,7 @@ class _Writer:
             if isinstance(part, Text):
                 pieces += [part.text] if part.text.strip() else []
             else:
-                shown = file_part(self._form.name, self._profile.files, part)
+                shown = file_part(self._form, self._profile.files, part)
                 pieces.append(shown.raw if shown else file_words(part))
         is_one = len(pieces) == 1 and isinstance(pieces[0], str)
         content: Value = pieces[0] if is_one else pieces or NO_WORDS
@@ -219,7 +214,7 @@ class _Writer:
                     parts.append(thought)
             elif isinstance(part, Text) and not is_joined and part.text.strip():
                 parts.append(form.text(part.text, Role.ASSISTANT))
-        if profile.wants_reasoning != "no" and form.name == "openai-chat" and calls and not has_thought:
+        if profile.wants_reasoning != "no" and form.spec.reasoning == "written" and calls and not has_thought:
             parts.append(Part(Kind.THINKING, None, body=NO_REASONING))
         while parts[-1].kind is Kind.THINKING and not is_joined:
             parts.pop()  # nobody takes a reply that ends in a thought
@@ -228,7 +223,7 @@ class _Writer:
     def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:
         """Write a thought for who may have it: the model that signed it, or anybody who takes all of them."""
         form = self._form
-        if self._profile.takes_reasoning and form.name == "openai-chat":
+        if self._profile.takes_reasoning and form.spec.reasoning == "written":
             return Part(Kind.THINKING, None, body=part.text) if part.text.strip() else None
         if not is_own or (self._profile.is_thinking_signed and not part.signature):
             return None
@@ -237,12 +232,12 @@ class _Writer:
             if part.is_redacted:
                 raw["id"] = "redacted_thinking"
             return Part(Kind.THINKING, raw, body=part.text, signature=part.signature)
-        if form.name not in _SIGNERS or not self._profile.is_thinking_signed:
+        if not form.spec.signs_thinking or not self._profile.is_thinking_signed:
             return None
         if part.is_redacted:
             return _withheld(part) if form.name == "anthropic" else None
         thought = Part(Kind.THINKING, None, body=part.text, signature=part.signature)
-        return thinking_for(form.name, "anthropic", thought)
+        return thinking_for(form, "anthropic", thought)
 
     def _call(self, call: Call) -> Part:
         self._calls += 1
@@ -263,7 +258,7 @@ class _Writer:
     def _sign(self, made: Part, call: Call, *, is_own: bool, is_first: bool) -> None:
         """Give a call its provider's signature back; where one is wanted and lost, Google's stand-in for it."""
         signature = call.signature if is_own else None
-        if self._form.name == "gemini":
+        if self._form.spec.matches_by_name:
             if signature is None and self._profile.signs_calls and is_first:
                 signature = SENTINEL
             if signature is not None:
@@ -279,7 +274,7 @@ class _Writer:
         if not words.strip():
             words = NO_OUTPUT if is_ok else NO_REASON
         made = self._form.answer(call, words, is_failed=not is_ok)
-        if is_ok and self._form.name == "gemini":
+        if is_ok and self._form.spec.matches_by_name:
             self._form.refill(made, words)
         elif self._form.name == "pydantic-ai":
             made.raw["outcome"] = _OUTCOMES[result.outcome]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from midstream.core.dialects.attachments import attachment_of
+from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import Kind, Part
 from midstream.core.messages import File, Text
 
@@ -74,4 +75,4 @@ CASES: list[tuple[str, dict[str, Any], File | Text]] = [
 
 @pytest.mark.parametrize(("form", "raw", "read"), CASES)
 def test_an_attachment_is_read_or_named(form: str, raw: dict[str, Any], read: File | Text) -> None:
-    assert attachment_of(form, Part(Kind.MEDIA, raw)) == read
+    assert attachment_of(format_named(form), Part(Kind.MEDIA, raw)) == read

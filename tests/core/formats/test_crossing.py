@@ -1,30 +1,30 @@
 from __future__ import annotations
 
-from midstream.core.formats.crossing import Media, media_for, media_in, thinking_for
+from midstream.core.formats.crossing import media_for, media_in, thinking_for
 from midstream.core.formats.named import format_named
-from midstream.core.formats.parts import Kind, Part
+from midstream.core.formats.parts import Kind, Media, Part
 
 
 def test_an_image_is_the_same_in_every_format_that_takes_it() -> None:
     image = Media("image/png", data="aGk=")
     for form in ("anthropic", "openai-chat", "openai-responses", "gemini"):
-        written = media_for(form, image)
+        written = media_for(format_named(form), image)
         assert written is not None
-        assert media_in(form, written) == image
+        assert media_in(format_named(form), written) == image
 
 
 def test_a_file_nobody_takes_is_none() -> None:
-    assert media_for("openai-chat", Media("application/zip", data="aGk=")) is None
-    assert media_in("anthropic", Part(Kind.MEDIA, {"type": "document"})) is None
+    assert media_for(format_named("openai-chat"), Media("application/zip", data="aGk=")) is None
+    assert media_in(format_named("anthropic"), Part(Kind.MEDIA, {"type": "document"})) is None
 
 
 def test_a_signature_goes_only_where_it_is_known() -> None:
     thought = Part(Kind.THINKING, {}, body="hm", signature="sig")
-    kept = thinking_for("bedrock", "anthropic", thought)
+    kept = thinking_for(format_named("bedrock"), "anthropic", thought)
     assert kept is not None
     assert (
         format_named("bedrock").parse({"role": "assistant", "content": [kept.raw]}, 0).parts[0].signature
         == "sig"
     )
-    assert thinking_for("anthropic", "gemini", thought) is None
-    assert thinking_for("openai-responses", "anthropic", thought) is None
+    assert thinking_for(format_named("anthropic"), "", thought) is None
+    assert thinking_for(format_named("openai-responses"), "anthropic", thought) is None

@@ -48,11 +48,12 @@ def test_an_exchange_in_another_providers_shape_is_written_anew(form: str, shape
 
 @pytest.mark.parametrize("form", SHAPES)
 def test_a_format_takes_none_of_its_own_messages_for_foreign(form: str) -> None:
-    assert [shape_of(message, form) for message in SHAPES[form]] == [None, None]
+    assert [shape_of(message, format_named(form)) for message in SHAPES[form]] == [None, None]
 
 
 def test_results_of_anthropics_shape_are_langchains_too() -> None:
-    assert shape_of(user([{"type": "tool_result", "tool_use_id": "a", "content": "w"}]), "langchain") is None
+    message = user([{"type": "tool_result", "tool_use_id": "a", "content": "w"}])
+    assert shape_of(message, format_named("langchain")) is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from midstream.core.formats.named import format_named
 from midstream.core.profiles import PROFILES
 from midstream.core.repair.names import names_of, nearest_name, takes_name
 
@@ -20,17 +21,18 @@ from midstream.core.repair.names import names_of, nearest_name, takes_name
 def test_the_nearest_name_is_taken_everywhere(name: str, nearest: str) -> None:
     assert nearest_name(name) == nearest
     for form in ("anthropic", "openai-chat", "gemini", "bedrock"):
-        assert takes_name(nearest, form)
+        assert takes_name(nearest, format_named(form).spec.names)
 
 
 def test_gemini_takes_dots_and_the_others_do_not() -> None:
-    assert takes_name("functions.read", "gemini")
-    assert not takes_name("functions.read", "openai-chat")
-    assert not takes_name(None, "anthropic")
+    assert takes_name("functions.read", format_named("gemini").spec.names)
+    assert not takes_name("functions.read", format_named("openai-chat").spec.names)
+    assert not takes_name(None, format_named("anthropic").spec.names)
 
 
 def test_only_those_who_speak_a_format_take_its_dotted_names() -> None:
+    gemini = format_named("gemini")
     taken = [
-        takes_name("functions.read", names_of("gemini", PROFILES[name])) for name in ("gemini-3", "portable")
+        takes_name("functions.read", names_of(gemini, PROFILES[name])) for name in ("gemini-3", "portable")
     ]
     assert taken == [True, False]

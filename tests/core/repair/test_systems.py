@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from midstream.core.formats.named import format_named
 from midstream.core.repair.systems import with_words, words_of_system
 from midstream.history import repair_by_name as repair
 from tests.core.repair.reported import reply, text, user
@@ -36,8 +37,8 @@ def test_a_system_parameter_keeps_its_shape() -> None:
         {"type": "text", "text": "b"},
     ]
     assert with_words({"parts": [{"text": "a"}]}, "b") == {"parts": [{"text": "a"}, {"text": "b"}]}
-    assert with_words(None, "b", "bedrock") == [{"text": "b"}]
-    assert with_words(None, "b", "gemini") == {"parts": [{"text": "b"}]}
+    assert with_words(None, "b", format_named("bedrock").spec.write_system) == [{"text": "b"}]
+    assert with_words(None, "b", format_named("gemini").spec.write_system) == {"parts": [{"text": "b"}]}
     assert words_of_system([{"text": "a"}, {"text": "b"}]) == "a\nb"
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 
 from midstream.core.formats.crossing import media_in
-from midstream.core.formats.parts import Json, Part, Value, as_words
+from midstream.core.formats.parts import Format, Json, Part, Value, as_words
 from midstream.core.messages import File, Text, UserPart
 
 _AUDIO = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 _PDF = "application/pdf"
 
 
-def attachment_of(form: str, part: Part) -> UserPart:
+def attachment_of(form: Format, part: Part) -> UserPart:
     """Read an attachment of a format; what cannot be carried over is named in words."""
     raw: Json = part.raw if isinstance(part.raw, dict) else {}
     found = media_in(form, part)

@@ -217,7 +217,7 @@ class _Reader:
                 case Kind.TEXT:
                     said.append(Text(storable(as_words(part.body))))
                 case Kind.MEDIA:
-                    said.append(attachment_of(self._form.name, part))
+                    said.append(attachment_of(self._form, part))
                 case _:
                     said.append(Text(storable(as_words(part.raw))))
         if said or (turn.role is Role.USER and not turn.parts):
@@ -226,7 +226,7 @@ class _Reader:
 
     def _result(self, part: Part) -> None:
         words, media = self._form.pieces(part)
-        noted = [attachment_of(self._form.name, piece) for piece in media]
+        noted = [attachment_of(self._form, piece) for piece in media]
         for each in noted:
             words += f"\n[{each.text if isinstance(each, Text) else each.media_type + ' left out'}]"
         call_id = part.id if isinstance(part.id, str) else ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
+    Media,
     Part,
     Role,
     Turn,
@@ -21,9 +25,57 @@ from midstream.core.formats.parts import (
     type_of,
     words_of_block,
 )
+from midstream.core.messages import File
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _MEDIA = {"image", "document", "search_result"}
+_PDF = "application/pdf"
+
+
+def _read_media(raw: Json) -> Media | None:
+    source = raw.get("source")
+    if raw.get("type") != "image" or not isinstance(source, dict):
+        return None
+    if source.get("type") == "base64":
+        return Media(source.get("media_type") or "image/png", data=source.get("data"))
+    return Media("image/*", url=source.get("url")) if source.get("type") == "url" else None
+
+
+def _write_media(media: Media) -> Json | None:
+    if not media.media_type.startswith("image/"):
+        return None
+    return {"type": "image", "source": _source(media.media_type, media.data, media.url)}
+
+
+def _write_file(file: File) -> Json | None:
+    if file.media_type != _PDF:
+        return None
+    return {"type": "document", "source": _source(_PDF, file.data, file.url)}
+
+
+def _source(media_type: str, data: str | None, url: str | None) -> Json:
+    if data is None:
+        return {"type": "url", "url": url}
+    return {"type": "base64", "media_type": media_type, "data": data}
+
+
+def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
+    return {"type": "thinking", "thinking": words, "signature": signature}
+
+
+def hosted_answer(call: Part, words: str) -> Part | None:
+    """Make the error result of a hosted tool that was cut, or None for a tool we do not know."""
+    raw: Json
+    if call.raw.get("type") == "mcp_tool_use":
+        content = [{"type": "text", "text": words}]
+        raw = {"type": "mcp_tool_result", "tool_use_id": call.id, "is_error": True, "content": content}
+    elif call.name in HOSTED_ERRORS:
+        outer, inner = HOSTED_ERRORS[call.name]
+        error = {"type": inner, "error_code": "unavailable"}
+        raw = {"type": outer, "tool_use_id": call.id, "content": error}
+    else:
+        return None
+    return Part(Kind.HOSTED_RESULT, raw, call.id, raw["type"], raw["content"], is_new=True)
 
 
 class Anthropic:
@@ -31,6 +83,18 @@ class Anthropic:
 
     name = "anthropic"
     layout = Layout.GROUPED
+    spec = CodecSpec(
+        system="apart",
+        names=re.compile(r"[a-zA-Z0-9_-]{1,128}"),
+        own_shapes=frozenset({"anthropic"}),
+        signs_thinking=True,
+        takes_plain=True,
+        read_media=_read_media,
+        write_media=_write_media,
+        write_file=_write_file,
+        write_thought=_write_thought,
+        hosted_answer=hosted_answer,
+    )
     profile = "anthropic"
     wire = "anthropic"
 
@@ -220,18 +284,3 @@ HOSTED_ERRORS = {
     "tool_search_tool_bm25": ("tool_search_tool_result", "tool_search_tool_result_error"),
     "advisor": ("advisor_tool_result", "advisor_tool_result_error"),
 }
-
-
-def hosted_answer(call: Part, words: str) -> Part | None:
-    """Make the error result of a hosted tool that was cut, or None for a tool we do not know."""
-    raw: Json
-    if call.raw.get("type") == "mcp_tool_use":
-        content = [{"type": "text", "text": words}]
-        raw = {"type": "mcp_tool_result", "tool_use_id": call.id, "is_error": True, "content": content}
-    elif call.name in HOSTED_ERRORS:
-        outer, inner = HOSTED_ERRORS[call.name]
-        error = {"type": inner, "error_code": "unavailable"}
-        raw = {"type": outer, "tool_use_id": call.id, "content": error}
-    else:
-        return None
-    return Part(Kind.HOSTED_RESULT, raw, call.id, raw["type"], raw["content"], is_new=True)

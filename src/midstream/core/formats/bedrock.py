@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
+    Media,
     Part,
     Role,
     Turn,
@@ -18,6 +20,7 @@ from midstream.core.formats.parts import (
     one_each,
     role_in,
 )
+from midstream.core.messages import File
 
 _ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
 _RESULT_BLOCKS = frozenset({"text", "json", "image", "document", "video", "searchResult", "cachePoint"})
@@ -28,11 +31,38 @@ _BLOCKS = frozenset(
 _MEDIA = ("image", "document", "video", "audio")
 
 
+def _read_media(raw: Json) -> Media | None:
+    image = raw.get("image")
+    data = image.get("source", {}).get("bytes") if isinstance(image, dict) else None
+    return Media(f"image/{image['format']}", data=data) if isinstance(data, str) and image else None
+
+
+def _write_file(file: File) -> Json | None:
+    kind, _, ending = file.media_type.partition("/")
+    if kind != "image":
+        return None
+    return {"image": {"format": ending.partition(";")[0], "source": {"bytes": file.data}}}
+
+
+def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
+    return {"reasoningContent": {"reasoningText": {"text": words, "signature": signature}}}
+
+
 class Bedrock:
     """Messages of the Converse API."""
 
     name = "bedrock"
     layout = Layout.GROUPED
+    spec = CodecSpec(
+        system="apart",
+        write_system=lambda words: [{"text": words}],
+        own_shapes=frozenset({"bedrock"}),
+        signs_thinking=True,
+        takes_addresses=False,
+        read_media=_read_media,
+        write_file=_write_file,
+        write_thought=_write_thought,
+    )
     profile = "bedrock-claude"
     wire = ""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
+    Media,
     Part,
     Role,
     Turn,
@@ -23,6 +25,7 @@ from midstream.core.formats.parts import (
     type_of,
     words_of_block,
 )
+from midstream.core.messages import File
 
 _ROLES = {
     "user": Role.USER,
@@ -32,7 +35,28 @@ _ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
 }
+_AUDIO_FORMATS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 _MEDIA = {"image_url", "input_audio", "file", "image", "audio", "document_url"}
+
+
+def image_chunk(media: Media) -> Json | None:
+    """Write an image as a chunk, or None for other media."""
+    if not media.media_type.startswith("image/"):
+        return None
+    url = media.url or f"data:{media.media_type};base64,{media.data}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _write_file(file: File) -> Json | None:
+    kind, _, ending = file.media_type.partition("/")
+    if file.data is None or kind == "image":
+        return None
+    if file.media_type in _AUDIO_FORMATS:
+        audio = {"data": file.data, "format": _AUDIO_FORMATS[file.media_type]}
+        return {"type": "input_audio", "input_audio": audio}
+    data_url = f"data:{file.media_type};base64,{file.data}"
+    named = {"filename": file.name or f"attachment.{ending.partition(';')[0]}", "file_data": data_url}
+    return {"type": "file", "file": named}
 
 
 class OpenAIChat:
@@ -40,6 +64,16 @@ class OpenAIChat:
 
     name = "openai-chat"
     layout = Layout.SEPARATE
+    spec = CodecSpec(
+        roles=frozenset(_ROLES),
+        has_tool_messages=True,
+        is_thought_hollow=True,
+        reasoning="written",
+        has_text_arguments=True,
+        takes_plain=True,
+        write_media=image_chunk,
+        write_file=_write_file,
+    )
     profile = "openai-chat"
     wire = ""
     is_type_needed = True

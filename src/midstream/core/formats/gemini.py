@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
+    Media,
     Part,
     Role,
     Turn,
@@ -30,11 +34,42 @@ _KEYS = (*_DATA, "text", "functionCall", "function_call", "functionResponse", "f
 """What a part holds: just one of these."""
 
 
+def _read_media(raw: Json) -> Media | None:
+    inline: Value = raw.get("inlineData") or raw.get("inline_data")
+    if isinstance(inline, dict):
+        return Media(inline.get("mimeType") or inline.get("mime_type") or "", data=inline.get("data"))
+    filed: Value = raw.get("fileData") or raw.get("file_data")
+    if isinstance(filed, dict):
+        kind = filed.get("mimeType") or filed.get("mime_type") or ""
+        return Media(kind, url=filed.get("fileUri") or filed.get("file_uri"))
+    return None
+
+
+def _write_media(media: Media) -> Json:
+    if media.data is not None:
+        return {"inlineData": {"mimeType": media.media_type, "data": media.data}}
+    return {"fileData": {"mimeType": media.media_type, "fileUri": media.url}}
+
+
 class Gemini:
     """Contents of the Gemini API, with camelCase or snake_case keys."""
 
     name = "gemini"
     layout = Layout.GROUPED
+    spec = CodecSpec(
+        roles=frozenset(_ROLES),
+        reply_role="model",
+        content_key="parts",
+        system="apart",
+        write_system=lambda words: {"parts": [{"text": words}]},
+        names=re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
+        matches_by_name=True,
+        takes_addresses=False,
+        takes_any_media=True,
+        read_media=_read_media,
+        write_media=_write_media,
+        write_thought=lambda words, _signature, _signer: {"text": words, "thought": True},
+    )
     profile = "gemini"
     wire = "gemini"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from operator import itemgetter
 
+from midstream.core.formats.chat import image_chunk
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
@@ -55,6 +57,35 @@ _CLASSES = {
 }
 
 
+_TYPELESS_KEYS = ("role", "lc", "kwargs")
+_KNOWN_TYPES = frozenset(
+    {"human", "ai", "tool", "system", "function", "chat", "remove", "developer", "user", "assistant"}
+    | {"HumanMessageChunk", "AIMessageChunk", "ToolMessageChunk", "SystemMessageChunk", "constructor"}
+    | {"not_implemented"}
+)
+
+
+def _typed(message: Json) -> Json:
+    """Return a LangChain message with a type, by its own data or by what only one type has."""
+    kind = message.get("type")
+    is_known = isinstance(kind, str) and kind in _KNOWN_TYPES
+    if not is_known and "lc" in message and isinstance(message.get("kwargs"), dict):
+        return {**message, "type": "constructor"}
+    if is_known or any(key in message for key in _TYPELESS_KEYS):
+        return message
+    data = message.get("data")
+    inner: Json = data if isinstance(data, dict) else message
+    named = inner.get("type")
+    if named not in ("human", "ai", "tool", "system"):
+        named = "tool" if "tool_call_id" in inner else "ai" if "tool_calls" in inner else "human"
+    return {**message, "type": named}
+
+
+def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
+    raw = {"type": "thinking", "thinking": words}
+    return raw | {"signature": signature} if signature else raw
+
+
 class LangChain:
     """Messages as `messages_to_dict`, `model_dump` or `dumpd` write them.
 
@@ -63,6 +94,15 @@ class LangChain:
 
     name = "langchain"
     layout = Layout.SEPARATE
+    spec = CodecSpec(
+        roles=frozenset(),
+        has_tool_messages=True,
+        own_shapes=frozenset({"anthropic"}),
+        is_thought_hollow=True,
+        typed=_typed,
+        write_media=image_chunk,
+        write_thought=_write_thought,
+    )
     profile = "neutral"
     wire = ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from midstream.core.formats.chat import OpenAIChat
 from midstream.core.formats.parts import Json, Part, object_in_text
 
@@ -11,6 +13,9 @@ class Mistral(OpenAIChat):
 
     name = "mistral"
     profile = "mistral"
+    spec = replace(
+        OpenAIChat.spec, roles=OpenAIChat.spec.roles - {"developer"}, reasoning="read", write_file=None
+    )
     is_type_needed = False
 
     def bad_arguments(self, part: Part) -> Json | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
+    Media,
     Part,
     Role,
     Turn,
@@ -23,6 +25,7 @@ from midstream.core.formats.parts import (
     type_of,
     words_of_block,
 )
+from midstream.core.messages import File
 
 _ROLES = {
     "user": Role.USER,
@@ -45,11 +48,51 @@ _NAMED = {"function_call", "custom_tool_call"}
 _USERS = {"mcp_approval_response"}
 
 
+def _typed(message: Json) -> Json:
+    """Return the item with a type, by the keys that only one type has."""
+    if isinstance(message.get("type"), str):
+        return message
+    if "role" in message:
+        return message if "type" not in message else {**message, "type": "message"}
+    if "output" in message:
+        return {**message, "type": "function_call_output"}
+    if "arguments" in message:
+        return {**message, "type": "function_call"}
+    if "summary" in message or "encrypted_content" in message:
+        return {**message, "type": "reasoning"}
+    if "content" in message:
+        return {**message, "type": "message"}
+    return {"type": "message", "role": "user", "content": as_words(message)}
+
+
+def _write_media(media: Media) -> Json | None:
+    if not media.media_type.startswith("image/"):
+        return None
+    url = media.url or f"data:{media.media_type};base64,{media.data}"
+    return {"type": "input_image", "image_url": url, "detail": "auto"}
+
+
+def _write_file(file: File) -> Json | None:
+    if file.media_type != "application/pdf":
+        return None
+    if file.data is None:
+        return {"type": "input_file", "file_url": file.url}
+    data_url = f"data:{file.media_type};base64,{file.data}"
+    return {"type": "input_file", "filename": file.name or "attachment.pdf", "file_data": data_url}
+
+
 class OpenAIResponses:
     """Items of the Responses API, as input or as stored output."""
 
     name = "openai-responses"
     layout = Layout.FLAT
+    spec = CodecSpec(
+        roles=frozenset({"user", "assistant", "system", "developer"}),
+        has_text_arguments=True,
+        typed=_typed,
+        write_media=_write_media,
+        write_file=_write_file,
+    )
     profile = "responses"
     wire = "responses"
 

@@ -7,12 +7,15 @@ read from, so what was valid stays byte for byte: signatures, cache markers, unk
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Container
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
+
+from midstream.core.messages import File
 
 Value = Any
 """A JSON value of a provider. `Any`: providers add fields faster than anybody could type them."""
@@ -126,11 +129,75 @@ class Turn(Struct, eq=False, gc=False):
         return True
 
 
+class Media(Struct, frozen=True):
+    """An attachment in no provider's shape: `data` is base64, or `url` is its address."""
+
+    media_type: str
+    data: str | None = None
+    url: str | None = None
+
+
+PLAIN_NAMES = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Tool names that every provider takes."""
+
+
+class CodecSpec(Struct, frozen=True, kw_only=True):
+    """The table of one format: its keys, roles and abilities. Each codec has one as `spec`."""
+
+    roles: frozenset[str] = frozenset({"user", "assistant", "system"})
+    """The names of roles that a message may have; empty where none is guessed (LangChain)."""
+    role_key: str = "role"
+    user_role: str = "user"
+    reply_role: str = "assistant"
+    system_role: str = "system"
+    """Of a message of instructions; empty where there is no such message (pydantic-ai)."""
+    content_key: str = "content"
+    system: Literal["list", "apart", "parts"] = "list"
+    """Place of the system prompt: a message of the list, a parameter, or a part of a request."""
+    write_system: Callable[[str], Value] = str
+    """Writes a system prompt that stands apart."""
+    names: re.Pattern[str] = PLAIN_NAMES
+    """Tool names that its providers take."""
+    has_tool_messages: bool = False
+    """A message can have `tool_calls`, or a `tool_call_id`."""
+    own_shapes: frozenset[str] = frozenset()
+    """The formats whose blocks are at home in this one."""
+    matches_by_name: bool = False
+    """A result without an id answers the call of its tool's name."""
+    stores_responses: bool = False
+    """Each reply is stored as one response, which may think several times."""
+    is_thought_hollow: bool = False
+    """A reply of nothing but thinking is an empty one."""
+    signs_thinking: bool = False
+    """Thinking has a signature, and is refused without one."""
+    reasoning: Literal["no", "read", "written"] = "no"
+    """Whether replies have `reasoning_content`, and whether thinking of others is written there."""
+    has_text_arguments: bool = False
+    """The arguments of a call are JSON text."""
+    takes_plain: bool = False
+    """A message of one text is `{"role", "content"}`."""
+    takes_addresses: bool = True
+    """Attachments may be given by their web address."""
+    takes_any_media: bool = False
+    """Other media are written as images are."""
+    typed: Callable[[Json], Json] | None = None
+    """Gives a message the type that only its keys show."""
+    read_media: Callable[[Json], Media | None] | None = None
+    write_media: Callable[[Media], Json | None] | None = None
+    write_file: Callable[[File], Json | None] | None = None
+    """Writes an attachment that is more than an image by the common rules."""
+    write_thought: Callable[[str, str | None, str], Json | None] | None = None
+    """Writes thinking: its words, its signature, and the format of the provider that signed it, or none."""
+    hosted_answer: Callable[[Part, str], Part | None] | None = None
+    """Writes the result of a hosted call that has none."""
+
+
 class Format(Protocol):
     """One provider's messages, both ways. `parse` is literal; `build` writes what `parse` would read."""
 
     name: str
     layout: Layout
+    spec: CodecSpec
     profile: str
     """The name of the profile that is meant when nobody names one."""
     wire: str

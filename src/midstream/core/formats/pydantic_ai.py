@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midstream.core.formats.parts import (
+    CodecSpec,
     Json,
     Kind,
     Layout,
@@ -16,9 +17,26 @@ from midstream.core.formats.parts import (
     object_in_text,
     role_in,
 )
+from midstream.core.messages import File
 
 _ROLES = {"request": Role.USER, "response": Role.ASSISTANT}
 _RETRY = "retry-prompt"
+
+
+def _write_file(file: File) -> Json:
+    if file.data is not None:
+        # pydantic-ai reads its own base64, which has another alphabet
+        data = file.data.replace("+", "-").replace("/", "_")
+        return {"kind": "binary", "data": data, "media_type": file.media_type}
+    kind = file.media_type.partition("/")[0]
+    kinds = {"image": "image-url", "audio": "audio-url", "video": "video-url"}
+    value: Value = kinds.get(kind, "document-url")
+    return {"kind": value, "url": file.url, "media_type": file.media_type}
+
+
+def _write_thought(words: str, signature: str | None, signer: str) -> Json:
+    raw = {"content": words, "part_kind": "thinking"}
+    return raw | {"signature": signature, "provider_name": signer} if signature and signer else raw
 
 
 class PydanticAI:
@@ -26,6 +44,20 @@ class PydanticAI:
 
     name = "pydantic-ai"
     layout = Layout.GROUPED
+    spec = CodecSpec(
+        roles=frozenset({"request", "response"}),
+        role_key="kind",
+        user_role="request",
+        reply_role="response",
+        system_role="",
+        content_key="parts",
+        system="parts",
+        stores_responses=True,
+        is_thought_hollow=True,
+        has_text_arguments=True,
+        write_file=_write_file,
+        write_thought=_write_thought,
+    )
     profile = "pydantic-ai"
     wire = ""
 

@@ -25,7 +25,7 @@ def settle_edges(turns: list[Turn], task: Task) -> list[Turn]:
     if not profile.user_follows_results and not task.is_flat:
         turns = _replied(turns, task)
     if profile.alternates == "spoken":
-        if task.form.name == "pydantic-ai":
+        if task.form.spec.system == "parts":
             turns = [piece for turn in turns for piece in _one_prompt_each(turn)]
         turns = _spoken(turns, task)
     return turns

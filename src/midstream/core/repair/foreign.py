@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from midstream.core.convert import converted
 from midstream.core.formats.named import format_named
-from midstream.core.formats.parts import Format, Json, Layout, Turn, Value, as_words, type_of
+from midstream.core.formats.parts import CodecSpec, Format, Json, Layout, Turn, Value, as_words, type_of
 
 _BLOCKS = ("tool_use", "tool_result")
 _CONVERSE = frozenset({"toolUse", "toolResult", "reasoningContent"})
 _ITEMS = frozenset({"function_call", "function_call_output"})
-_CHAT_LIKE = frozenset({"openai-chat", "mistral", "langchain"})
 _PLAIN_KEYS = {"role", "content"}
-_WITHOUT_CONTENT = frozenset({"gemini", "pydantic-ai"})
-_OWN_BLOCKS = frozenset({"anthropic", "langchain"})
 _ABOUT = frozenset(
     {
         "role",
@@ -59,7 +56,7 @@ _ABOUT = frozenset(
 
 def read_as_foreign(message: Json, at: int, form: Format) -> list[Turn]:
     """Read a message of another provider's shape; nothing where it is this format's own."""
-    other = shape_of(message, form.name)
+    other = shape_of(message, form)
     if other is None:
         return []
     source = format_named(other)
@@ -72,29 +69,30 @@ def read_as_foreign(message: Json, at: int, form: Format) -> list[Turn]:
     return turns
 
 
-def shape_of(message: Json, form: str) -> str | None:
+def shape_of(message: Json, form: Format) -> str | None:
     """Name the format whose shape a message has, if it is not the one of its list."""
-    content = message.get("content")
-    if message.keys() == _PLAIN_KEYS and form not in _WITHOUT_CONTENT:
-        return _foreign_shape(message, content, form)
-    if form not in _WITHOUT_CONTENT and isinstance(message.get("parts"), list) and content is None:
+    content, spec = message.get("content"), form.spec
+    has_content = spec.content_key == "content"
+    if has_content and message.keys() == _PLAIN_KEYS:
+        return _foreign_shape(message, content, spec)
+    if has_content and isinstance(message.get("parts"), list) and content is None:
         return "pydantic-ai" if message.get("kind") in ("request", "response") else "gemini"
-    if form not in _CHAT_LIKE:
+    if not spec.has_tool_messages:
         asks = isinstance(message.get("tool_calls"), list) and message["tool_calls"]
         if asks or (message.get("role") == "tool" and "tool_call_id" in message):
             return "openai-chat"
-    if form != "openai-responses" and type_of(message) in _ITEMS:
+    if form.layout is not Layout.FLAT and type_of(message) in _ITEMS:
         return "openai-responses"
-    if form in _WITHOUT_CONTENT and "parts" not in message and _has_role(message):
+    if not has_content and "parts" not in message and _has_role(message):
         return _shape_of_content(content) or ("openai-chat" if content else None)
-    return _foreign_shape(message, content, form)
+    return _foreign_shape(message, content, spec)
 
 
-def _foreign_shape(message: Json, content: Value, form: str) -> str | None:
+def _foreign_shape(message: Json, content: Value, spec: CodecSpec) -> str | None:
     if type(content) is not list:
         return None
     shape = _shape_of_content(content)
-    is_own = shape is None or shape == form or (shape == "anthropic" and form in _OWN_BLOCKS)
+    is_own = shape is None or shape in spec.own_shapes
     return None if is_own or not _has_role(message) else shape
 
 
@@ -118,7 +116,7 @@ def unread_words(message: Json, form: Format) -> str:
         return ""
     inner = message.get("data") if isinstance(message.get("data"), dict) else message
     assert isinstance(inner, dict)
-    key = "parts" if form.name in ("gemini", "pydantic-ai") else "content"
+    key = form.spec.content_key
     if inner.get(key) not in (None, "", []):
         return ""
     held = {

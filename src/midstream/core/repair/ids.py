@@ -10,7 +10,7 @@ import hashlib
 import re
 
 from midstream.core.formats.chat import named_answer
-from midstream.core.formats.parts import Part, Turn, as_words
+from midstream.core.formats.parts import CodecSpec, Part, Turn, as_words
 from midstream.core.profiles import Profile
 from midstream.core.repair.names import takes_name
 from midstream.core.repair.task import Task
@@ -58,23 +58,23 @@ def _rename(turns: list[Turn], call: Part, new_id: str, code: str, task: Task) -
 
 def _follow(turns: list[Turn], call: Part, result: Part, task: Task) -> None:
     """A result bears the id (and, where results have names, the name) of its call."""
-    form = task.form.name
-    if call.is_by_name and not result.is_by_name and form != "gemini":
+    by_name = task.form.spec.matches_by_name
+    if call.is_by_name and not result.is_by_name and not by_name:
         named_answer(result, call.name)
         turns[result.turn].is_changed = True
-    elif not call.is_by_name and result.id != call.id and (not result.is_by_name or form != "gemini"):
+    elif not call.is_by_name and result.id != call.id and (not result.is_by_name or not by_name):
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    if result.name != call.name and (form == "gemini" or _is_misnamed(result, form)):
+    if result.name != call.name and (by_name or _is_misnamed(result, task.form.spec)):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")
 
 
-def _is_misnamed(result: Part, form: str) -> bool:
+def _is_misnamed(result: Part, spec: CodecSpec) -> bool:
     """Whether a result bears a name that no tool can have; none at all is none."""
     if result.name:
-        return not takes_name(result.name, form)
+        return not takes_name(result.name, spec.names)
     return isinstance(result.raw, dict) and result.raw.get("name") not in (None, "")
 
 

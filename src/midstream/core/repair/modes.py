@@ -217,7 +217,7 @@ def _entries(messages: list[Value], form: Format) -> Iterator[_Entry]:
             for turn in foreign:
                 yield _Entry(at, turn.source, turn, is_foreign=True)
         else:
-            turn = form.parse(with_known_role(message, form.name), at)
+            turn = form.parse(with_known_role(message, form.spec), at)
             turn.is_changed = False
             yield _Entry(at, message, turn)
 

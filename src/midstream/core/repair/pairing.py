@@ -28,7 +28,7 @@ class Pairing:
     def __init__(self, turns: list[Turn], task: Task) -> None:
         self.turns = turns
         self.task = task
-        self.goes_by_name = task.form.name == "gemini"
+        self.goes_by_name = task.form.spec.matches_by_name
         self.calls: list[Part] = []
         self.waiting: dict[Key, list[Waiting]] = {}
         """Per id, the replies with calls that wait for it, the latest last."""

@@ -68,7 +68,7 @@ def _read(message: Json, at: int, task: Task) -> list[Turn]:
     if foreign:
         task.report.tell("foreign-message", at, "written anew in this format")
         return foreign
-    named = with_known_role(message, task.form.name)
+    named = with_known_role(message, task.form.spec)
     turn = task.form.parse(named, at)
     if turn.is_changed or _has_new(turn):
         turn.is_changed = True

@@ -18,9 +18,9 @@ def settle_reasoning(turns: list[Turn], task: Task, *, thinking: bool | None) ->
     """Apply the rules of the profile or format about reasoning, if it has any."""
     if task.is_flat:
         return _item_pairs(turns, task)
-    if task.profile.signs_calls and task.form.name == "gemini":
+    if task.profile.signs_calls and task.form.spec.matches_by_name:
         _sign_calls(turns, task)
-    if task.profile.wants_reasoning != "no" and task.form.name in ("openai-chat", "mistral"):
+    if task.profile.wants_reasoning != "no" and task.form.spec.reasoning != "no":
         _fill_reasoning(turns, task, thinking=thinking)
     return turns
 

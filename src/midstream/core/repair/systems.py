@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from midstream.core.formats.parts import Json, Kind, Part, Role, Turn, Value, as_words, both_words
 from midstream.core.repair.task import Task
@@ -52,7 +53,7 @@ def place_systems(turns: list[Turn], system: Value, task: Task) -> tuple[list[Tu
             kept.append(_noted(turn, words, task))
         said.add(words)
     if added:
-        system = with_words(system, "\n\n".join(added), task.form.name)
+        system = with_words(system, "\n\n".join(added), task.form.spec.write_system)
     return kept, system
 
 
@@ -63,7 +64,7 @@ def place_system_parts(turns: list[Turn], task: Task) -> list[Turn]:
     A request of nothing but system prompts at the top of the list is no user's turn. Wants tidied turns: what
     stands before a system prompt decides, and some of it goes.
     """
-    if task.form.name != "pydantic-ai":
+    if task.form.spec.system != "parts":
         return turns
     if task.profile.system in ("after-user", "first"):
         before: Role | None = None
@@ -135,7 +136,7 @@ def _drop_copies(turns: list[Turn], task: Task) -> None:
 
 def settle_systems(turns: list[Turn], task: Task) -> list[Turn]:
     """Mark the system prompts that a model takes in mid-list, but not where they stand."""
-    if task.profile.system != "apart" or task.form.name == "pydantic-ai":
+    if task.profile.system != "apart" or task.form.spec.system == "parts":
         return turns
     if not any(turn.role is Role.SYSTEM for turn in turns):
         return turns
@@ -191,10 +192,10 @@ def words_of_system(system: Value) -> str:
     return as_words(system)
 
 
-def with_words(system: Value, words: str, form: str = "") -> Value:
+def with_words(system: Value, words: str, write: Callable[[str], Value] = str) -> Value:
     """Add words to a system parameter, in the shape it has, or else the format's own."""
     if system is None or system == "":
-        return {"bedrock": [{"text": words}], "gemini": {"parts": [{"text": words}]}}.get(form, words)
+        return write(words)
     if isinstance(system, str):
         return f"{system}\n\n{words}"
     if isinstance(system, dict):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from midstream.core.formats.anthropic import hosted_answer
 from midstream.core.formats.parts import Kind, Part, Role, Turn, as_words
 from midstream.core.repair.attachments import taken_out
 from midstream.core.repair.names import names_of, nearest_name, takes_name
@@ -22,7 +21,6 @@ from midstream.core.repair.words import (
 
 _HOSTED_KINDS = frozenset({Kind.HOSTED_CALL, Kind.HOSTED_RESULT})
 _REPLY_KINDS = _HOSTED_KINDS | {Kind.CALL, Kind.THINKING}
-_SHOWN_AS_CHAT = ("openai-chat", "mistral", "pydantic-ai", "langchain")
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 
 
@@ -161,7 +159,7 @@ def _splice_cuts(turn: Turn, task: Task) -> list[int]:
     pydantic-ai stores one response in each of its own, so that only a call counts there.
     """
     cuts, has_call, signature = [], False, ""
-    thinks_often = task.form.name == "pydantic-ai" or any(part.kind in _HOSTED_KINDS for part in turn.parts)
+    thinks_often = task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
     for place, part in enumerate(turn.parts):
         if part.kind is Kind.CALL:
             has_call = True
@@ -228,7 +226,7 @@ def _is_words(part: Part, task: Task) -> bool:
     """Whether a text is one; pydantic-ai's prompts may have several pieces."""
     if isinstance(part.body, str):
         return True
-    is_prompt = task.form.name == "pydantic-ai" and part.raw.get("part_kind") == "user-prompt"
+    is_prompt = task.form.spec.system == "parts" and part.raw.get("part_kind") == "user-prompt"
     return is_prompt and isinstance(part.body, list)
 
 
@@ -263,7 +261,7 @@ def _tidy_call(turn: Turn, part: Part, task: Task) -> None:
         task.form.retool(part, NO_NAME)
         turn.is_changed = True
         task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
-    elif not takes_name(part.name, names_of(task.form.name, task.profile)):
+    elif not takes_name(part.name, names_of(task.form, task.profile)):
         task.form.retool(part, nearest_name(part.name))
         turn.is_changed = True
         task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
@@ -360,7 +358,7 @@ def _is_hollow_kept(turn: Turn, task: Task) -> bool:
         turn.role is Role.ASSISTANT
         and not task.is_flat
         and task.profile.is_hollow_refused
-        and (task.form.name in _SHOWN_AS_CHAT or task.profile.alternates == "spoken")
+        and (task.form.spec.is_thought_hollow or task.profile.alternates == "spoken")
         and turn.has_only(Kind.THINKING)
     )
     if is_hollow:
@@ -419,7 +417,8 @@ def _close_hosted(turn: Turn, task: Task) -> None:
         if part.kind is not Kind.HOSTED_CALL or repr(part.id) in answered:
             closed.append(part)
             continue
-        result = hosted_answer(part, UNKNOWN) if task.form.name == "anthropic" else None
+        answer = task.form.spec.hosted_answer
+        result = answer(part, UNKNOWN) if answer else None
         if result is None:
             closed.append(task.form.text(f"{HOSTED_CUT} {part.name} {as_words(part.body)}", Role.ASSISTANT))
         else:
