@@ -78,7 +78,7 @@ and never carry what a user or a model wrote.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, Self
 
 Retry = Literal["never", "later", "now", "ask"]
@@ -581,3 +581,15 @@ class ModelMissingError(ModelError):
     """The software or the weights of this model are not installed; the message says how to."""
 
     code = "model_missing"
+
+
+def error_of(code: str, message: str, retry_after_s: float | None = None) -> MidstreamError:
+    """Return the error of a code, as a journal or another process names it; `UnavailableError` for an unknown one."""
+    kind = next((each for each in _kinds(MidstreamError) if each.code == code), UnavailableError)
+    return kind(message, retry_after_s=retry_after_s)
+
+
+def _kinds(kind: type[MidstreamError]) -> Iterator[type[MidstreamError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)

@@ -22,7 +22,7 @@ from midstream.places import made
 from midstream.runtime.agent_runs import SILENCE_MAX_S, SilenceLimits
 from midstream.runtime.pool import PoolLimits
 from midstream.server.gateway.app import gateway as gateway_app
-from midstream.server.gateway.runs import GRACE_S
+from midstream.server.gateway.live_responses import GRACE_S
 from midstream.server.serve import serve
 from midstream.world import World
 

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind
-from midstream.core.messages import Reply, Result, ToolSpec, UpstreamCall, UserMessage
+from midstream.core.messages import Call, Entry, Reply, Result, ToolSpec, UpstreamCall, UserMessage
+from midstream.core.wishes import NO_WISHES, Wishes
 from midstream.errors import RecordUndecodableError
 
 VERSION = 1
@@ -213,6 +214,55 @@ class MessageWithdrawn(
     stream: str = ""
 
 
+class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One request of a client application that resends its conversation, without the conversation.
+
+    Args:
+        id: The id of the response in the application's API.
+        digest: Digest of the request; equal for equal requests only.
+        key: The application's idempotency key, or "".
+        conversation: The name by which a stateful upstream agent finds the conversation; "" for none.
+        wishes: How the response is to be made.
+        is_ephemeral: A side request, such as one for a title: it leaves no trace in an agent's memory.
+        is_background: The response is made whether or not a client reads it.
+        form: What the dialect needs to write the response.
+        input: The items of the request as they came, where its API lists them later.
+    """
+
+    id: str
+    digest: str = ""
+    key: str = ""
+    conversation: str = ""
+    wishes: Wishes = NO_WISHES
+    is_ephemeral: bool = False
+    is_background: bool = False
+    form: msgspec.Raw = msgspec.Raw(b"null")
+    input: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+class TranscriptAccepted(
+    Struct, frozen=True, gc=False, tag="transcript_accepted", tag_field="type", omit_defaults=True
+):
+    """A client application sent its whole conversation again and requests the next response.
+
+    The history is what the application sent: the first `keep` entries of what the session had, then `tail`. What was
+    open is closed before it: by the results of the application's tools, or by a cancellation.
+
+    Args:
+        turn, reply: The response's first reply. The turn goes on where the application brought its calls' results.
+        instructions, tools: As the application sent them; None where they are those of the request before.
+    """
+
+    turn: int
+    reply: int
+    at: float
+    request: ApplicationRequest
+    keep: int = 0
+    tail: tuple[Entry, ...] = ()
+    instructions: str | None = None
+    tools: tuple[ToolSpec, ...] | None = None
+
+
 class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):
     """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""
 
@@ -242,7 +292,8 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
     """Words of a reply that is being made. `part` counts the parts of the reply from 0.
 
     A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
-    Then `kind` is `thinking` and `text` empty, so that a reader who does not know `call` shows nothing.
+    Then `kind` is `thinking` and `text` empty, so that a reader who does not know `call` shows nothing. So is it with
+    `requested` and `signature`, which only the response to a client application has.
     """
 
     turn: int
@@ -252,6 +303,10 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
     kind: Literal["text", "thinking"]
     text: str
     call: UpstreamCall | None = None
+    requested: Call | None = None
+    """A tool call that the model requests, as soon as it is whole."""
+    signature: str = ""
+    """The provider's signature of this part, which ends it."""
 
 
 class AttemptFailed(
@@ -265,6 +320,8 @@ class AttemptFailed(
     code: str
     message: str
     at: float
+    retry_after_s: float | None = None
+    """Seconds after which the provider takes another request; only in the response to a client application."""
 
 
 class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", tag_field="type"):
@@ -602,6 +659,7 @@ Record = (
     | MessageAccepted
     | MessageQueued
     | MessageWithdrawn
+    | TranscriptAccepted
     | TurnResumed
     | AttemptStarted
     | Delta
@@ -716,6 +774,7 @@ ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
         MessageAccepted,
         MessageQueued,
         MessageWithdrawn,
+        TranscriptAccepted,
         TurnResumed,
         QuestionAnswered,
         AnswerUsed,

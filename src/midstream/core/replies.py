@@ -32,8 +32,10 @@ from midstream.core.records import Delta, Judgement
 from midstream.core.timing import StallBudgets
 from midstream.core.upstream_calls import closed, ended, started
 from midstream.core.wishes import NO_WISHES, Wishes
-from midstream.errors import ModelForgotError
+from midstream.errors import ModelForgotError, ModelUnavailableError
 
+RESPONSE_CHARS_MAX = 32 * 1024 * 1024
+"""Of a response to a client application: 128,000 tokens are a sixtieth of it."""
 DELTA_CHARS_MAX = 64 * 1024
 """Characters of one `Delta`; a longer piece is split, so that no record outgrows a frame."""
 
@@ -182,11 +184,22 @@ class ReplyBuilder:
     Args:
         shown: The parts readers have been shown of this attempt, where it is taken up again: the model says it all
             once more, and what is known is not journaled a second time.
+        is_announcing: Calls, signatures and a first sign of work have deltas of their own, for client applications:
+            their APIs show these in mid-response.
     """
 
     def __init__(
-        self, turn: int, reply_no: int, attempt: int, shown: Mapping[int, Words] | None = None
+        self,
+        turn: int,
+        reply_no: int,
+        attempt: int,
+        shown: Mapping[int, Words] | None = None,
+        *,
+        is_announcing: bool = False,
     ) -> None:
+        self.is_announcing = is_announcing
+        self._has_begun = False
+        self._chars = 0
         self._ids = (turn, reply_no, attempt)
         self._shown = dict(shown or {})
         """What is still to be said again."""
@@ -212,30 +225,47 @@ class ReplyBuilder:
             case ThinkingDelta():
                 deltas = self._say("thinking", storable(event.text))
                 if event.signature is not None:
-                    self._close_part(storable(event.signature))
+                    ending = storable(event.signature)
+                    announced = self._announced(len(self._parts), signature=ending)
+                    self._close_part(ending)
+                    return (*deltas, *announced)
                 return deltas
             case CallRequested():
                 self._close_part()
                 signature = None if event.signature is None else storable(event.signature)
                 named = (storable(event.id), storable(event.name), storable(event.arguments))
-                self._parts.append(Call(*named, signature=signature))
+                call = Call(*named, signature=signature)
+                self._parts.append(call)
+                return self._announced(len(self._parts) - 1, requested=call)
             case UpstreamCallStarted() if event.id not in self._open:
                 return self._start(started(event.id, event.name, event.arguments))
             case UpstreamCallEnded():
                 return self._end(event)
             case Finished():
                 return self._finish(event)
+            case Working() if not self._has_begun:
+                return self._announced(len(self._parts))
             case Working() | Heartbeat() | Judged() | Resumable() | UpstreamCallStarted():
                 pass
         return ()
 
+    def _announced(self, part: int, *, requested: Call | None = None, signature: str = "") -> Sequence[Delta]:
+        self._has_begun = True
+        if not self.is_announcing:
+            return ()
+        return (Delta(*self._ids, part, "thinking", "", requested=requested, signature=signature),)
+
     def reply(self) -> Reply | None:
-        """Return the whole reply, or None while the model has not finished or said nothing at all."""
+        """Return the whole reply, or None while the model has not finished or said nothing at all.
+
+        To a client application an empty response is one, too.
+        """
         if self._finished is None:
             return None
         self._close_part()
         parts = with_distinct_ids(tuple(self._parts), reply_no=self._ids[1])
-        if not any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in parts):
+        has_content = any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in parts)
+        if not (has_content or self.is_announcing):
             return None
         return Reply(parts, self._finished.finish, self._finished.model, self._finished.usage)
 
@@ -255,6 +285,10 @@ class ReplyBuilder:
             self._kind = kind
         if not text:
             return ()
+        self._has_begun = True
+        self._chars += len(text)
+        if self.is_announcing and self._chars > RESPONSE_CHARS_MAX:
+            raise ModelUnavailableError(f"the response is longer than {RESPONSE_CHARS_MAX} characters")
         self._texts.append(text)
         part = len(self._parts)
         if self._shown:
@@ -341,6 +375,11 @@ def _forgot() -> ModelForgotError:
     return ModelForgotError("the reply that was taken up again has other words than before")
 
 
+def is_plain(delta: Delta) -> bool:
+    """Whether a delta has nothing but text."""
+    return delta.call is None and delta.requested is None and not delta.signature
+
+
 def merge_deltas(deltas: Sequence[Delta]) -> tuple[Delta, ...]:
     """Join neighbouring pieces of the same part, up to `DELTA_CHARS_MAX` characters each."""
     merged: list[Delta] = []
@@ -349,7 +388,7 @@ def merge_deltas(deltas: Sequence[Delta]) -> tuple[Delta, ...]:
     for delta in deltas:
         last = merged[-1] if merged else None
         is_same = last is not None and (last.part, last.kind) == (delta.part, delta.kind)
-        is_same = is_same and delta.call is None and merged[-1].call is None
+        is_same = is_same and is_plain(delta) and is_plain(merged[-1])
         if is_same and length + len(delta.text) <= DELTA_CHARS_MAX:
             texts.append(delta.text)
             length += len(delta.text)

@@ -13,7 +13,9 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from midstream.core import applications
 from midstream.core import turn as turns
+from midstream.core.applications import NO_APPLICATION, Application
 from midstream.core.calls import Site
 from midstream.core.compaction import shown
 from midstream.core.messages import Exchange, History, Outcome, UserMessage
@@ -38,6 +40,7 @@ from midstream.core.records import (
     StreamOpened,
     StreamTaken,
     ToolsChanged,
+    TranscriptAccepted,
     TurnEnded,
     TurnResumed,
 )
@@ -55,6 +58,7 @@ from midstream.core.turn import (
     Resume,
     RunningCalls,
     SendMessage,
+    SendTranscript,
     TurnState,
     WhenBusy,
     Withdraw,
@@ -216,6 +220,8 @@ class Session(Struct, frozen=True, gc=False):
     """Who began the last epoch."""
     suspected: int = 0
     """Deaths of owners since the last message that the open turn may have caused: see `midstream.core.suspects`."""
+    application: Application = NO_APPLICATION
+    """Requests of a client application that resends the conversation; see `midstream.core.applications`."""
 
     def began_at(self, epoch: int) -> float | None:
         """Return when an epoch began, in seconds since 1970; None where that is not known any more."""
@@ -228,14 +234,21 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def is_live(self) -> bool:
-        """Whether a turn is open, so that somebody owes this session something."""
-        return not isinstance(self.turn, Idle)
+        """Whether a turn is open that has work left; not one whose calls are with a client application."""
+        return not (isinstance(self.turn, Idle) or self.is_with_application)
+
+    @property
+    def is_with_application(self) -> bool:
+        """Whether a client application has the calls of the open turn. It brings their results, or goes on without."""
+        return isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_application
 
     @property
     def status(self) -> SessionStatus:
         """Status of the session, or of its last turn. `LOCKED` is the host's to see."""
         if self.is_live:
             return SessionStatus.WAITING if self.rests_on_people else SessionStatus.RUNNING
+        if self.is_with_application:
+            return SessionStatus.COMPLETED  # the response is whole
         return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW
 
     @property
@@ -275,6 +288,10 @@ def decide(
         return _withdrawn(session, command, at=at)
     if isinstance(command, SendMessage):
         return _decide_message(session, command, at=at)
+    if isinstance(command, SendTranscript):
+        return applications.decide_transcript(
+            session.application, session.turn, command, turns_opened=session.turns, epoch=epoch, at=at
+        )
     if isinstance(command, Recover):
         command = replace(command, is_suspect=session.suspected > turns.SUSPECTED_MAX)
     did = turns.decide(session.turn, command, epoch=epoch, at=at)
@@ -453,8 +470,10 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     turn = turns.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
     match record:
-        case AttemptStarted(attempt=1, is_last=False) if record.reply > 1:
+        case AttemptStarted(attempt=1, is_last=False) if record.reply > 1 and _is_cut(session):
             return replace(after, history=_continued(session.history))  # TURN-83
+        case ReplyCompleted() if session.application.count:
+            return replace(after, application=applications.note_reply(session.application, record))
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case ChunkAccepted():
@@ -473,6 +492,18 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
                 queue=_without(session.queue, record.queued),
                 parent=record.parent or session.parent,
                 driver=record.driver,
+                suspected=0,
+            )
+        case TranscriptAccepted():
+            application, history = applications.accept(
+                session.application, session.history, record, after.position
+            )
+            return replace(
+                after,
+                turns=record.turn,
+                history=history,
+                application=application,
+                cut=session.cut if session.cut <= record.keep else 0,
                 suspected=0,
             )
         case MessageQueued():
@@ -504,7 +535,10 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return _with_epoch(after, record)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
-            return replace(after, turn=ended, last_turn=record, driver="")
+            application = session.application
+            if application.count:
+                application = applications.note_end(application, session.turn, record)
+            return replace(after, turn=ended, last_turn=record, driver="", application=application)
         case _:
             return after
 
@@ -560,6 +594,12 @@ def _with_stream(
 
 def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueued, ...]:
     return tuple(each for each in queue if each.number != number) if queue else queue
+
+
+def _is_cut(session: Session) -> bool:
+    """Whether the reply before was cut: behind a transcript just accepted, the application decides what comes last."""
+    newest = session.application.newest
+    return newest is None or len(session.history.entries) > newest.entries
 
 
 def _continued(history: History) -> History:

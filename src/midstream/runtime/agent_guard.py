@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from midstream.core.calls import Site
 from midstream.core.records import EpochStarted
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn import Cancel, Command, Resume, RunningCalls
+from midstream.core.turn import Cancel, Command, Resume, RunningCalls, SendTranscript
 from midstream.errors import AgentMismatchError
 from midstream.runtime.agent import Agent
 
@@ -42,8 +42,8 @@ def named(began: EpochStarted, agent: Agent) -> EpochStarted:
 
 
 def adopts(commands: Commands) -> bool:
-    """Whether a caller resumes the turn on purpose: it goes on with the agent served here."""
-    return any(isinstance(each, Resume) for each in commands)
+    """Whether a caller resumes the turn on purpose, or closes it with a transcript of its own."""
+    return any(isinstance(each, Resume | SendTranscript) for each in commands)
 
 
 def only_cancels(commands: Commands) -> bool:

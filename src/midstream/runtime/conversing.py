@@ -165,3 +165,27 @@ async def _records(runner: Runner, after: int) -> AsyncIterator[Stored]:
         for stored in await runner.read(after=after, limit=PAGE_RECORDS):
             after = stored.position
             yield stored
+
+
+async def followed(sessions: Sessions, session: str, after: int) -> AsyncGenerator[Record, None]:
+    """Iterate over the records of a session behind a position, also while it moves or its store is busy.
+
+    Raises:
+        MidstreamError: The process shuts down, or the session cannot be read.
+    """
+    world, reader, failures = sessions.world, JournalReader(), 0
+    while True:
+        try:
+            runner = await sessions.session(session)
+            runner.attach()
+            try:
+                async for stored in _records(runner, after):
+                    after, failures = stored.position, 0
+                    yield reader.read(stored.body)
+            finally:
+                runner.detach()
+        except MidstreamError as error:
+            failures += 1
+            if error.retry not in {"now", "later"} or sessions.is_draining or failures > TRIES_MAX:
+                raise
+            await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))

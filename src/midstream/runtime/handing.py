@@ -6,7 +6,6 @@ the sender's client asks again later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
@@ -15,7 +14,7 @@ from msgspec import Struct
 from midstream.core.frames import secret_digest_of
 from midstream.core.session import Received, Session
 from midstream.core.turn import Cancel, Command, Idle, Resume
-from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError
+from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.world import World
 
 
@@ -141,8 +140,7 @@ def position_of(body: bytes) -> int:
         return answer.position
     if answer.code == SeqnoGapError.code:
         raise SeqnoGapError(answer.message, expected=answer.expected)
-    kind = next((each for each in _errors(MidstreamError) if each.code == answer.code), UnavailableError)
-    raise kind(answer.message, retry_after_s=answer.retry_after_s)
+    raise error_of(answer.code, answer.message, answer.retry_after_s)
 
 
 def _said(command: Command) -> _Said:
@@ -151,9 +149,3 @@ def _said(command: Command) -> _Said:
 
 def _command(said: _Said) -> Command:
     return msgspec.json.decode(said.command, type=_KINDS[said.kind])
-
-
-def _errors(kind: type[MidstreamError]) -> Iterator[type[MidstreamError]]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from _errors(each)

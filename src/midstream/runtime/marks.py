@@ -10,6 +10,7 @@ from midstream.core.records import (
     CallStarted,
     MessageAccepted,
     Record,
+    TranscriptAccepted,
     TurnEnded,
     TurnResumed,
     encode,
@@ -20,7 +21,7 @@ from midstream.store.contract import Batch, Mark
 
 TITLE_CHARS_MAX = 80
 
-_MARKING = (MessageAccepted, TurnResumed, TurnEnded)
+_MARKING = (MessageAccepted, TranscriptAccepted, TurnResumed, TurnEnded)
 """Records that change the line; most do not."""
 
 
@@ -55,15 +56,25 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Mark 
                 title = _title_of(record.message) if record.turn == 1 else title
                 is_ours = not record.driver
                 mark = Mark(is_ours, record.at, title=title, turns=after.turns, status=status)
+            case TranscriptAccepted():
+                title = _title_of(_first(after)) if record.turn == 1 else title
+                mark = Mark(is_live=True, at=record.at, title=title, turns=after.turns, status=status)
             case TurnResumed():
                 mark = Mark(is_live=True, at=record.at, title=title, turns=after.turns, status=status)
             case TurnEnded():
                 mark = Mark(is_live=False, at=record.at, title=title, turns=after.turns, status=status)
-    if after.is_live and after.rests_on_people != before.rests_on_people:
+    is_handed_on = after.is_with_application and not before.is_with_application
+    if is_handed_on or (after.is_live and after.rests_on_people != before.rests_on_people):
         at = max(getattr(record, "at", 0.0) for record in records)
         title = mark.title if mark else ""
         return Mark(after.needs_owner, at, title=title, turns=after.turns, status=status)
     return mark
+
+
+def _first(session: Session) -> UserMessage:
+    """Return the first message of a user in a conversation that an application sent."""
+    said = (entry for entry in session.history.entries if isinstance(entry, UserMessage))
+    return next(said, UserMessage(()))
 
 
 def _title_of(message: UserMessage) -> str:

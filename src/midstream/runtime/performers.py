@@ -22,9 +22,11 @@ from midstream.core.calls import (
     CallPlan,
     CallState,
     OnDoubt,
+    Site,
     digest_of,
 )
 from midstream.core.compaction import next_cut
+from midstream.core.dialects.telling import CallFilter
 from midstream.core.messages import (
     Call,
     Finish,
@@ -204,6 +206,7 @@ class Performer:
             self._questions.end(owed)
 
     async def _attempt(self, owed: AskModel, session: Session, turn: AwaitingModel, kept: _Kept) -> None:
+        asked = turn.terms.request
         own = await self._read_tools(owed)
         theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
         tools = {**own, **theirs} if theirs else own
@@ -222,18 +225,30 @@ class Performer:
             f"{self._reports.session_id}/{owed.turn}/{owed.reply_no}",
             kept.token,
             session=self._reports.session_id,
-            person=self._questions.person(owed, watch),
+            person=self._questions.person(owed, watch) if asked is None else None,
             stalls=self._agent.stalls,
         )
+        if asked is not None:
+            request = replace(
+                request,
+                instructions=session.application.instructions,
+                tools=session.application.tools,
+                session=asked.conversation,
+                is_ephemeral=asked.is_ephemeral,
+                wishes=asked.wishes,
+            )
         shown = words_said(turn) if kept.token else {}
-        builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown)
+        builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown, is_announcing=asked is not None)
         try:
             reply = await self._listen(owed, request, builder, kept, watch)
         except ModelError as error:
             self._reports.report(self._failure(owed, error, session))
         else:
-            plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
-            if reply.finish is Finish.LENGTH:
+            if asked is not None:  # whatever is wrong with a call, its application judges
+                plans = tuple(_passed_on(call) for call in reply.calls)
+            else:
+                plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
+            if asked is None and reply.finish is Finish.LENGTH:
                 plans = _without_cut(reply, plans)
             replied = ModelReplied(
                 owed.turn, owed.reply_no, owed.attempt, reply, plans, self._head_of(request)
@@ -279,9 +294,11 @@ class Performer:
         place = (owed.turn, owed.reply_no, owed.attempt)
         name = self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
+        passed = CallFilter(has_tools=bool(request.tools)).passed if builder.is_announcing else _same
         try:
             async with watch, contextlib.aclosing(events):
-                async for event in events:
+                async for each in events:
+                    event = passed(each)
                     if not is_progress(event):
                         if isinstance(event, Resumable):
                             kept.token = event.token
@@ -491,6 +508,15 @@ class _Kept:
 
     def __init__(self, token: str) -> None:
         self.token = token
+
+
+def _same(event: ModelEvent) -> ModelEvent:
+    return event
+
+
+def _passed_on(call: Call) -> CallPlan:
+    """Return the plan of a call that a client application runs."""
+    return CallPlan(call.id, digest_of(call.name, call.arguments), Site.CLIENT, has_effects=False)
 
 
 def _without_cut(reply: Reply, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:

@@ -20,9 +20,9 @@ const stories = {
   },
   async stream() {
     const { textStream, reasoningText, text } = streamText({ model, prompt: "hi" });
-    let count = 0;
-    for await (const _ of textStream) count += 1;
-    say({ count, text: await text, reasoning: await reasoningText });
+    let shown = "";
+    for await (const words of textStream) shown += words;
+    say({ shown, text: await text, reasoning: await reasoningText });
   },
   async tools() {
     const { text, steps } = await generateText({ model, prompt: "hi", tools: { look }, stopWhen: stepCountIs(3) });

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.core.replies import Finished, TextDelta
-from midstream.server.gateway import answers
+from midstream.server.gateway import response_reader
 from midstream.testing.models import Gate
 from tests.server.gateway.serving import say, served
 
@@ -17,7 +17,7 @@ from tests.server.gateway.serving import say, served
 async def test_a_stream_without_a_word_gets_a_sign_of_life(
     path: str, sign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "QUIET_S", 0.01)
+    monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
     go_on = asyncio.Event()
     async with served([[TextDelta("a"), Gate(go_on), TextDelta("b"), Finished()]]) as gateway:
         body = say("hi", stream=True)
@@ -33,7 +33,7 @@ async def test_a_stream_without_a_word_gets_a_sign_of_life(
 
 
 async def test_a_stream_opens_after_a_while_without_a_word_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "QUIET_S", 0.01)
+    monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
     go_on = asyncio.Event()
     async with served([[Gate(go_on), TextDelta("b"), Finished()]]) as gateway, gateway.openai() as client:
         asks: Any = [{"role": "user", "content": "hi"}]

@@ -421,7 +421,7 @@ async def test_answers_that_the_end_of_the_gateway_stops_are_told_so_in_their_ap
             async with client.stream("POST", "/v1/chat/completions", json=asked) as stream:
                 pieces = stream.aiter_text()
                 heard = await anext(pieces)
-                while sum(run.has_emitted for run in app.runs.all()) < 2:  # noqa: ASYNC110 - it has no event
+                while sum(run.has_begun for run in app.responses.all()) < 2:  # noqa: ASYNC110 - it has no event
                     await asyncio.sleep(0)
                 stop.set()
                 async for piece in pieces:
@@ -445,7 +445,7 @@ async def test_a_gateway_that_was_stopped_is_not_started_by_a_late_request() -> 
 
 
 async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:
-    app = make_gateway(object())  # type: ignore[arg-type]  # nobody asks it
+    app = make_gateway(ScriptedModel([]))
     heard: list[str] = []
     said = iter(("lifespan.startup", "lifespan.shutdown"))
 

@@ -22,7 +22,7 @@ from midstream.core.replies import (
     Working,
 )
 from midstream.errors import ModelError, ModelStalledError, ModelUnavailableError, UpstreamBusyError
-from midstream.server.gateway import runs
+from midstream.server.gateway import live_responses
 from tests.server.gateway.serving import Served, make_gateway, say, serving
 from tests.server.gateway.test_runs import until
 from tests.spec import spec
@@ -165,7 +165,7 @@ async def test_a_person_who_asks_again_later_or_under_another_key_is_answered(
             headers = {"idempotency-key": key}
             await gateway.http.post("/v1/chat/completions", json=say("order it"), headers=headers)
         assert model.runs == 2
-        monkeypatch.setattr(runs, "FAILED_S", 0.0)
+        monkeypatch.setattr(live_responses, "FAILED_S", 0.0)
         for _ in range(2):
             await gateway.http.post("/v1/chat/completions", json=say("order it"))
         assert model.runs == 4
@@ -183,7 +183,7 @@ async def test_a_retry_that_comes_after_the_grace_does_not_begin_anew(api: Api, 
             assert gateway.cutter.cut() == 1
             with pytest.raises((openai.APIConnectionError, anthropic.APIConnectionError)):
                 await asking
-            await until(lambda: not len(gateway.gateway.runs))
+            await until(lambda: not len(gateway.gateway.responses))
         async with api.client(gateway, max_retries=3) as client:
             with pytest.raises(REFUSED) as caught:
                 await ask(api, client, **RETRY)

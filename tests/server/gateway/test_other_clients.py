@@ -91,7 +91,11 @@ async def test_the_ai_sdk_is_answered() -> None:
     async with served([HELLO]) as gateway:
         whole = await ai_sdk(gateway.url, "whole")
         assert whole == {"text": "Hello you", "finishReason": "stop", "input": 10, "output": 5}
-        assert await ai_sdk(gateway.url, "stream") == {"count": 2, "text": "Hello you", "reasoning": "hm"}
+        assert await ai_sdk(gateway.url, "stream") == {
+            "shown": "Hello you",
+            "text": "Hello you",
+            "reasoning": "hm",
+        }
 
 
 @needs_node
@@ -134,7 +138,7 @@ async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
         async with asyncio.timeout(WAIT_S):
             await _read_through_the_relay(gateway, asking)
             gateway.cutter.cut()
-            await until(lambda: not any(run.readers for run in gateway.gateway.runs.all()))
+            await until(lambda: not any(run.readers for run in gateway.gateway.responses.all()))
             await _read_through_the_relay(gateway, asking)
         go_on.set()
         assert (await asking)["text"] == "one two"
@@ -142,6 +146,6 @@ async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
 
 
 async def _read_through_the_relay(gateway: Served, asking: asyncio.Task[Any]) -> None:
-    while not any(run.readers for run in gateway.gateway.runs.all()):
+    while not any(run.readers for run in gateway.gateway.responses.all()):
         assert not asking.done(), asking.result()
         await asyncio.sleep(0)

@@ -11,9 +11,10 @@ from typing import Any
 import openai
 import pytest
 
+from midstream.core import replies
 from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.errors import ModelUnavailableError
-from midstream.server.gateway import runs
+from midstream.server.gateway import live_responses
 from midstream.testing.models import Gate, Step, text
 from tests.server.gateway.serving import WAIT_S, Json, Served, make_gateway, say, served, serving, words_of
 from tests.spec import spec
@@ -48,16 +49,16 @@ async def read(gateway: Served, body: Json, **headers: str) -> list[Json]:
 
 async def cut_after_two_words(gateway: Served, body: Json, **headers: str) -> None:
     """Ask through the relay, read two words, and lose the connection."""
-    heard = 0
+    heard = ""
     async with gateway.openai(url=gateway.cutter.url, max_retries=0, default_headers=headers) as client:
         stream = await client.chat.completions.create(**{**body, "stream": True})
         with contextlib.suppress(openai.APIConnectionError):
             async for chunk in stream:
-                heard += bool(chunk.choices and chunk.choices[0].delta.content)
-                if heard == 2:
+                heard += (chunk.choices and chunk.choices[0].delta.content) or ""
+                if len(heard.split()) >= 2:
                     gateway.cutter.cut()
-    assert heard >= 2
-    await until(lambda: not any(run.readers for run in gateway.gateway.runs.all()))
+    assert len(heard.split()) >= 2
+    await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
 
 
 @spec("REUSE-70")
@@ -83,9 +84,9 @@ async def test_the_retries_of_openais_client_are_one_run() -> None:
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
             for number in (1, 2):
                 await until(lambda: len(gateway.cutter.accepted_at) == number)  # noqa: B023 - awaited here
-                await until(lambda: any(run.readers for run in gateway.gateway.runs.all()))
+                await until(lambda: any(live.readers for live in gateway.gateway.responses.all()))
                 assert gateway.cutter.cut() == 1
-                await until(lambda: not any(run.readers for run in gateway.gateway.runs.all()))
+                await until(lambda: not any(live.readers for live in gateway.gateway.responses.all()))
             await until(lambda: len(gateway.cutter.accepted_at) == 3)
             go_on.set()
             answer = await asyncio.wait_for(asking, WAIT_S)
@@ -100,7 +101,7 @@ async def test_a_retry_joins_while_the_first_connection_still_seems_alive() -> N
         first = asyncio.create_task(read(gateway, say("hi")))
         await until(lambda: len(gateway.model.requests) == 1)
         second = asyncio.create_task(read(gateway, say("hi"), **RETRY))
-        await until(lambda: any(run.readers == 2 for run in gateway.gateway.runs.all()))
+        await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
         go_on.set()
         heard = await asyncio.gather(first, second)
         assert [words_of(chunks) for chunks in heard] == [WORDS, WORDS]
@@ -131,7 +132,7 @@ async def test_in_a_named_conversation_two_equal_questions_at_once_are_one_run()
     async with served([gated(go_on)]) as gateway:
         named = {"x-midstream-session": "s1"}
         both = [asyncio.create_task(read(gateway, say("hi"), **named)) for _ in range(2)]
-        await until(lambda: any(run.readers == 2 for run in gateway.gateway.runs.all()))
+        await until(lambda: any(live.readers == 2 for live in gateway.gateway.responses.all()))
         go_on.set()
         assert [words_of(chunks) for chunks in await asyncio.gather(*both)] == [WORDS, WORDS]
         assert len(gateway.model.requests) == 1
@@ -203,7 +204,7 @@ async def test_the_next_words_of_a_person_stop_what_nobody_reads() -> None:
 
 
 async def test_an_answer_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RUN_BYTES_MAX", 10_000)
+    monkeypatch.setattr(replies, "RESPONSE_CHARS_MAX", 10_000)
     model: Any = Endless()
     async with serving(make_gateway(model), model) as gateway:
         last = (await read(gateway, say("hi")))[-1]
@@ -211,28 +212,25 @@ async def test_an_answer_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_more_answers_than_there_may_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RUNS_MAX", 1)
+    monkeypatch.setattr(live_responses, "OPEN_MAX", 1)
     go_on = asyncio.Event()
     async with served([gated(go_on)]) as gateway:
         first = asyncio.create_task(read(gateway, say("hi")))
-        await until(lambda: len(gateway.gateway.runs) == 1)
+        await until(lambda: len(gateway.gateway.responses) == 1)
         answer = await gateway.http.post("/v1/chat/completions", json=say("ho"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         go_on.set()
         assert words_of(await first) == WORDS
 
 
-async def test_finished_answers_are_forgotten_in_time_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finished_responses_leave_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served([text("done")]) as gateway:
         for number in range(3):
             await read(gateway, say(f"question {number}"))
-        assert len(list(gateway.gateway.runs.all())) == 3
-        monkeypatch.setattr(runs, "KEPT_BYTES_MAX", 0)
-        await read(gateway, say("another"))
-        monkeypatch.setattr(runs, "KEPT_BYTES_MAX", 2**30)
-        monkeypatch.setattr(runs, "KEPT_S", -1.0)
+        assert len(gateway.gateway.responses.all()) == 3
+        monkeypatch.setattr(live_responses, "KEPT_S", -1.0)
         await read(gateway, say("the last"))
-        assert len(list(gateway.gateway.runs.all())) == 1
+        assert len(gateway.gateway.responses.all()) == 1
 
 
 async def test_a_reply_that_breaks_off_is_an_error() -> None:
@@ -244,7 +242,7 @@ async def test_a_reply_that_breaks_off_is_an_error() -> None:
 async def test_a_run_can_be_stopped_before_it_began() -> None:
     async with served([[Finished()]]) as gateway:
         asking = asyncio.create_task(gateway.http.post("/v1/chat/completions", json=say("hi")))
-        await until(gateway.gateway.runs.all)
-        for run in gateway.gateway.runs.all():
-            gateway.gateway.runs.cancel(run)
+        await until(gateway.gateway.responses.all)
+        for live in gateway.gateway.responses.all():
+            await live.cancel()
         assert (await asking).status_code in (200, 499)

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.dialect import Asked, Dialect, Form
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
-from midstream.core.dialects.refusals import Dialect, Refusal, error_in
+from midstream.core.dialects.refusals import Refusal, openai_error
 from midstream.core.dialects.tool_specs import tools_of
 from midstream.core.dialects.wishing import wished_in
 from midstream.core.messages import Finish, Usage
@@ -72,12 +72,13 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
     wished = wished_in(fields, _WISHES, tools)
     options = field(fields, "stream_options", dict[str, Any]) or {}
     return Asked(
-        dialect=Dialect.CHAT,
+        dialect=CHAT,
         model=field(fields, "model", str) or "",
         messages=messages,
         tools=tools,
         is_stream=bool(field(fields, "stream", bool)),
         includes_usage=options.get("include_usage") is True,
+        is_private=field(fields, "store", bool) is False,
         metadata=texts_of(fields, "metadata"),
         user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
         cache_key=field(fields, "prompt_cache_key", str) or "",
@@ -89,17 +90,16 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
 class ChatWriter:
     """Writes `chat.completion.chunk`s, or one `chat.completion`."""
 
-    def __init__(self, asked: Asked, named: Named) -> None:
-        self._named = named
-        self._includes_usage = asked.includes_usage
-        self._shows_thinking = asked.shows_thinking
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._shows_thinking = form.shows_thinking
         head = {
-            "id": named.id,
+            "id": form.id,
             "object": "chat.completion.chunk",
-            "created": named.created_at,
-            "model": named.model,
+            "created": form.created_at,
+            "model": form.model,
         }
-        if self._includes_usage:
+        if self._form.includes_usage:
             head["usage"] = None
         # What is the same in every chunk is written once.
         self._head = b"data: " + _json(head)[:-1] + b',"choices":[{"index":0,"delta":'
@@ -130,7 +130,11 @@ class ChatWriter:
 
     def fail(self, refusal: Refusal) -> list[bytes]:
         """See `Writer.fail`. No `[DONE]` follows: nothing was done."""
-        return [b"data: " + _json(error_in(Dialect.CHAT, refusal)) + b"\n\n"]
+        return [b"data: " + _json(openai_error(refusal)) + b"\n\n"]
+
+    def cancel(self, refusal: Refusal) -> list[bytes]:
+        """See `Writer.cancel`."""
+        return self.fail(refusal)
 
     def whole(self) -> bytes:
         """See `Writer.whole`."""
@@ -151,10 +155,10 @@ class ChatWriter:
         }
         return _json(
             {
-                "id": self._named.id,
+                "id": self._form.id,
                 "object": "chat.completion",
-                "created": self._named.created_at,
-                "model": self._named.model,
+                "created": self._form.created_at,
+                "model": self._form.model,
                 "choices": [choice],
                 "usage": usage_in_chat(finished.usage),
             }
@@ -174,12 +178,12 @@ class ChatWriter:
     def _end(self, event: Finished) -> list[bytes]:
         self._finished = event
         pieces = [self._chunk(b"{}", _json(FINISHES[event.finish]))]
-        if self._includes_usage:
+        if self._form.includes_usage:
             counted = {
-                "id": self._named.id,
+                "id": self._form.id,
                 "object": "chat.completion.chunk",
-                "created": self._named.created_at,
-                "model": self._named.model,
+                "created": self._form.created_at,
+                "model": self._form.model,
                 "choices": [],
                 "usage": usage_in_chat(event.usage),
             }
@@ -203,3 +207,15 @@ def usage_in_chat(usage: Usage | None) -> dict[str, Any]:
         },
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
+
+
+CHAT = Dialect(
+    name="chat",
+    path=("chat", "completions"),
+    format="openai-chat",
+    messages="messages",
+    id_prefix="chatcmpl-",
+    read=read_chat,
+    writer=ChatWriter,
+    error=openai_error,
+)

@@ -17,7 +17,7 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
-from midstream.core.dialects.asked import Asked
+from midstream.core.dialects.dialect import Asked
 from midstream.core.messages import Entry, File, History, Reply, Text, UserMessage
 
 SESSION_HEADERS = (

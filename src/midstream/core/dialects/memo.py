@@ -14,10 +14,10 @@ from hashlib import sha256
 import msgspec
 from msgspec import Struct
 
+from midstream.core.applications import Beginning
 from midstream.core.dialects.conversations import Place, newest_words, place_of
 from midstream.core.dialects.transcripts import Transcript
 from midstream.core.messages import History
-from midstream.core.reuse.fingerprint import Heard
 
 READINGS_MAX = 512
 """Readings kept, the last used ones: two for each of the last 256 turns."""
@@ -36,6 +36,7 @@ class Gist(Struct, frozen=True):
     Args:
         place: Where it stands, by all that was said; in `scope`.
         scope: Where it is looked for; "" for one that has a name.
+        beginning: Its entries, as far as a session is compared with them.
         instructions: The system prompts among its messages.
         newest: How the user's newest message begins (`newest_words`), or "".
         ids: The ids of its items, where the API gives them some.
@@ -43,7 +44,7 @@ class Gist(Struct, frozen=True):
 
     place: Place
     scope: str
-    heard: Heard = Heard()
+    beginning: Beginning = Beginning()
     instructions: str = ""
     newest: str = ""
     ids: frozenset[str] = frozenset()
@@ -60,7 +61,7 @@ class Gist(Struct, frozen=True):
         return Gist(
             self.place.then(entries) if self.scope else self.place,
             self.scope,
-            self.heard.then(entries),
+            self.beginning.then(entries),
             joined(self.instructions, transcript.instructions),
             self.newest if newest is None else newest,
             self.ids | ids if ids else self.ids,
@@ -69,8 +70,8 @@ class Gist(Struct, frozen=True):
     @property
     def weight(self) -> int:
         """About how many bytes it takes."""
-        texts = (self.instructions, self.newest, *self.heard.answered, *self.ids)
-        return _OBJECT_BYTES + len(self.heard.users) + 4 * sum(map(len, texts))
+        texts = (self.instructions, self.newest, *self.ids)
+        return _OBJECT_BYTES + 4 * sum(map(len, texts))
 
 
 class Memo:

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.dialect import Asked, Dialect, Form
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
-from midstream.core.dialects.refusals import Dialect, Refusal, error_in
+from midstream.core.dialects.refusals import OVERLOADED, SERVER_FAULTS, Refusal
 from midstream.core.dialects.tool_specs import tools_of
 from midstream.core.dialects.wishing import wished_in
 from midstream.core.formats.parts import Value
@@ -36,6 +36,17 @@ _STOPS = {
     Finish.INTERRUPTED: "end_turn",
 }
 _COUNTER = "x-anthropic-billing-header:"
+OVERLOADED_STATUS = 529
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 _json = msgspec.json.encode
@@ -60,7 +71,7 @@ def read_messages(fields: Fields, known: int = 0) -> Asked:
     is_thinking = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
     metadata = texts_of(fields, "metadata")
     return Asked(
-        dialect=Dialect.MESSAGES,
+        dialect=MESSAGES,
         model=field(fields, "model", str) or "",
         messages=messages,
         instructions=_instructions(field(fields, "system", object)),
@@ -95,9 +106,9 @@ def estimated_tokens(fields: Fields) -> int:
 class MessagesWriter:
     """Writes `message_start` … `message_stop`, or one `message`."""
 
-    def __init__(self, asked: Asked, named: Named) -> None:
-        self._named = named
-        self._shows_thinking = asked.shows_thinking
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._shows_thinking = form.shows_thinking
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[str] = []
         """Words of the open block."""
@@ -134,7 +145,11 @@ class MessagesWriter:
 
     def fail(self, refusal: Refusal) -> list[bytes]:
         """See `Writer.fail`."""
-        return [b"event: error\ndata: " + _json(error_in(Dialect.MESSAGES, refusal)) + b"\n\n"]
+        return [b"event: error\ndata: " + _json(anthropic_error(refusal)) + b"\n\n"]
+
+    def cancel(self, refusal: Refusal) -> list[bytes]:
+        """See `Writer.cancel`."""
+        return self.fail(refusal)
 
     def whole(self) -> bytes:
         """See `Writer.whole`."""
@@ -143,10 +158,10 @@ class MessagesWriter:
 
     def _message(self, blocks: list[dict[str, Any]], stop: str | None, usage: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         return {
-            "id": self._named.id,
+            "id": self._form.id,
             "type": "message",
             "role": "assistant",
-            "model": self._named.model,
+            "model": self._form.model,
             "content": blocks,
             "stop_reason": stop,
             "stop_sequence": None,
@@ -216,3 +231,29 @@ def usage_in_messages(usage: Usage | None) -> dict[str, int]:
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), _json({"type": kind, **fields}))
+
+
+def anthropic_error(refusal: Refusal) -> dict[str, Any]:
+    """Return a refusal as the object that this API has for errors, whole and in a stream alike."""
+    fault = "api_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
+    kind = _ERROR_TYPES.get(refusal.status, fault)
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def anthropic_status(refusal: Refusal) -> int:
+    """Return the HTTP status of a refusal; an overloaded server has one of its own."""
+    return OVERLOADED_STATUS if refusal.status == OVERLOADED else refusal.status
+
+
+MESSAGES = Dialect(
+    name="messages",
+    path=("messages",),
+    format="anthropic",
+    messages="messages",
+    id_prefix="msg_",
+    read=read_messages,
+    writer=MessagesWriter,
+    error=anthropic_error,
+    status=anthropic_status,
+    keep_alive=PING,
+)

@@ -6,24 +6,21 @@ others, a response that is stored with its items) the whole is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from midstream.core.dialects.asked import FORMS, Asked
-from midstream.core.dialects.chat import read_chat
+from midstream.core.applications import Beginning
 from midstream.core.dialects.conversations import named_session, scope_of
+from midstream.core.dialects.dialect import Asked, Dialect
 from midstream.core.dialects.fields import Fields, fields_of
 from midstream.core.dialects.memo import Gist, Memo, digests, joined
-from midstream.core.dialects.messages import read_messages
-from midstream.core.dialects.refusals import Dialect
-from midstream.core.dialects.responses import read_responses
 from midstream.core.dialects.transcripts import Piece, answers, closes, piece_of
 from midstream.core.formats.parts import Value
-from midstream.core.messages import Entry, History
+from midstream.core.messages import Entry
 
 REWRITTEN_MAX = 4
 """Messages at the end that hosts send with other bytes a turn later, such as marks for a provider's cache on the last
@@ -31,13 +28,6 @@ two of the user's; what stands before them is known beside the whole."""
 CUTS_MAX = 12
 """Messages at the end among which the place before these is looked for."""
 
-_READERS: Mapping[Dialect, Callable[[Fields, int], Asked]] = {
-    Dialect.CHAT: read_chat,
-    Dialect.RESPONSES: read_responses,
-    Dialect.MESSAGES: read_messages,
-}
-_MESSAGES = {Dialect.CHAT: "messages", Dialect.RESPONSES: "input", Dialect.MESSAGES: "messages"}
-"""In which field each API has the conversation."""
 _NOTHING = msgspec.Raw(b"[]")
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _values = msgspec.json.Decoder(list[Any]).decode
@@ -50,7 +40,8 @@ class Read(Struct, frozen=True):
         asked: What is asked; its messages are those behind the known ones.
         session: What the host calls the conversation, or "".
         gist: What matters of all its messages.
-        tail: The entries behind the known messages; all where none is known.
+        before: The entries of the known messages.
+        tail: The entries behind these; all where none is known.
         known: How many messages were not read.
         body: The body, for `digest` and `whole`.
     """
@@ -58,7 +49,8 @@ class Read(Struct, frozen=True):
     asked: Asked
     session: str
     gist: Gist
-    tail: History
+    before: Beginning
+    tail: tuple[Entry, ...]
     known: int
     body: bytes
 
@@ -72,20 +64,11 @@ class Read(Struct, frozen=True):
         """The system prompt, wherever it stands."""
         return joined(self.asked.instructions, self.gist.instructions)
 
-    def behind(self, before: Sequence[Value]) -> Read:
-        """Return the same behind the items of an earlier answer."""
-        if not before:
-            return self
-        transcript = msgspec.structs.replace(self.asked, instructions="").transcript(before)
-        gist = Gist.of_nothing(self.gist.scope).then(transcript)
-        return msgspec.structs.replace(self, gist=gist, tail=transcript.history)
-
-    def whole(self) -> History:
-        """Return the whole history; where messages are known, all of them are read for it."""
+    def whole(self) -> tuple[Entry, ...]:
+        """Return all entries; where messages are known, all of them are read for it."""
         if not self.known:
             return self.tail
-        dialect = self.asked.dialect
-        return _READERS[dialect](fields_of(self.body), 0).transcript().history
+        return self.asked.dialect.read(fields_of(self.body), 0).transcript().history.entries
 
 
 def read(
@@ -107,11 +90,11 @@ def read(
         found = _read_behind(dialect, headers, fields, body, memo, owner)
         if found is not None:
             return found
-    asked = _READERS[dialect](fields, 0)
+    asked = dialect.read(fields, 0)
     session = named_session(headers, asked)
     transcript = msgspec.structs.replace(asked, instructions="").transcript()
     gist = Gist.of_nothing("" if session else scope_of(asked)).then(transcript)
-    return Read(asked, session, gist, transcript.history, 0, body)
+    return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, body)
 
 
 def _raws_of(fields: Fields, name: str) -> list[msgspec.Raw]:
@@ -131,16 +114,16 @@ def _read_behind(
     owner: bytes,
 ) -> Read | None:
     """Read a request behind the messages that are known, and keep what was read; None where the whole is to be read."""
-    messages = _raws_of(fields, _MESSAGES[dialect])
+    messages = _raws_of(fields, dialect.messages)
     if not messages:
         return None
-    asked = _READERS[dialect]({**fields, _MESSAGES[dialect]: _NOTHING}, len(messages))
+    asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
     if asked.is_stored or asked.previous:
         return None
     session = named_session(headers, asked)
     scope = "" if session else scope_of(asked)
-    whose = sha256(msgspec.json.encode([dialect, owner.hex(), scope])).digest()
-    form = FORMS[dialect]
+    whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
+    form = dialect.format
     last = range(max(0, len(messages) - CUTS_MAX), len(messages) + 1)
     ends = digests(messages, memo.counts(whose).union(last))
     for known, gist in [*memo.find(whose, ends), (0, Gist.of_nothing(scope))]:
@@ -151,6 +134,7 @@ def _read_behind(
         if new is None or pieces is None:
             return None
         count, gists, entries = known, [(known, gist)] if known else [], list[Entry]()
+        before = gist.beginning
         for piece in pieces:
             count += piece.count
             gist = gist.then(piece.transcript, piece.ids)
@@ -159,7 +143,7 @@ def _read_behind(
                 gists.append((count, gist))
         memo.keep(whose, ends, gists)
         asked = msgspec.structs.replace(asked, messages=new)
-        return Read(asked, session, gist, History(tuple(entries)), known, body)
+        return Read(asked, session, gist, before, tuple(entries), known, body)
     return None
 
 

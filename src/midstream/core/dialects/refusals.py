@@ -6,13 +6,12 @@ cannot mend has none of these, or says so with `x-should-retry`, which the SDKs 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.core.records import TurnEnded, TurnStatus
 from midstream.errors import (
     AccessError,
     ConflictError,
@@ -31,6 +30,7 @@ from midstream.errors import (
     UnavailableError,
     UpstreamBusyError,
     UsageError,
+    error_of,
 )
 
 RETRY_AFTER_S = 1.0
@@ -40,18 +40,6 @@ BAD_REQUEST, UNAUTHORIZED, CONFLICT, RATE_LIMITED, OVERLOADED = 400, 401, 409, 4
 BAD_GATEWAY = 502
 SERVER_FAULTS = 500
 """Statuses from here on say that the fault is the server's."""
-ANTHROPIC_OVERLOADED = 529
-
-
-class Dialect(StrEnum):
-    """Which API a host speaks."""
-
-    CHAT = "chat"
-    """OpenAI's chat completions."""
-    RESPONSES = "responses"
-    """OpenAI's Responses."""
-    MESSAGES = "messages"
-    """Anthropic's Messages."""
 
 
 class Refusal(Struct, frozen=True):
@@ -107,6 +95,19 @@ _OVERFLOW = "prompt is too long: it exceeds the maximum context length of the up
 """Hosts of Anthropic's look for the first words, hosts of OpenAI's for the rest or for the code."""
 
 
+BUG = Refusal(500, "internal", "something went wrong in the gateway; its log has the details", is_final=False)
+CANCELLED = Refusal(499, "cancelled", "this answer was stopped before its end")
+
+
+def refusal_of_end(ended: TurnEnded, *, retry_after_s: float | None = None) -> Refusal:
+    """Return how an application is told of a turn that ended without success."""
+    if ended.status is TurnStatus.CANCELLED:
+        return CANCELLED
+    if ended.code in ("", ModelError.code):  # interrupted, or a defect of the model's software
+        return BUG if ended.code else refusal_of(UnavailableError("this response was interrupted"))
+    return refusal_of(error_of(ended.code, ended.message, retry_after_s))
+
+
 def refusal_of(error: MidstreamError) -> Refusal:
     """Return how a host is told of an error."""
     kind = type(error)
@@ -139,36 +140,11 @@ _OPENAI_TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
-def status_in(dialect: Dialect, refusal: Refusal) -> int:
-    """Return the status of a refusal as its API has it."""
-    is_overloaded = dialect is Dialect.MESSAGES and refusal.status == OVERLOADED
-    return ANTHROPIC_OVERLOADED if is_overloaded else refusal.status
-
-
-def error_in(dialect: Dialect, refusal: Refusal) -> dict[str, Any]:
-    """Return a refusal as the object its API has for errors, in an answer and in a stream of chunks alike."""
-    if dialect is Dialect.MESSAGES:
-        fault = "api_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
-        kind = _ANTHROPIC_TYPES.get(refusal.status, fault)
-        return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    """Return a refusal as the object that both of OpenAI's APIs have for errors, whole and in a stream alike."""
     fault = "server_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
     kind = _OPENAI_TYPES.get(refusal.status, fault)
     fields = {"message": refusal.message, "type": kind, "param": refusal.param or None, "code": refusal.code}
     return {"error": fields}
-
-
-def body_in(dialect: Dialect, refusal: Refusal) -> bytes:
-    """Return a refusal as the body of a whole answer."""
-    return msgspec.json.encode(error_in(dialect, refusal))

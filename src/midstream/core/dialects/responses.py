@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.dialect import Asked, Dialect, Form
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
-from midstream.core.dialects.refusals import RATE_LIMITED, Dialect, Refusal
+from midstream.core.dialects.refusals import RATE_LIMITED, Refusal, openai_error
 from midstream.core.dialects.tool_specs import tools_of
 from midstream.core.dialects.wishing import wished_in
 from midstream.core.formats.parts import Json, Value
@@ -96,7 +96,7 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     tools = tools_of(fields, ignored)
     wished = wished_in(fields, _WISHES, tools)
     return Asked(
-        dialect=Dialect.RESPONSES,
+        dialect=RESPONSES,
         model=field(fields, "model", str) or "",
         messages=sent,
         instructions=field(fields, "instructions", str) or "",
@@ -104,6 +104,7 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
         is_stream=bool(field(fields, "stream", bool)),
         is_background=is_background,
         is_stored=is_stored,
+        is_private=not is_stored,
         previous=previous,
         metadata=texts_of(fields, "metadata"),
         user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
@@ -132,18 +133,17 @@ def listed_items(messages: list[Value], response_id: str) -> list[Value]:
 class ResponsesWriter:
     """Writes the numbered events of a response, or one `response`."""
 
-    def __init__(self, asked: Asked, named: Named) -> None:
-        self._named = named
-        self._suffix = named.id.removeprefix("resp_")
+    def __init__(self, form: Form) -> None:
+        self._suffix = form.id.removeprefix("resp_")
         self._fixed: Json = {
-            "id": named.id,
+            "id": form.id,
             "object": "response",
-            "created_at": named.created_at,
-            "model": named.model,
-            "background": asked.is_background,
-            "store": asked.is_stored,
+            "created_at": form.created_at,
+            "model": form.model,
+            "background": form.is_background,
+            "store": form.is_stored,
             **_UNSAID,
-            **{name: value for name, value in asked.echo.items() if value is not None},
+            **{name: value for name, value in form.echo.items() if value is not None},
         }
         self._sequence = 0
         self._output: list[Json] = []
@@ -189,8 +189,9 @@ class ResponsesWriter:
         error = {"code": code, "message": refusal.message}
         return self._stopped("failed", error=error)
 
-    def cancel(self) -> list[bytes]:
-        """Return how a stream ends that was stopped on request."""
+    def cancel(self, refusal: Refusal) -> list[bytes]:
+        """See `Writer.cancel`."""
+        del refusal  # this API has a status for it
         return self._stopped("cancelled")
 
     def whole(self) -> bytes:
@@ -325,3 +326,16 @@ def usage_in_responses(usage: Usage | None) -> Json:
 
 def _said(words: str) -> Json:
     return {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
+
+
+RESPONSES = Dialect(
+    name="responses",
+    path=("responses",),
+    format="openai-responses",
+    messages="input",
+    id_prefix="resp_",
+    read=read_responses,
+    writer=ResponsesWriter,
+    error=openai_error,
+    is_retrievable=True,
+)

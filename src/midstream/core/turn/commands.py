@@ -8,8 +8,16 @@ from typing import Literal
 from msgspec import Struct
 
 from midstream.core.calls import CallPlan, Choice
-from midstream.core.messages import Reply, Result, UserMessage
-from midstream.core.records import ClientTool, Delta, Judgement, Parent, PromptHead, StalledOn
+from midstream.core.messages import Entry, Reply, Result, ToolSpec, UserMessage
+from midstream.core.records import (
+    ApplicationRequest,
+    ClientTool,
+    Delta,
+    Judgement,
+    Parent,
+    PromptHead,
+    StalledOn,
+)
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import MidstreamError
 
@@ -46,6 +54,27 @@ class SendMessage(Struct, frozen=True, gc=False):
     replies_max: int = 0
     """Replies before the model is asked to hand in what it has; 0 for the general limit."""
     parent: Parent | None = None
+
+
+class SendTranscript(Struct, frozen=True, gc=False):
+    """A client application sends its whole conversation again and requests the next response.
+
+    Args:
+        request: The request, without the conversation.
+        count: How many transcripts the session had accepted when `keep` was found; another number is refused.
+        keep: How many entries of the history the transcript begins with, those of `results` included.
+        tail: The entries that follow them.
+        instructions, tools: The system prompt and the application's tools.
+        results: The results of all open calls, where the transcript answers them.
+    """
+
+    request: ApplicationRequest
+    count: int
+    keep: int = 0
+    tail: tuple[Entry, ...] = ()
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    results: tuple[Result, ...] = ()
 
 
 class Withdraw(Struct, frozen=True, gc=False):
@@ -293,6 +322,7 @@ class Recover(Struct, frozen=True, gc=False):
 
 Command = (
     SendMessage
+    | SendTranscript
     | Withdraw
     | ModelSaid
     | ModelHeld

@@ -350,6 +350,10 @@ def _take_token(state: AwaitingModel, command: ModelHeld) -> tuple[Record, ...]:
 
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
     failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+    if state.terms.request is not None:  # its application retries, and shortens its conversation, by itself
+        failed = replace(failed, retry_after_s=command.retry_after_s)
+        status, code, message = TurnStatus.FAILED, command.code, command.message
+        return (failed, *_end_without_reply(state, status, at=at, code=code, message=message))
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
@@ -382,7 +386,8 @@ def _anew(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[
 def _has_acted(state: AwaitingModel, partial: Reply) -> bool:
     """Whether a repetition would do something twice, or contradict the memory of an agent. Thinking is neither."""
     has_called = any(isinstance(part, UpstreamCall) for part in partial.parts)
-    return has_called or (state.is_upstream and bool(partial.text.strip()))
+    is_shown = state.is_upstream or state.terms.request is not None  # no dialect takes text back
+    return has_called or (is_shown and bool(partial.text.strip()))
 
 
 def _continued(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
@@ -431,6 +436,8 @@ def words_said(state: AwaitingModel) -> dict[int, Words]:
     kinds: dict[int, Literal["text", "thinking"]] = {}
     calls: dict[int, UpstreamCall] = {}
     for delta in reversed(deltas):
+        if delta.requested is not None or not (delta.text or delta.call):
+            continue  # for applications only
         texts.setdefault(delta.part, []).append(delta.text)
         kinds.setdefault(delta.part, delta.kind)
         if delta.call is not None:

@@ -42,6 +42,7 @@ from midstream.core.records import (
     StreamOpened,
     StreamTaken,
     ToolsChanged,
+    TranscriptAccepted,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -90,6 +91,9 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return AwaitingModel(
                 record.turn, 1, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
             )
+        case TranscriptAccepted():
+            terms = Terms(request=record.request)
+            return AwaitingModel(record.turn, record.reply, terms, touched_at=record.at)
         case AttemptResumable():
             return replace(state, token=record.token) if isinstance(state, AwaitingModel) else state
         case AttemptContinued():

@@ -115,6 +115,8 @@ def owed(state: TurnState) -> tuple[Obligation, ...]:
                 return (asked, *_end_of(state))
             end = () if state.is_waiting_for_person else _end_of(state)
             return (asked, *_owed_questions(state), *end)
+        case RunningCalls() if state.is_waiting_for_application:
+            return ()
         case RunningCalls():
             each = [_owed_call(state, call) for call in state.calls if call.result is None]
             # Nobody's time runs while a person is being waited for.

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CallState, Choice
 from midstream.core.messages import Reply
-from midstream.core.records import ClientTool, TurnStatus
+from midstream.core.records import ApplicationRequest, ClientTool, TurnStatus
 
 ATTEMPTS_MAX = 3
 """Failed attempts of one model call before the turn fails."""
@@ -49,6 +49,8 @@ class Terms(Struct, frozen=True, gc=False):
     """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
     replies_max: int = 0
     """Replies before the model must hand in what it has; 0 where nobody set a limit of their own."""
+    request: ApplicationRequest | None = None
+    """The request that the turn answers, where a client application resends its conversation."""
 
     @property
     def has_grace(self) -> bool:
@@ -170,6 +172,11 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
     deadline_at: float = 0.0
     is_last: bool = False
     cut: Cut = Cut()
+
+    @property
+    def is_waiting_for_application(self) -> bool:
+        """Whether the calls are those of a client application, which brings their results when it likes, or never."""
+        return self.terms.request is not None
 
     @property
     def is_waiting_for_person(self) -> bool:

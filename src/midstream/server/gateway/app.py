@@ -11,14 +11,20 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from midstream.core.dialects.dialect import Dialect
 from midstream.core.dialects.fields import BadFieldError, fields_of
 from midstream.core.dialects.messages import estimated_tokens
-from midstream.core.dialects.refusals import Dialect, Refusal, final, refusal_of
+from midstream.core.dialects.refusals import BUG, Refusal, final, refusal_of
+from midstream.core.dialects.registry import at_path, speaking
 from midstream.core.formats.parts import Json
+from midstream.core.retention import Retention
 from midstream.errors import DrainingError, MidstreamError, UsageError
-from midstream.runtime.models import Model, StoredModel
-from midstream.server.gateway.answers import Reading, refuse, send_whole
-from midstream.server.gateway.asking import Asking
+from midstream.runtime.agent import Agent
+from midstream.runtime.host import Host
+from midstream.runtime.models import Model
+from midstream.runtime.sleeping import MemoryLimits
+from midstream.server.gateway.accepting import Accepting
+from midstream.server.gateway.application_sessions import ApplicationSessions
 from midstream.server.gateway.bodies import (
     Arrived,
     GoneError,
@@ -28,22 +34,21 @@ from midstream.server.gateway.bodies import (
     headers_of,
 )
 from midstream.server.gateway.conversations import Conversations
+from midstream.server.gateway.live_responses import GRACE_S, LiveResponses
+from midstream.server.gateway.response_reader import ResponseReader, refuse, send_whole
 from midstream.server.gateway.response_routes import ResponseRoutes
-from midstream.server.gateway.runs import GRACE_S, Runs
-from midstream.server.gateway.stored import StoredResponses
 from midstream.server.guards import check_origin, origins_of
 from midstream.server.lifespan import live
 from midstream.store.contract import Store
+from midstream.store.memory import MemoryStore
 from midstream.store.opening import open_store
 from midstream.version import __version__
 from midstream.world import World
 
-_DIALECTS = {
-    ("chat", "completions"): Dialect.CHAT,
-    ("responses",): Dialect.RESPONSES,
-    ("messages",): Dialect.MESSAGES,
-}
-_BUG = Refusal(500, "internal", "something went wrong in the gateway; its log has the details")
+KEPT_S = 3600.0
+"""Seconds after its last response in which a conversation is kept."""
+IDLE_S = 10.0
+"""Seconds without a request after which a conversation leaves the memory: most are resumed later, or never."""
 _NOT_FOUND = Refusal(404, "not_found", "there is no such address")
 
 
@@ -55,6 +60,7 @@ def gateway(
     names: Collection[str] = (),
     allowed_origins: Collection[str] = (),
     grace_s: float = GRACE_S,
+    kept_s: float = KEPT_S,
     shows_upstream_calls: bool = True,
     world: World | None = None,
 ) -> Gateway:
@@ -67,7 +73,8 @@ def gateway(
             `open_store`); in memory by default, and lost with the process.
         names: The models' names that hosts may ask for; any by default.
         allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
-        grace_s: Seconds that an answer goes on when nobody reads it any more.
+        grace_s: Seconds that a response goes on when no client reads it any more.
+        kept_s: Seconds after its last response in which a conversation is kept, in words; then digests remain.
         shows_upstream_calls: Tools that the upstream runs itself are told as thinking; otherwise they are left out.
         world: Clock, chance and tasks; the real ones by default.
 
@@ -76,17 +83,26 @@ def gateway(
     """
     world = world or World()
     store = open_store("memory:" if store is None else store, world=world)
-    runs = Runs(model, world, grace_s=grace_s, shows_upstream_calls=shows_upstream_calls)
-    return Gateway(model, store, runs, token=token, names=names, allowed_origins=allowed_origins, world=world)
-
-
-class _CancelledInAnswerError(asyncio.CancelledError):
-    """A request was cancelled whose upstream had sent something: its client must not repeat it."""
+    return Gateway(
+        model,
+        store,
+        token=token,
+        names=names,
+        allowed_origins=allowed_origins,
+        grace_s=grace_s,
+        kept_s=kept_s,
+        shows_upstream_calls=shows_upstream_calls,
+        world=world,
+    )
 
 
 @runtime_checkable
 class _Closing(Protocol):
     async def aclose(self) -> None: ...
+
+
+class _CancelledInAnswerError(asyncio.CancelledError):
+    """A request was cancelled whose upstream had sent something: its client must not repeat it."""
 
 
 class Gateway:
@@ -96,24 +112,43 @@ class Gateway:
         self,
         model: Model,
         store: Store,
-        runs: Runs,
         *,
         token: str | None,
         names: Collection[str],
         allowed_origins: Collection[str],
+        grace_s: float,
+        kept_s: float,
+        shows_upstream_calls: bool,
         world: World,
     ) -> None:
         self.world = world
-        self.runs = runs
         self._model = model
         self._store = store
-        self._responses = StoredResponses(store, world)
+        self._kept_s = kept_s
+        self._shows_upstream_calls = shows_upstream_calls
         self._conversations = Conversations(store, world)
+        self.responses = LiveResponses(world, self._conversations, grace_s=grace_s)
+        agent = Agent(model, name=model.name)
+        limits, memory = Retention(sessions_for_s=kept_s), MemoryLimits(idle_s=IDLE_S)
+        durable = Host(agent, store, world=world, retention=limits, memory=memory)
+        private = Host(agent, MemoryStore(world=world), world=world, retention=limits, memory=memory)
+        self._durable = ApplicationSessions(durable, world, is_durable=not isinstance(store, MemoryStore))
+        self._private = ApplicationSessions(private, world, is_durable=False)
         self._token = token
         self._names = frozenset(names)
         self._allowed_origins = origins_of(allowed_origins)
-        self._asking = Asking(model, runs, self._responses, self._conversations, self._names, world)
-        self._routes = ResponseRoutes(runs, self._responses, world)
+        self._accepting = Accepting(
+            model,
+            self._durable,
+            self._private,
+            self.responses,
+            self._conversations,
+            self._names,
+            world,
+        )
+        self._routes = ResponseRoutes(
+            self._durable, self.responses, world, shows_upstream_calls=shows_upstream_calls
+        )
         self._starting = asyncio.Lock()
         self._tending: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -127,7 +162,7 @@ class Gateway:
     @property
     def open_streams(self) -> int:
         """Answers that are being made."""
-        return len(self.runs)
+        return len(self.responses)
 
     async def start(self) -> None:
         """Open the store. Calling it again is harmless.
@@ -141,16 +176,12 @@ class Gateway:
         self._refuse_when_stopped()
         async with self._starting:
             if not self._tending:
-                await self._store.open()
-                try:
-                    self._refuse_when_stopped()
-                except DrainingError:  # meanwhile, when nothing was there to be closed
-                    await self._store.close()
-                    raise
-                if isinstance(self._model, StoredModel):
-                    self._model.begin_use(self._store)
+                await self._durable.host.start()  # first: the model's records are in its store
+                await self._private.host.start()
+                self._refuse_when_stopped()
                 self._tending = {
-                    self.world.spawn(self._responses.tend(), name="the gateway's responses"),
+                    self.world.spawn(self._durable.tend(self._kept_s), name="the gateway's requests"),
+                    self.world.spawn(self._private.tend(self._kept_s), name="the gateway's private requests"),
                     self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
                 }
 
@@ -167,17 +198,18 @@ class Gateway:
         self.drain()
         self._is_stopped = True
         until = self.world.monotonic() + grace_s
-        while len(self.runs) and self.world.monotonic() < until:
+        while len(self.responses) and self.world.monotonic() < until:
             await self.world.sleep(0.05)
-        await self.runs.stop(_draining())
+        await self.responses.stop()
         tending, self._tending = self._tending, set()
+        for task in tending:
+            task.cancel()
         if tending:
-            for task in tending:
-                task.cancel()
             await asyncio.wait(tending)
-            await self._store.close()
-        if isinstance(self._model, _Closing):
-            await self._model.aclose()
+        for sessions in (self._private, self._durable):
+            await sessions.host.stop(grace_s=0.0)
+        if not tending and isinstance(self._model, _Closing):
+            await self._model.aclose()  # it was never used by a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the life of the server."""
@@ -188,7 +220,7 @@ class Gateway:
             await send({"type": "websocket.close", "code": 1008, "reason": "not_found"})
             return
         parts = _parts_of(scope["path"])
-        dialect = _DIALECTS.get(tuple(parts[:2] if parts[:1] == ["chat"] else parts[:1]), Dialect.CHAT)
+        dialect = speaking(parts)
         is_begun = False
 
         async def send_and_know(message: Message) -> None:
@@ -217,7 +249,7 @@ class Gateway:
             await refuse(send, dialect, refusal_of(_draining() if is_late else error))
         except Exception:
             if not is_begun:
-                await refuse(send, dialect, _BUG)
+                await refuse(send, dialect, BUG)
             raise
 
     async def _guarded(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
@@ -238,7 +270,7 @@ class Gateway:
         await self._answer(parts, arrived, receive, send)
 
     async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
-        dialect = _DIALECTS.get(tuple(parts))
+        dialect = at_path(parts)
         if dialect is not None and arrived.method == "POST":
             await self._run(dialect, arrived, receive, send)
         elif dialect is not None:
@@ -256,22 +288,31 @@ class Gateway:
     async def _run(self, dialect: Dialect, arrived: Arrived, receive: Receive, send: Send) -> None:
         if self._is_draining:
             raise _draining()
-        run, was_there = await self._asking.run_of(dialect, arrived)
-        headers = {"x-request-id": run.named.id, "request-id": run.named.id}
+        live, was_there = await self._accepting.response_to(dialect, arrived)
+        form = live.found.form
+        headers = {"x-request-id": live.id, "request-id": live.id}
         if was_there:
             headers["x-midstream-replayed"] = "true"
-        if run.asked.ignored:
-            headers["x-midstream-ignored"] = ",".join(run.asked.ignored)
+        if form.ignored:
+            headers["x-midstream-ignored"] = ",".join(form.ignored)
+        reader = ResponseReader(
+            live,
+            self.responses,
+            self.world,
+            receive,
+            send,
+            shows_upstream_calls=self._shows_upstream_calls,
+        )
         try:
-            async with Reading(run, self.runs, self.world, receive, send) as reading:
-                if run.asked.is_stream:
-                    await reading.stream(headers)
-                elif run.asked.is_background:
-                    await reading.state(headers)
+            async with reader:
+                if form.is_stream:
+                    await reader.stream(headers)
+                elif form.is_background:
+                    await reader.state(headers)
                 else:
-                    await reading.whole(headers)
+                    await reader.whole(headers)
         except asyncio.CancelledError as error:
-            if run.has_emitted:
+            if reader.projection.has_begun:
                 raise _CancelledInAnswerError from error
             raise
 
@@ -280,7 +321,7 @@ class Gateway:
             body = msgspec.json.encode({"status": "draining"})
             await send_whole(send, body, status=503, headers={"retry-after": "2"})
             return
-        told = {"status": "ok", "version": __version__, "answers": len(self.runs)}
+        told = {"status": "ok", "version": __version__, "answers": len(self.responses)}
         await send_whole(send, msgspec.json.encode(told))
 
     async def _models(self, name: str, arrived: Arrived, send: Send) -> None:
@@ -288,7 +329,7 @@ class Gateway:
         is_anthropic = "anthropic-version" in arrived.headers
         listed = [_model_in(each, is_anthropic=is_anthropic) for each in names]
         if name:
-            self._asking.check_model(name)
+            self._accepting.check_model(name)
             await send_whole(send, msgspec.json.encode(_model_in(name, is_anthropic=is_anthropic)))
             return
         told: Json = {"object": "list", "data": listed}

@@ -1,30 +1,44 @@
-"""Responses by their id: asked for, followed, stopped, removed, and what was asked."""
+"""Responses by their id: requested, followed, stopped, removed, and their input."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 from starlette.types import Receive, Send
 
 from midstream.core.dialects.fields import bad_field
-from midstream.core.dialects.refusals import Dialect, Refusal
-from midstream.core.dialects.responses import ResponsesWriter, listed_items
-from midstream.server.gateway.answers import EVENT_STREAM, Reading, encoded, send_whole
+from midstream.core.dialects.projection import Projection
+from midstream.core.dialects.refusals import Refusal
+from midstream.core.dialects.responses import listed_items
+from midstream.core.records import JournalReader
+from midstream.server.gateway.application_sessions import ApplicationSessions
 from midstream.server.gateway.bodies import Arrived, RefusedError
-from midstream.server.gateway.runs import Run, Runs
-from midstream.server.gateway.stored import Entry, StoredResponses
+from midstream.server.gateway.live_responses import LiveResponse, LiveResponses
+from midstream.server.gateway.response_reader import ResponseReader, send_whole
 from midstream.world import World
 
 ITEMS_MAX, ITEMS = 100, 20
-"""Items of one page, at most and where nobody says."""
+"""Items of one page, at most and by default."""
+PAGE_RECORDS = 500
+_items_of = msgspec.json.Decoder(list[Any]).decode
 
 
 class ResponseRoutes:
     """Everything below `/v1/responses/{id}`."""
 
-    def __init__(self, runs: Runs, responses: StoredResponses, world: World) -> None:
-        self._runs = runs
+    def __init__(
+        self,
+        sessions: ApplicationSessions,
+        responses: LiveResponses,
+        world: World,
+        *,
+        shows_upstream_calls: bool,
+    ) -> None:
+        self._sessions = sessions
         self._responses = responses
         self._world = world
+        self._shows_upstream_calls = shows_upstream_calls
 
     async def answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
         """Answer a request; `parts` is the path behind `/responses`, in pieces.
@@ -46,68 +60,44 @@ class ResponseRoutes:
                 raise RefusedError(Refusal(404, "not_found", "there is no such address"))
 
     async def _show(self, response_id: str, arrived: Arrived, receive: Receive, send: Send) -> None:
-        is_stream = arrived.query.get("stream", "") in ("true", "1")
         after = _number(arrived, "starting_after", -1) + 1
-        run = self._run(response_id)
-        if run is not None and is_stream:
-            async with Reading(run, self._runs, self._world, receive, send) as reading:
-                await reading.stream({}, after=after)
+        live = await self._live(response_id)
+        if arrived.query.get("stream", "") not in ("true", "1"):
+            await send_whole(send, (await self._projected(live)).whole())
             return
-        entry = None if run is not None else await self._entry(response_id)
-        if not is_stream:
-            body = _written(run) if run is not None else msgspec.json.encode(_found(entry).response)
-            await send_whole(send, body)
-            return
-        await self._play(response_id, _found(entry), after, send)
-
-    async def _play(self, response_id: str, entry: Entry, after: int, send: Send) -> None:
-        """Play a stored response back; of one whose events are gone only its end."""
-        if entry.is_open:
-            message = "another process is at this response: ask there, or for the whole once it is complete"
-            raise RefusedError(Refusal(409, "response_elsewhere", message, is_final=False, retry_after_s=2.0))
-        pieces = (await self._responses.events(response_id))[after:]
-        if not pieces:
-            kind = f"response.{entry.response.get('status')}"
-            body = {"type": kind, "sequence_number": after, "response": entry.response}
-            pieces = [b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": encoded(EVENT_STREAM)})
-        await send({"type": "http.response.body", "body": b"".join(pieces)})
+        self._responses.join(live)
+        reader = ResponseReader(
+            live,
+            self._responses,
+            self._world,
+            receive,
+            send,
+            shows_upstream_calls=self._shows_upstream_calls,
+        )
+        async with reader:
+            await reader.stream({}, after=after)
 
     async def _delete(self, response_id: str, send: Send) -> None:
-        run = self._run(response_id)
-        if run is None:
-            await self._entry(response_id)
-        else:
-            await self._stopped(run)
-            self._runs.forget(run)
-        await self._responses.delete(response_id)
-        told = {"id": response_id, "object": "response", "deleted": True}
-        await send_whole(send, msgspec.json.encode(told))
+        live = await self._live(response_id)
+        await live.cancel()
+        await self._sessions.delete(live.found)
+        body = {"id": response_id, "object": "response", "deleted": True}
+        await send_whole(send, msgspec.json.encode(body))
 
     async def _cancel(self, response_id: str, send: Send) -> None:
-        run = self._run(response_id)
-        if run is None:
-            entry = await self._entry(response_id)
-            if entry.is_open:
-                message = "another process is at this response: it is stopped there"
-                raise RefusedError(Refusal(409, "response_elsewhere", message))
-            await send_whole(send, msgspec.json.encode(entry.response))
-            return
-        if not run.asked.is_background:
+        live = await self._live(response_id)
+        if live.is_open and not live.found.form.is_background:
             raise bad_field(
                 "response_id", "only a background response can be cancelled: close its connection"
             )
-        await self._stopped(run)
-        await send_whole(send, _written(run))
+        if not live.found.form.is_background:
+            raise bad_field("response_id", "only a background response can be cancelled")
+        await live.cancel()
+        await send_whole(send, (await self._projected(live)).whole())
 
     async def _items(self, response_id: str, arrived: Arrived, send: Send) -> None:
-        run = self._run(response_id)
-        if run is None or run.is_ended:
-            entry = await self._entry(response_id)
-            asked = entry.items[len(entry.items) - entry.own :]
-        else:
-            asked = run.asked.messages
-        items = listed_items(asked, response_id)
+        live = await self._live(response_id)
+        items = listed_items(_items_of(live.found.request.input), response_id)
         if arrived.query.get("order", "desc") != "asc":
             items.reverse()
         if after := arrived.query.get("after"):
@@ -115,41 +105,33 @@ class ResponseRoutes:
             items = items[ids.index(after) + 1 :] if after in ids else []
         limit = min(max(1, _number(arrived, "limit", ITEMS)), ITEMS_MAX)
         page = items[:limit]
-        told = {
+        body = {
             "object": "list",
             "data": page,
             "first_id": page[0]["id"] if page else "",
             "last_id": page[-1]["id"] if page else "",
             "has_more": len(items) > limit,
         }
-        await send_whole(send, msgspec.json.encode(told))
+        await send_whole(send, msgspec.json.encode(body))
 
-    async def _stopped(self, run: Run) -> None:
-        """Stop a run, and wait until it has ended."""
-        self._runs.cancel(run)
-        while not run.is_ended:
-            await run.news()
+    async def _live(self, response_id: str) -> LiveResponse:
+        """Return a response that is stored; any other one has no name."""
+        found = await self._sessions.find(response_id)
+        if found is None or not found.form.is_stored:
+            message = "there is no such response: none was stored under this id, or it is too old"
+            raise RefusedError(Refusal(404, "response_not_found", message))
+        return self._responses.add(self._sessions, found, None)
 
-    def _run(self, response_id: str) -> Run | None:
-        """Return the run of a response; one that is not stored has no name to others."""
-        run = self._runs.named(response_id)
-        is_shown = run is not None and run.asked.dialect is Dialect.RESPONSES and run.asked.is_stored
-        return run if is_shown else None
-
-    async def _entry(self, response_id: str) -> Entry:
-        return _found(await self._responses.find(response_id))
-
-
-def _found(entry: Entry | None) -> Entry:
-    if entry is None:
-        message = "there is no such response: none was stored under this id, or it is too old"
-        raise RefusedError(Refusal(404, "response_not_found", message))
-    return entry
-
-
-def _written(run: Run) -> bytes:
-    assert isinstance(run.writer, ResponsesWriter)  # no other API asks for an answer by its id
-    return run.writer.whole()
+    async def _projected(self, live: LiveResponse) -> Projection:
+        """Return the response as its journal has it now."""
+        projection = live.projection(shows_upstream_calls=self._shows_upstream_calls)
+        runner = await self._sessions.host.session(live.found.session)
+        reader, after = JournalReader(), live.found.response.position
+        while not projection.is_over and (page := await runner.read(after=after, limit=PAGE_RECORDS)):
+            for stored in page:
+                projection.take(reader.read(stored.body))
+            after = page[-1].position
+        return projection
 
 
 def _number(arrived: Arrived, name: str, otherwise: int) -> int:

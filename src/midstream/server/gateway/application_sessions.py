@@ -1,0 +1,190 @@
+"""Sessions of client applications: which session a request belongs to, and what of its transcript is new there."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct
+
+from midstream.core.applications import Beginning, Chain, Comparison, Response, compared
+from midstream.core.dialects.dialect import Form
+from midstream.core.dialects.reading import Read
+from midstream.core.messages import Entry
+from midstream.core.records import ApplicationRequest, JournalReader, TranscriptAccepted
+from midstream.core.session import Session, fold
+from midstream.errors import (
+    EntryMovedError,
+    SessionNotFoundError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+)
+from midstream.runtime.host import Host
+from midstream.runtime.runner import Runner
+from midstream.world import World
+
+REQUESTS = "gateway-requests"
+"""Namespace of the sessions of requests that are not found by the name of a conversation: by digest, or by key."""
+REQUESTS_KEPT_S = 600.0
+"""Seconds for which such an entry is kept; clients retry within a minute."""
+DELETED = "gateway-deleted"
+"""Namespace of the responses that were deleted before their session."""
+SWEEP_S = 60.0
+CHAINS_MAX = 64
+"""Sessions whose digests are kept in memory."""
+SESSION_PREFIX = "gw-"
+_SESSION_BYTES = 16
+_NUMBER_DIGITS = 6
+_OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
+_form_of = msgspec.json.Decoder(Form).decode
+_log = logging.getLogger(__name__)
+
+
+class Found(Struct, frozen=True):
+    """A response in the journal of its session."""
+
+    session: str
+    response: Response
+    request: ApplicationRequest
+    form: Form
+
+
+class ApplicationSessions:
+    """The sessions of one host.
+
+    Args:
+        host: Runs them.
+        is_durable: They survive the process.
+    """
+
+    def __init__(self, host: Host, world: World, *, is_durable: bool) -> None:
+        self.host = host
+        self.is_durable = is_durable
+        self._world = world
+        self._chains: OrderedDict[str, Chain] = OrderedDict()
+
+    def name_of(self, conversation: str) -> str:
+        """Return the session of a conversation; a new one for none."""
+        name = conversation or self._world.new_id("conversation")
+        return (
+            SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
+        )
+
+    async def noted(self, key: str) -> str:
+        """Return the session in which a request with this digest or key was made, or "" where none is known."""
+        try:
+            kept = await self.host.store.kv_get(REQUESTS, key)
+        except _OUT_OF_ORDER as error:
+            _log.warning("a repetition is not looked up: %s", error.code)
+            return ""
+        return "" if kept is None else kept.body.decode()
+
+    async def note(self, session: str, *keys: str) -> None:
+        """Keep in which session a request is made, so that its repetition is found also by another process."""
+        for key in keys:
+            try:
+                kept = await self.host.store.kv_get(REQUESTS, key)
+                version = kept.version if kept else 0
+                now = self._world.now()
+                await self.host.store.kv_put(REQUESTS, key, session.encode(), expected=version, at=now)
+            except EntryMovedError:
+                pass  # an equal request at another process was faster
+            except _OUT_OF_ORDER as error:
+                _log.warning("a request is not noted: %s", error.code)
+
+    def compare(self, session: str, state: Session, read: Read) -> Comparison:
+        """Return how a transcript differs from its session."""
+        chain = self._chain(session, state)
+        before, tail = read.before, read.tail
+        if not chain.begins_with(before):
+            before, tail = Beginning(), read.whole()
+        return compared(chain, state.turn, before, tail)
+
+    def compare_whole(self, session: str, state: Session, entries: Sequence[Entry]) -> Comparison:
+        """Return how a transcript of these entries differs from its session."""
+        return compared(self._chain(session, state), state.turn, Beginning(), entries)
+
+    def _chain(self, session: str, state: Session) -> Chain:
+        chain = self._chains.pop(session, Chain()).then(state.history)
+        self._chains[session] = chain
+        while len(self._chains) > CHAINS_MAX:
+            self._chains.popitem(last=False)
+        return chain
+
+    async def find(self, response_id: str) -> Found | None:
+        """Return a response by its id; None where there is none, or not any more."""
+        name, _, ends = response_id.partition("_")
+        place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
+        if not (name and place.isalnum() and number.isdigit()):
+            return None
+        session = SESSION_PREFIX + place
+        try:
+            runner = await self.host.session(session)
+        except SessionNotFoundError:
+            return None
+        response = runner.state.application.response(int(number))
+        if response is None or response.id != response_id:
+            return None
+        if await self.host.store.kv_get(DELETED, response_id) is not None:
+            return None
+        return await self.read(runner, response)
+
+    async def read(self, runner: Runner, response: Response) -> Found | None:
+        """Read the request of a response; None where it was pruned."""
+        stored = await runner.read(after=response.position - 1, limit=1)
+        record = JournalReader().read(stored[0].body) if stored else None
+        if not isinstance(record, TranscriptAccepted):
+            return None
+        return Found(runner.session_id, response, record.request, _form_of(record.request.form))
+
+    async def state_at(self, found: Found) -> Session:
+        """Return the session as it was when a response had ended."""
+        runner = await self.host.session(found.session)
+        state = runner.state
+        newest = state.application.newest
+        if newest is not None and newest.number == found.response.number:
+            return state
+        following = state.application.response(found.response.number + 1)
+        assert following is not None  # a later one than the newest is not
+        reader, records = JournalReader(), []
+        after = 0
+        while after < following.position - 1:
+            page = await runner.read(after=after, limit=following.position - 1 - after)
+            records += [(stored.epoch, reader.read(stored.body)) for stored in page]
+            after = page[-1].position
+        return fold(records)
+
+    async def delete(self, found: Found) -> None:
+        """Remove a response for good: its session where it is the only one, else its name at once.
+
+        Raises:
+            SessionBusyError: It is still being made.
+        """
+        runner = await self.host.session(found.session)
+        if runner.state.application.count == 1:
+            await self.host.delete(found.session)
+            return
+        now = self._world.now()
+        await self.host.store.kv_put(DELETED, found.response.id, b"", expected=0, at=now)
+
+    async def tend(self, kept_s: float) -> None:
+        """Remove entries that are too old, until cancelled."""
+        while True:
+            try:
+                for namespace, age_s in ((REQUESTS, REQUESTS_KEPT_S), (DELETED, kept_s + SWEEP_S)):
+                    until = self._world.now() - age_s
+                    for kept in await self.host.store.kv_list(namespace):
+                        if kept.at < until:
+                            await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
+            except _OUT_OF_ORDER as error:
+                _log.warning("old entries stay: %s", error.code)
+            await self._world.sleep(SWEEP_S)
+
+
+def response_id(prefix: str, session: str, number: int) -> str:
+    """Return the id of a response: it names its session, so that any process finds it."""
+    return f"{prefix}{session.removeprefix(SESSION_PREFIX)}{number:0{_NUMBER_DIGITS}d}"
