@@ -20,10 +20,10 @@ import msgspec
 
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
+from midstream.core.dialects import registry
 from midstream.core.dialects.conversations import place_of
 from midstream.core.dialects.memo import Memo
 from midstream.core.dialects.reading import read
-from midstream.core.dialects.refusals import Dialect
 from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
 from midstream.core.replies import Finished, TextDelta
 from midstream.core.reuse.abilities import Abilities
@@ -165,16 +165,16 @@ def _reading() -> list[Time]:
     ]
     body = {"model": "m", "messages": messages[:-2], "stream": True}
     memo = Memo()
-    read(Dialect.CHAT, {}, msgspec.json.encode(body | {"messages": messages[:-3]}), memo)
+    read(registry.CHAT, {}, msgspec.json.encode(body | {"messages": messages[:-3]}), memo)
     raw = msgspec.json.encode(body | {"messages": messages[:-1]})
 
     def resent() -> None:
-        assert read(Dialect.CHAT, {}, raw, memo).known
+        assert read(registry.CHAT, {}, raw, memo).known
 
     return [
         _timed("body, known messages", resent),
         _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest()),
-        _timed("body, nothing known", lambda: read(Dialect.CHAT, {}, raw)),
+        _timed("body, nothing known", lambda: read(registry.CHAT, {}, raw)),
         _timed("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
     ]
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.golden.record_gateway import play
-from tests.golden.transcripts import FOLDER, Json
+from tests.golden.transcripts import FOLDER, Json, joined
 
 STORIES = sorted(path.stem for path in FOLDER.glob("*.json"))
 COUNT = 16
@@ -18,8 +18,15 @@ async def test_a_transcript_is_answered_as_recorded(name: str) -> None:
     recorded: Json = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     actual = await play(recorded)
     for number, (expected, step) in enumerate(zip(recorded["steps"], actual["steps"], strict=True)):
-        assert step == expected, f"step {number} of {name}"
+        assert _comparable(step) == _comparable(expected), f"step {number} of {name}"
     assert actual["asked"] == recorded["asked"]
+
+
+def _comparable(step: Json) -> Json:
+    response = step.get("response", {})
+    if "events" not in response:
+        return step
+    return {**step, "response": {**response, "events": joined(response["events"])}}
 
 
 def test_no_transcript_is_lost() -> None:

@@ -104,6 +104,39 @@ def _event(block: str) -> Json:
     return shown
 
 
+_JOINED = ("content", "reasoning_content", "text", "thinking", "delta")
+"""Fields of an event that hold a piece of text."""
+
+
+def joined(events: list[Json]) -> list[Json]:
+    """Return events with neighbouring pieces of one text as one: how a text is cut is up to the moment."""
+    whole: list[Json] = []
+    for event in events:
+        shape, field, piece = _piece(event)
+        if whole and piece and shape == whole[-1].get("shape"):
+            whole[-1]["piece"] += piece
+        else:
+            whole.append({"shape": shape, "field": field, "piece": piece})
+    return whole
+
+
+def _piece(event: Json) -> tuple[Json, str, str]:
+    """Return an event without its piece of text and its number, the field of that piece, and the piece."""
+    shape = json.loads(json.dumps(event))
+    data = shape.get("data")
+    if not isinstance(data, dict):
+        return shape, "", ""
+    data.pop("sequence_number", None)
+    choices = data.get("choices")
+    holder = (
+        choices[0]["delta"] if choices else data.get("delta") if isinstance(data.get("delta"), dict) else data
+    )
+    for field in _JOINED:
+        if isinstance(holder.get(field), str) and holder[field] and "role" not in holder:
+            return shape, field, holder.pop(field)
+    return shape, "", ""
+
+
 def _timeless(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, list):
         return [_timeless(each) for each in value]
@@ -146,19 +179,25 @@ async def _sent(client: httpx2.AsyncClient, step: Json, names: Names) -> Json:
     response = await client.send(request, stream=True)
     try:
         async with asyncio.timeout(WAIT_S):
-            whole = await _read(response, step.get("events_read"))
+            read = step.get("events_read")
+            expected = None if read is None else joined(step["response"]["events"][:read])
+            whole = await _read(response, expected)
     finally:
         await response.aclose()
     return recorded_response(response.status_code, response.headers, whole, names)
 
 
-async def _read(response: httpx2.Response, events: int | None) -> bytes:
+async def _read(response: httpx2.Response, expected: list[Json] | None) -> bytes:
     """Return the body, or its first events where the story's client leaves after them."""
     pieces: AsyncIterator[bytes] = response.aiter_raw()
     whole = b""
     async for piece in pieces:
         whole += piece
+        if expected is None:
+            continue
         # The last piece may end in the middle of an event.
-        if events is not None and len(found := _blocks(whole[: whole.rfind(b"\n\n") + 2].decode())) >= events:
-            return "\n\n".join(found[:events]).encode()
+        found = _blocks(whole[: whole.rfind(b"\n\n") + 2].decode())
+        now = joined([_event(block) for block in found])
+        if [len(each["piece"]) for each in now] == [len(each["piece"]) for each in expected]:
+            return "\n\n".join(found).encode()
     return whole

@@ -7,7 +7,8 @@ import json
 import random
 from typing import Any
 
-from midstream.core.dialects.refusals import Dialect
+from midstream.core.dialects import registry
+from midstream.core.dialects.dialect import Dialect
 
 Json = dict[str, Any]
 
@@ -64,9 +65,9 @@ class Host:
     def path(self) -> str:
         """Where it asks."""
         return {
-            Dialect.CHAT: "/v1/chat/completions",
-            Dialect.RESPONSES: "/v1/responses",
-            Dialect.MESSAGES: "/v1/messages",
+            registry.CHAT: "/v1/chat/completions",
+            registry.RESPONSES: "/v1/responses",
+            registry.MESSAGES: "/v1/messages",
         }[self.dialect]
 
     def body(self) -> bytes:
@@ -84,9 +85,9 @@ class Host:
     def written(self) -> bytes:
         """Return the body as it stands."""
         messages = self._marked() if self._marks_cache else self.messages
-        field = "input" if self.dialect is Dialect.RESPONSES else "messages"
+        field = "input" if self.dialect is registry.RESPONSES else "messages"
         around: list[tuple[str, Any]] = [("model", self.model), (field, messages), ("max_tokens", 9)]
-        if self.dialect is Dialect.RESPONSES:
+        if self.dialect is registry.RESPONSES:
             around.append(("store", False))
         if self.chance.random() < 0.2:
             self.chance.shuffle(around)
@@ -110,7 +111,7 @@ class Host:
     def user(self) -> Json:
         """Say something new."""
         words = self._words("said")
-        kind = "input_text" if self.dialect is Dialect.RESPONSES else "text"
+        kind = "input_text" if self.dialect is registry.RESPONSES else "text"
         match self.chance.randrange(5):
             case 0:
                 return {"role": "user", "content": [{"type": kind, "text": words}]}
@@ -127,14 +128,14 @@ class Host:
     def calls(self, ids: list[str]) -> list[Json]:
         """An answer with calls, and their results."""
         match self.dialect:
-            case Dialect.CHAT:
+            case registry.CHAT:
                 calls = [
                     {"id": each, "type": "function", "function": {"name": "look", "arguments": "{}"}}
                     for each in ids
                 ]
                 results = [{"role": "tool", "tool_call_id": each, "content": f"of {each}"} for each in ids]
                 return [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
-            case Dialect.MESSAGES:
+            case registry.MESSAGES:
                 uses = [{"type": "tool_use", "id": each, "name": "look", "input": {}} for each in ids]
                 given: list[Json] = [
                     {"type": "tool_result", "tool_use_id": each, "content": f"of {each}"} for each in ids
@@ -142,7 +143,7 @@ class Host:
                 if self.chance.random() < 0.3:
                     given.append({"type": "text", "text": self._words("beside")})
                 return [{"role": "assistant", "content": uses}, {"role": "user", "content": given}]
-            case Dialect.RESPONSES:
+            case _:
                 asked = [
                     {"type": "function_call", "call_id": each, "name": "look", "arguments": "{}"}
                     for each in ids
@@ -181,7 +182,7 @@ class Host:
                 messages[:at] = [
                     dict(reversed(each.items())) if isinstance(each, dict) else each for each in messages[:at]
                 ]
-            case "system" if self.dialect is not Dialect.MESSAGES:
+            case "system" if self.dialect is not registry.MESSAGES:
                 messages.insert(
                     chance.randrange(len(messages) + 1), {"role": "system", "content": self._words("system")}
                 )
@@ -228,11 +229,11 @@ class Host:
     def _image(self) -> Json:
         data = f"{self._next():04}" * 5
         match self.dialect:
-            case Dialect.CHAT:
+            case registry.CHAT:
                 return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-            case Dialect.RESPONSES:
+            case registry.RESPONSES:
                 return {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
-            case Dialect.MESSAGES:
+            case _:
                 source = {"type": "base64", "media_type": "image/png", "data": data}
                 return {"type": "image", "source": source}
 
@@ -252,11 +253,11 @@ def shape(chance: random.Random, dialect: Dialect, message: Json) -> Json:
     """Write a message in another shape that means the same."""
     message = copy.deepcopy(message)
     match dialect:
-        case Dialect.CHAT:
+        case registry.CHAT:
             _shape_chat(chance, message)
-        case Dialect.MESSAGES:
+        case registry.MESSAGES:
             _shape_anthropic(chance, message)
-        case Dialect.RESPONSES:
+        case registry.RESPONSES:
             _shape_item(chance, message)
     return message
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.core.dialects.asked import Named
 from midstream.core.dialects.chat import DONE, ChatWriter, read_chat
 from midstream.core.dialects.fields import fields_of
 from midstream.core.dialects.refusals import Refusal
@@ -21,7 +20,7 @@ from midstream.core.replies import (
 )
 from tests.spec import spec
 
-NAMED = Named("chatcmpl-1", "m", 7)
+NAMED = ("chatcmpl-1", "m", 7)
 EVENTS: list[ModelEvent] = [
     ThinkingDelta("hm"),
     TextDelta('Hello "you"\n'),
@@ -33,7 +32,7 @@ EVENTS: list[ModelEvent] = [
 
 def writer(**fields: object) -> ChatWriter:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return ChatWriter(read_chat(fields_of(msgspec.json.encode(body))), NAMED)
+    return ChatWriter(read_chat(fields_of(msgspec.json.encode(body))).form(*NAMED))
 
 
 def test_what_is_written_is_what_was_said() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from midstream.core.dialects.asked import Asked
+from midstream.core.dialects import registry
 from midstream.core.dialects.conversations import (
     KEY_CHARS_MAX,
     SIDE_CALLS,
@@ -15,13 +15,13 @@ from midstream.core.dialects.conversations import (
     place_of,
     scope_of,
 )
-from midstream.core.dialects.refusals import Dialect
+from midstream.core.dialects.dialect import Asked
 from midstream.core.messages import Call, Exchange, File, History, Reply, Result, Text, ToolSpec, UserMessage
 from tests.spec import spec
 
 
 def asked(**fields: Any) -> Asked:  # noqa: ANN401 - whatever the struct takes
-    return Asked(dialect=Dialect.CHAT, model="m", messages=[], **fields)
+    return Asked(dialect=registry.CHAT, model="m", messages=[], **fields)
 
 
 def told(*words: str) -> History:

@@ -5,15 +5,14 @@ import msgspec
 from midstream.core.dialects.memo import Gist, Memo, digests, joined
 from midstream.core.dialects.transcripts import Transcript
 from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
-from midstream.core.reuse.fingerprint import Heard
 
 RAWS = [msgspec.Raw(b'{"n":%d}' % number) for number in range(5)]
 ENDS = digests(RAWS, range(1, 6))
 
 
-def gist(number: int, *, heard: Heard = Heard()) -> Gist:  # noqa: B008 - frozen
+def gist(number: int, *, newest: str = "") -> Gist:
     begun = Gist.of_nothing("")
-    return Gist(begun.place, begun.scope, heard, f"system {number}")
+    return Gist(begun.place, begun.scope, begun.beginning, f"system {number}", newest)
 
 
 def said(*words: str, instructions: str = "") -> Transcript:
@@ -52,7 +51,7 @@ def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
 
 
 def test_all_of_them_weigh_no_more_than_the_limit() -> None:
-    heavy = [(number, gist(number, heard=Heard(bytes(1000)))) for number in range(1, 6)]
+    heavy = [(number, gist(number, newest="x" * 250)) for number in range(1, 6)]
     memo = Memo(bytes_max=3 * heavy[0][1].weight)
     for _ in range(2):
         memo.keep(b"", ENDS, heavy)

@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.dialect import Asked
 from midstream.core.dialects.fields import fields_of
 from midstream.core.dialects.messages import MessagesWriter, estimated_tokens, read_messages
 from midstream.core.messages import Finish, Usage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
 
-NAMED = Named("msg_1", "m", 7)
+NAMED = ("msg_1", "m", 7)
 THINKING = {"type": "enabled", "budget_tokens": 1024}
 
 
@@ -21,7 +21,7 @@ def asked(**fields: object) -> Asked:
 
 def written(*events: ModelEvent, **fields: object) -> tuple[list[tuple[str, Any]], Any]:
     """Return the events of a stream, each with its name, and the whole answer."""
-    writing = MessagesWriter(asked(**fields), NAMED)
+    writing = MessagesWriter(asked(**fields).form(*NAMED))
     pieces = [*writing.begin(), *(piece for event in events for piece in writing.write(event))]
     read = []
     for piece in pieces:

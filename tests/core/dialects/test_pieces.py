@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from midstream.core.dialects.refusals import Dialect
+from midstream.core.dialects import registry
+from midstream.core.dialects.dialect import Dialect
 from midstream.core.dialects.transcripts import Transcript, answers, closes, piece_of, transcript_of
 from midstream.core.messages import Entry, History
 from tests.core.dialects.hosts import Host, shape
@@ -16,7 +17,7 @@ from tests.spec import spec
 
 Json = dict[str, Any]
 
-FORMS = {Dialect.CHAT: "openai-chat", Dialect.RESPONSES: "openai-responses", Dialect.MESSAGES: "anthropic"}
+FORMS = {registry.CHAT: "openai-chat", registry.RESPONSES: "openai-responses", registry.MESSAGES: "anthropic"}
 USER: Json = {"role": "user", "content": "hi"}
 REPLY: Json = {"role": "assistant", "content": "yes"}
 RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
@@ -115,7 +116,11 @@ RESPONSES: dict[str, list[Json]] = {
 }
 CASES = [
     pytest.param(FORMS[dialect], messages, id=name)
-    for dialect, cases in ((Dialect.CHAT, CHAT), (Dialect.MESSAGES, MESSAGES), (Dialect.RESPONSES, RESPONSES))
+    for dialect, cases in (
+        (registry.CHAT, CHAT),
+        (registry.MESSAGES, MESSAGES),
+        (registry.RESPONSES, RESPONSES),
+    )
     for name, messages in cases.items()
 ]
 
@@ -131,7 +136,7 @@ def test_a_shape_of_real_hosts_is_a_piece_that_says_what_repair_makes_of_it(
 
 
 @spec("REUSE-27")
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", registry.DIALECTS, ids=lambda dialect: dialect.name)
 def test_shapes_of_every_kind_say_what_repair_makes_of_them(dialect: Dialect) -> None:
     in_pieces = 0
     for seed in range(60):

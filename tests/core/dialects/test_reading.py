@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from midstream.core.applications import Beginning
+from midstream.core.dialects import registry
 from midstream.core.dialects.conversations import place_of, scope_of
+from midstream.core.dialects.dialect import Dialect
 from midstream.core.dialects.fields import BadFieldError
 from midstream.core.dialects.memo import Memo
 from midstream.core.dialects.reading import Read, read
-from midstream.core.dialects.refusals import Dialect
-from midstream.core.reuse.fingerprint import Heard
+from midstream.core.messages import History
 from midstream.errors import MalformedFrameError
 from tests.core.dialects.hosts import Host
 from tests.lines import lines_run
@@ -38,7 +40,7 @@ def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may h
 def asked(
     memo: Memo,
     body: bytes,
-    dialect: Dialect = Dialect.CHAT,
+    dialect: Dialect = registry.CHAT,
     headers: dict[str, str] | None = None,
 ) -> Read:
     """Read a body as a gateway does."""
@@ -60,12 +62,13 @@ def is_same(fast: Read, whole: Read) -> None:
     )
     assert fast.whole() == whole.tail
     transcript = whole.asked.transcript()
-    assert (whole.tail, whole.instructions) == (transcript.history, transcript.instructions)
-    entries = whole.tail.entries
-    assert fast.tail.entries == entries[len(entries) - len(fast.tail.entries) :]
-    assert fast.gist.heard == Heard().then(entries)
+    assert (History(whole.tail), whole.instructions) == (transcript.history, transcript.instructions)
+    entries = whole.tail
+    assert fast.tail == entries[len(entries) - len(fast.tail) :]
+    assert fast.before == Beginning().then(entries[: len(entries) - len(fast.tail)])
+    assert fast.gist.beginning == Beginning().then(entries)
     if not fast.session:
-        assert fast.gist.place == place_of(scope_of(whole.asked), whole.tail)
+        assert fast.gist.place == place_of(scope_of(whole.asked), History(whole.tail))
 
 
 def test_a_body_too_short_to_be_known_is_not_kept() -> None:
@@ -75,11 +78,11 @@ def test_a_body_too_short_to_be_known_is_not_kept() -> None:
         asked(memo, body)
         again = asked(memo, body)
         assert again.known == known
-        is_same(again, read(Dialect.CHAT, {}, body))
+        is_same(again, read(registry.CHAT, {}, body))
 
 
 @spec("REUSE-27")
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", registry.DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize(("is_sound", "has_shapes"), [(True, False), (False, False), (True, True)])
 def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
     dialect: Dialect,
@@ -142,7 +145,7 @@ def test_a_host_that_marks_its_last_messages_is_known_by_those_before() -> None:
         return msgspec.json.encode({"messages": messages[:-1]})
 
     memo = kept()
-    known = [asked(memo, body(turns), Dialect.MESSAGES).known for turns in range(3, 12)]
+    known = [asked(memo, body(turns), registry.MESSAGES).known for turns in range(3, 12)]
     assert known == [0, *range(1, 17, 2)]
 
 
@@ -164,8 +167,8 @@ def test_what_needs_repair_is_read_whole_until_it_is_gone() -> None:
 def test_a_response_that_is_stored_or_gone_on_from_is_read_whole(more: dict[str, Any]) -> None:
     items = [{"role": "user", "content": str(number)} for number in range(9)]
     memo = kept()
-    asked(memo, msgspec.json.encode({"input": items[:8], "store": False}), Dialect.RESPONSES)
-    found = asked(memo, msgspec.json.encode({"input": items, **more}), Dialect.RESPONSES)
+    asked(memo, msgspec.json.encode({"input": items[:8], "store": False}), registry.RESPONSES)
+    found = asked(memo, msgspec.json.encode({"input": items, **more}), registry.RESPONSES)
     assert (found.known, len(found.asked.messages)) == (0, 9)
 
 
@@ -175,7 +178,7 @@ def test_another_model_user_or_cache_key_is_another_place() -> None:
     asked(memo, chat("a", "b", "c"))
     for more in ({"model": "other"}, {"user": "u"}, {"prompt_cache_key": "k"}):
         body = chat("a", "b", "c", "d", "e", **more)
-        is_same(asked(memo, body), read(Dialect.CHAT, {}, body))
+        is_same(asked(memo, body), read(registry.CHAT, {}, body))
 
 
 def test_an_array_that_begins_with_known_messages_and_nothing_else_is_asked_again() -> None:
@@ -183,14 +186,14 @@ def test_an_array_that_begins_with_known_messages_and_nothing_else_is_asked_agai
     body = chat("a", "b", "c")
     asked(memo, body)
     again = asked(memo, body)
-    assert (again.known, again.asked.messages, again.tail.entries) == (3, [], ())
-    is_same(again, read(Dialect.CHAT, {}, body))
+    assert (again.known, again.asked.messages, again.tail) == (3, [], ())
+    is_same(again, read(registry.CHAT, {}, body))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"messages":[{"a":1}]', b"\xff"])
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(MalformedFrameError):
-        read(Dialect.CHAT, {}, body)
+        read(registry.CHAT, {}, body)
 
 
 def test_a_broken_message_behind_known_ones_is_refused_like_any_other() -> None:

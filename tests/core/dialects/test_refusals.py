@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from midstream import errors
-from midstream.core.dialects.refusals import Dialect, Refusal, body_in, error_in, refusal_of, status_in
+from midstream.core.dialects.refusals import Refusal, refusal_of
+from midstream.core.dialects.registry import CHAT, DIALECTS, MESSAGES
 from midstream.errors import MidstreamError, ModelUnavailableError, OverloadedError, SeqnoGapError
 from tests.spec import spec
 
@@ -24,8 +25,8 @@ def test_every_error_has_a_status_and_says_whether_repeating_helps(kind: type[Mi
     is_final = kind.retry in ("never", "ask")
     assert refusal.is_final is is_final
     assert refusal.headers()["x-should-retry"] == ("false" if is_final else "true")
-    for dialect in Dialect:
-        assert msgspec.json.decode(body_in(dialect, refusal)) == error_in(dialect, refusal)
+    for dialect in DIALECTS:
+        assert msgspec.json.decode(dialect.error_body(refusal)) == dialect.error(refusal)
 
 
 def test_a_wait_is_whole_seconds_and_never_none() -> None:
@@ -36,14 +37,14 @@ def test_a_wait_is_whole_seconds_and_never_none() -> None:
 
 def test_each_api_has_its_own_words_and_overload_its_own_status_at_anthropics() -> None:
     refusal = Refusal(503, "overloaded", "come back")
-    assert [status_in(dialect, refusal) for dialect in Dialect] == [503, 503, 529]
-    assert error_in(Dialect.CHAT, refusal)["error"]["type"] == "server_error"
-    assert error_in(Dialect.MESSAGES, refusal)["error"]["type"] == "overloaded_error"
+    assert [dialect.status(refusal) for dialect in DIALECTS] == [503, 503, 529]
+    assert CHAT.error(refusal)["error"]["type"] == "server_error"
+    assert MESSAGES.error(refusal)["error"]["type"] == "overloaded_error"
     bad = Refusal(422, "reused", "no", param="n")
-    assert error_in(Dialect.CHAT, bad)["error"] == {
+    assert CHAT.error(bad)["error"] == {
         "message": "no",
         "type": "invalid_request_error",
         "param": "n",
         "code": "reused",
     }
-    assert error_in(Dialect.MESSAGES, bad)["error"]["type"] == "invalid_request_error"
+    assert MESSAGES.error(bad)["error"]["type"] == "invalid_request_error"

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.dialect import Asked
 from midstream.core.dialects.fields import fields_of
-from midstream.core.dialects.refusals import Refusal
+from midstream.core.dialects.refusals import CANCELLED, Refusal
 from midstream.core.dialects.responses import ResponsesWriter, listed_items, read_responses
 from midstream.core.formats.openai_responses_stream import ResponsesReader
 from midstream.core.messages import Finish, Usage
@@ -23,7 +23,7 @@ from midstream.core.replies import (
     Working,
 )
 
-NAMED = Named("resp_1", "m", 7)
+NAMED = ("resp_1", "m", 7)
 
 
 def asked(**fields: object) -> Asked:
@@ -50,7 +50,7 @@ def test_what_is_written_is_what_was_said() -> None:
         CallRequested("c1", "look", '{"at": 1}'),
         Finished(Finish.CALLS, "m", Usage(10, 5, 3)),
     ]
-    writer = ResponsesWriter(asked(metadata={"a": "b"}, temperature=0.5), NAMED)
+    writer = ResponsesWriter(asked(metadata={"a": "b"}, temperature=0.5).form(*NAMED))
     pieces = [*writer.begin(), *(piece for event in said for piece in writer.write(event))]
     events, bodies = read(pieces)
     assert events == said
@@ -64,7 +64,7 @@ def test_what_is_written_is_what_was_said() -> None:
     ("finish", "reason"), [(Finish.LENGTH, "max_output_tokens"), (Finish.FILTER, "content_filter")]
 )
 def test_an_answer_that_was_cut_is_incomplete_and_says_why(finish: Finish, reason: str) -> None:
-    writer = ResponsesWriter(asked(), NAMED)
+    writer = ResponsesWriter(asked().form(*NAMED))
     _, bodies = read([*writer.begin(), *writer.write(TextDelta("a")), *writer.write(Finished(finish))])
     response = bodies[-1]["response"]
     assert (bodies[-1]["type"], response["incomplete_details"]) == ("response.incomplete", {"reason": reason})
@@ -73,15 +73,18 @@ def test_an_answer_that_was_cut_is_incomplete_and_says_why(finish: Finish, reaso
 
 def test_a_failure_and_a_stop_end_the_open_item_first() -> None:
     for ending, status in (("fail", "failed"), ("cancel", "cancelled")):
-        writer = ResponsesWriter(asked(), NAMED)
+        writer = ResponsesWriter(asked().form(*NAMED))
         pieces = [*writer.begin(), *writer.write(TextDelta("a"))]
-        pieces += writer.fail(Refusal(429, "x", "slow")) if ending == "fail" else writer.cancel()
+        pieces += writer.fail(Refusal(429, "x", "slow")) if ending == "fail" else writer.cancel(CANCELLED)
         _, bodies = read(pieces)
         assert bodies[-1]["response"]["status"] == status
         assert bodies[-2]["type"] == "response.output_item.done"
         assert writer.response["output"][0]["content"][0]["text"] == "a"
     assert (
-        ResponsesWriter(asked(), NAMED).fail(Refusal(429, "x", "slow"))[-1].count(b"rate_limit_exceeded") == 1
+        ResponsesWriter(asked().form(*NAMED))
+        .fail(Refusal(429, "x", "slow"))[-1]
+        .count(b"rate_limit_exceeded")
+        == 1
     )
 
 

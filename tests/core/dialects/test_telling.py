@@ -2,41 +2,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.core.dialects.telling import Telling
+from midstream.core.dialects.telling import CallFilter, shown_call
 from midstream.core.messages import Finish, Outcome
-from midstream.core.replies import (
-    CallRequested,
-    Finished,
-    ModelEvent,
-    TextDelta,
-    ThinkingDelta,
-    UpstreamCallEnded,
-    UpstreamCallStarted,
-    Working,
-)
+from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.core.upstream_calls import ended, started
 from tests.spec import spec
 
 
-def told(*events: ModelEvent, has_tools: bool = False, shows: bool = True) -> Sequence[ModelEvent | None]:
-    telling = Telling(has_tools=has_tools, shows_upstream_calls=shows)
-    return [telling.told(event) for event in events]
-
-
-RAN = (UpstreamCallStarted("u1", "Bash", "{}"), UpstreamCallEnded("u1", "x" * 3000, Outcome.ERROR))
+def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]:
+    calls = CallFilter(has_tools=has_tools)
+    return [calls.passed(event) for event in events]
 
 
 @spec("REUSE-67")
-def test_a_tool_of_the_upstream_is_a_thought_and_a_short_one() -> None:
-    for has_tools in (False, True):
-        started, ended = told(*RAN, has_tools=has_tools)
-        assert started == ThinkingDelta("\n[Bash {}]\n")
-        assert ended == ThinkingDelta(f"\n[Bash (error): {'x' * 2000} (+1000 characters)]\n")
-    assert told(*RAN, shows=False) == [None, None]
+def test_a_tool_of_the_upstream_is_shown_as_a_short_thought() -> None:
+    begun = started("u1", "Bash", "{}")
+    assert shown_call(begun) == ThinkingDelta("\n[Bash {}]\n")
+    failed = shown_call(ended(begun, "x" * 3000, Outcome.ERROR))
+    assert failed == ThinkingDelta(f"\n[Bash (error): {'x' * 2000} (+1000 characters)]\n")
 
 
 @spec("REUSE-67")
-def test_a_call_for_a_host_without_tools_is_a_thought_too() -> None:
-    assert told(CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
+def test_a_call_for_an_application_without_tools_is_a_thought_too() -> None:
+    assert passed(CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
         ThinkingDelta("\n[look {}]\n"),
         Finished(Finish.STOP),
     ]
@@ -44,7 +32,7 @@ def test_a_call_for_a_host_without_tools_is_a_thought_too() -> None:
 
 def test_each_call_has_an_id_of_its_own() -> None:
     calls = [CallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
-    events = told(*calls, Finished(Finish.STOP), has_tools=True)
+    events = passed(*calls, Finished(Finish.STOP), has_tools=True)
     assert [event.id for event in events if isinstance(event, CallRequested)] == [
         "call_1",
         "c",
@@ -55,10 +43,5 @@ def test_each_call_has_an_id_of_its_own() -> None:
     assert events[-1] == Finished(Finish.CALLS)
 
 
-def test_half_a_character_is_none() -> None:
-    assert told(TextDelta("a\ud83d"), ThinkingDelta("\ud83d", "s"), TextDelta("")) == [
-        TextDelta("a?"),
-        ThinkingDelta("?", "s"),
-        None,
-    ]
-    assert told(Working("x")) == [Working("x")]
+def test_everything_else_passes_as_it_is() -> None:
+    assert passed(TextDelta("a"), Working("x")) == [TextDelta("a"), Working("x")]

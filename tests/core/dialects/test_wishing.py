@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.core.dialects.asked import Asked
 from midstream.core.dialects.chat import read_chat
+from midstream.core.dialects.dialect import Asked
 from midstream.core.dialects.fields import fields_of
 from midstream.core.dialects.messages import read_messages
 from midstream.core.dialects.responses import read_responses

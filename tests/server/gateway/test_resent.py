@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from midstream.core.dialects.refusals import Dialect
+from midstream.core.dialects import registry
+from midstream.core.dialects.dialect import Dialect
 from midstream.core.replies import ModelEvent
 from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.classification import Kind
@@ -79,7 +80,7 @@ def _words(answer: dict[str, Any]) -> str:
 
 
 @spec("REUSE-77")
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", registry.DIALECTS, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("seed", with_slow(range(6), range(2, 6)))
 async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
     dialect: Dialect, seed: int

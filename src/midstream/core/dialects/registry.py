@@ -9,6 +9,8 @@ from midstream.core.dialects.dialect import Dialect
 from midstream.core.dialects.messages import MESSAGES
 from midstream.core.dialects.responses import RESPONSES
 
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "named", "speaking"]
+
 DIALECTS = (CHAT, RESPONSES, MESSAGES)
 
 _BY_PATH = {dialect.path: dialect for dialect in DIALECTS}

@@ -132,8 +132,10 @@ class Gateway:
         limits, memory = Retention(sessions_for_s=kept_s), MemoryLimits(idle_s=IDLE_S)
         durable = Host(agent, store, world=world, retention=limits, memory=memory)
         private = Host(agent, MemoryStore(world=world), world=world, retention=limits, memory=memory)
-        self._durable = ApplicationSessions(durable, world, is_durable=not isinstance(store, MemoryStore))
-        self._private = ApplicationSessions(private, world, is_durable=False)
+        self._durable = ApplicationSessions(
+            durable, world, "durable", is_durable=not isinstance(store, MemoryStore)
+        )
+        self._private = ApplicationSessions(private, world, "private", is_durable=False)
         self._token = token
         self._names = frozenset(names)
         self._allowed_origins = origins_of(allowed_origins)

@@ -58,18 +58,20 @@ class ApplicationSessions:
 
     Args:
         host: Runs them.
+        label: Keeps the names of one host's sessions apart from those of another.
         is_durable: They survive the process.
     """
 
-    def __init__(self, host: Host, world: World, *, is_durable: bool) -> None:
+    def __init__(self, host: Host, world: World, label: str, *, is_durable: bool) -> None:
         self.host = host
+        self._label = label
         self.is_durable = is_durable
         self._world = world
         self._chains: OrderedDict[str, Chain] = OrderedDict()
 
     def name_of(self, conversation: str) -> str:
         """Return the session of a conversation; a new one for none."""
-        name = conversation or self._world.new_id("conversation")
+        name = f"{self._label}\0{conversation or self._world.new_id('conversation')}"
         return (
             SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
         )

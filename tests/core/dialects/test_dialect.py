@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-from midstream.core.dialects.asked import FORMS, Asked
-from midstream.core.dialects.refusals import Dialect
+from midstream.core.dialects import registry
+from midstream.core.dialects.dialect import Asked
 from midstream.core.formats.named import FORMATS
 from midstream.core.messages import UserMessage
 
 
 def test_every_api_has_its_format() -> None:
-    assert set(FORMS) == set(Dialect)
-    assert set(FORMS.values()) <= set(FORMATS)
+    assert {dialect.format for dialect in registry.DIALECTS} <= set(FORMATS)
+    assert len({dialect.name for dialect in registry.DIALECTS}) == len(registry.DIALECTS)
+    for dialect in registry.DIALECTS:
+        assert registry.at_path(dialect.path) is registry.named(dialect.name) is dialect
 
 
 def test_what_came_before_stands_before_what_is_asked() -> None:
     asked = Asked(
-        dialect=Dialect.RESPONSES,
+        dialect=registry.RESPONSES,
         model="m",
         messages=[{"role": "user", "content": "b"}],
         instructions="Be brief.",
