@@ -86,6 +86,7 @@ from midstream.core.turn import (
     RunCall,
     RunningCalls,
     SendMessage,
+    SendTranscript,
     Stalled,
     StallOver,
     TurnExpired,
@@ -259,7 +260,7 @@ def _is_about(session: Session, command: Command) -> bool:
             is_asked = any(isinstance(each, AskModel) for each in owed(session))
             at_model = (session.turns, getattr(session.turn, "reply_no", 0), "")
             return (is_asked and place == at_model) or _is_call_open(session, *place)
-        case SendMessage() | Recover():
+        case SendMessage() | SendTranscript() | Recover():
             return True
 
 

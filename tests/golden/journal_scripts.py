@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from midstream.core import driven
+import msgspec
+
+from midstream.core import applications, driven
 from midstream.core import session as sessions
-from midstream.core.calls import Choice, OnDoubt, digest_of
+from midstream.core.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.core.messages import (
     Call,
+    Entry,
+    Exchange,
     File,
     Finish,
     Outcome,
@@ -25,6 +29,7 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import (
+    ApplicationRequest,
     ClientTool,
     Delta,
     EpochStarted,
@@ -47,6 +52,7 @@ from midstream.core.turn import (
     CancelExpired,
     ChildSpoke,
     Command,
+    ModelFailed,
     ModelRemembered,
     ModelReplied,
     ModelSaid,
@@ -55,6 +61,7 @@ from midstream.core.turn import (
     Recover,
     Resume,
     SendMessage,
+    SendTranscript,
     Stalled,
     StallOver,
     TurnExpired,
@@ -62,6 +69,7 @@ from midstream.core.turn import (
     WhenBusy,
     Withdraw,
 )
+from midstream.core.wishes import Wishes
 from tests.core.stories import (
     AT,
     answers,
@@ -428,6 +436,64 @@ def _driven() -> Script:
     return story.take(Cancel())
 
 
+def _resend(
+    story: Script, *entries: Entry, tools: bool = True, results: tuple[Result, ...] = ()
+) -> SendTranscript:
+    """A client application sends its whole conversation; what the session has of it is kept."""
+    application = story.session.application
+    compared = applications.compared(
+        applications.Chain().then(story.session.history),
+        story.session.turn,
+        applications.Beginning(),
+        entries,
+    )
+    assert compared.results == results
+    number = application.count + 1
+    request = ApplicationRequest(
+        f"resp_{number}",
+        f"{number:032x}",
+        "key" if number == 1 else "",
+        "h:app",
+        Wishes(temperature=0.5, stop=("END",), reply_format={"type": "json_object"}, forced_tool="look"),
+        is_ephemeral=number == 2,
+        is_background=number == 3,
+        form=msgspec.Raw(b'{"dialect":"responses"}'),
+        input=msgspec.Raw(b'[{"role":"user","content":"hi"}]'),
+    )
+    spec = (ToolSpec("look", "Look.", {"type": "object"}),) if tools else ()
+    return SendTranscript(
+        request, application.count, compared.keep, compared.tail, "Be brief.", spec, compared.results
+    )
+
+
+def _application() -> Script:
+    """A client application calls a tool of its own, brings the result, edits, is cut, and branches."""
+    story, hi = Script(agent="claude", version="2"), UserMessage.of("hi")
+    story.take(_resend(story, hi))
+    place, look = (1, 1, 1), Call("a", "look", "{}", signature="signed")
+    announced = (
+        Delta(*place, 0, "thinking", "", signature="of the thought"),
+        Delta(*place, 1, "text", "I look."),
+        Delta(*place, 2, "thinking", "", requested=look),
+    )
+    story.take(ModelSaid(*place, (Delta(*place, 0, "thinking", "hm"), *announced)))
+    asked = Reply((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
+    plan = CallPlan("a", digest_of("look", "{}"), Site.CLIENT, has_effects=False)
+    story.take(ModelReplied(*place, asked, (plan,))).owner()
+    seen = Exchange(Reply((Text("I look."), look)), (Result("a", "a tree"),))
+    story.take(_resend(story, hi, seen, results=seen.results))
+    story.take(ModelReplied(1, 2, 1, Reply((Text("A tree."),))))
+    said = (hi, seen, Exchange(Reply((Text("A tree."),))))
+    story.take(_resend(story, *said, UserMessage.of("more")))
+    story.take(ModelSaid(2, 1, 1, (Delta(2, 1, 1, 0, "text", "half"),))).owner(after_s=1.0)
+    story.take(ModelFailed(2, 2, 1, "model_unavailable", "slow down", is_retriable=True, retry_after_s=7.0))
+    story.take(_resend(story, hi, UserMessage.of("edited"), tools=False))
+    story.take(ModelReplied(3, 1, 1, asked, (plan,)))
+    story.take(_resend(story, UserMessage.of("elsewhere")))
+    other = Exchange(Reply((Text("never said"),)))
+    return story.take(_resend(story, UserMessage.of("elsewhere"), other, UserMessage.of("twice")))
+
+
 SCRIPTS: dict[str, Callable[[], Script]] = {
     each.__name__.removeprefix("_"): each
     for each in (
@@ -454,5 +520,6 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
         _damaged,
         _damaged_late,
         _driven,
+        _application,
     )
 }

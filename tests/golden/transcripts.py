@@ -128,9 +128,9 @@ def _piece(event: Json) -> tuple[Json, str, str]:
         return shape, "", ""
     data.pop("sequence_number", None)
     choices = data.get("choices")
-    holder = (
-        choices[0]["delta"] if choices else data.get("delta") if isinstance(data.get("delta"), dict) else data
-    )
+    holder: Json = choices[0]["delta"] if choices else data
+    if isinstance(data.get("delta"), dict):
+        holder = data["delta"]
     for field in _JOINED:
         if isinstance(holder.get(field), str) and holder[field] and "role" not in holder:
             return shape, field, holder.pop(field)

@@ -25,10 +25,7 @@ class Slow:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the model has
-        found = getattr(self._model, name)
-        if name != "stream_resent":  # a model that remembers is asked by this one
-            return found
-        return lambda request: _slowed(found(request))
+        return getattr(self._model, name)
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         return _slowed(self._model.stream(request))

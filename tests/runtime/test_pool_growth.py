@@ -8,12 +8,8 @@ import pytest
 
 from midstream.core.messages import Entry, Exchange, History, Reply, Text, UserMessage
 from midstream.core.replies import ModelRequest
-from midstream.core.reuse.fingerprint import Heard
-from midstream.core.reuse.resent import ResentRequest
 from midstream.runtime.pool import Pooled
-from midstream.runtime.pool_turns import Way
-from midstream.store.memory import MemoryStore
-from midstream.testing.upstreams import ScriptedUpstream, words_of
+from midstream.testing.upstreams import words_of
 from tests.lines import lines_run
 from tests.runtime.pooling import Bench
 from tests.spec import spec
@@ -75,43 +71,3 @@ async def test_whoever_appends_to_a_history_pays_for_what_is_new(
         assert words_of(bench.upstream.sends[-1].said) == "new"
         work.append(lines.count)
     assert work[1] < 1.1 * work[0]
-
-
-@spec("REUSE-77")
-async def test_an_agent_that_remembers_is_sent_the_tail_without_the_whole_being_read() -> None:
-    upstream = ScriptedUpstream()
-    store = MemoryStore()
-    await store.open()
-    pool = Pooled(upstream, store)
-    entries = told(3)
-    await ask(pool, entries)
-    looks = 0
-
-    def whole() -> History:
-        nonlocal looks
-        looks += 1
-        return History(tuple(entries))
-
-    async def resent(tail: int) -> None:
-        heard = Heard().then(entries)
-        request = ResentRequest("", heard, History(tuple(entries[-tail:])), whole, session="s")
-        async for _ in pool.stream_resent(request):
-            pass
-        entries.append(replied("well"))
-
-    entries.append(UserMessage.of("b"))
-    await resent(2)
-    entries += [UserMessage.of("c"), UserMessage.of("d")]
-    await resent(3)
-    assert looks == 0
-    entries += [UserMessage.of("e"), UserMessage.of("f")]
-    await resent(1)  # less was read than is new
-    assert looks == 1
-    assert [words_of(heard.said) for heard in upstream.sends[1:]] == ["b", "c", "d", "e", "f"]
-    upstream.memory.talks.clear()
-    entries.append(UserMessage.of("g"))
-    await resent(1)
-    assert looks == 2
-    report = pool.last("s")
-    assert report is not None
-    assert (report.way, report.replays) == (Way.FRESH, 1)

@@ -25,7 +25,6 @@ from midstream.core.reuse.abilities import Abilities
 from midstream.core.reuse.classification import Fork, Fresh, classify
 from midstream.core.reuse.fingerprint import Heard
 from midstream.core.reuse.records import Mark
-from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.transcript import DONE, TranscriptBudget
 from midstream.core.wishes import Wishes
 from midstream.runtime.pool import Pooled
@@ -68,7 +67,7 @@ def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
 def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
     history = History((ONE, TWO))
     heard, wishes = Heard().then(history.entries), Wishes(temperature=0.0)
-    request = ResentRequest("", heard, history, lambda: history, session="s", wishes=wishes)
+    request = ModelRequest("", history, session="s", wishes=wishes)
     found = heard.outline("", (), (), {})
     turn = Turn(request, found, classify(None, found), Fork(Mark(0, "a", "m"), 2), Setup(), None)
     turn.begin("a", TAKES_HISTORY, TranscriptBudget())
@@ -114,7 +113,7 @@ def test_tokens_are_summed() -> None:
 def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: str = "s") -> Turn:
     heard = Heard().then(history.entries)
     found = heard.outline("", (), (), {})
-    request = ResentRequest("", heard, history, lambda: history, session=session)
+    request = ModelRequest("", history, session=session)
     turn = Turn(request, found, classify(None, found), Fresh(is_pooled=True), Setup(), None)
     turn.begin(nonce, abilities, TranscriptBudget())
     return turn

@@ -7,21 +7,22 @@ import sys
 from pathlib import Path
 
 from midstream.cli.upstreams import find_upstream
-from midstream.server.gateway import runs as runs_module
+from midstream.server.gateway import app as app_module
+from midstream.server.gateway import live_responses
 from midstream.server.gateway.app import gateway
 from midstream.server.serve import serve
 from midstream.store.sqlite import SQLiteStore
 from tests.soak.gauges import answer_commands
 
 KEPT_S = 0.1
-"""Seconds that a finished run is kept: a minute of them is more than the warm-up."""
+"""Seconds that finished responses and their sessions stay in memory: a minute of them is more than the warm-up."""
 
 
 async def main(folder: Path, port: int, upstream: str) -> None:
-    runs_module.KEPT_S = KEPT_S
+    live_responses.KEPT_S = app_module.IDLE_S = KEPT_S
     store = SQLiteStore(folder / "gateway.db")
     model = find_upstream(f"openai-compatible:{upstream}/v1", store, model="8@0.001")
-    app = gateway(model, token="soak", store=store, grace_s=1.0)
+    app = gateway(model, token="soak", store=store, grace_s=1.0, kept_s=1.0)
 
     async def settled(name: str, count: int) -> int:
         del name

@@ -247,11 +247,13 @@ class Comparison(Struct, frozen=True):
         keep: How many entries of the history it begins with, the one that `results` complete included.
         tail: The entries behind them.
         results: The results of all open calls, where it has them.
+        links: The digests of the transcript's beginnings, see `Chain`.
     """
 
     keep: int
     tail: tuple[Entry, ...]
     results: tuple[Result, ...] = ()
+    links: tuple[bytes, ...] = ()
 
 
 def compared(chain: Chain, state: turns.TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
@@ -268,8 +270,11 @@ def compared(chain: Chain, state: turns.TurnState, before: Beginning, tail: Sequ
     if results:
         assert isinstance(state, RunningCalls)
         exchange = Exchange(state.reply, results)
-        keep = _kept(chain.then(History((*chain.entries, exchange))), before, tail)
-    return Comparison(keep, tuple(tail[keep - before.count :]), results)
+        chain = chain.then(History((*chain.entries, exchange)))
+        keep = _kept(chain, before, tail)
+    new = tuple(tail[keep - before.count :])
+    kept = chain.links[:keep]
+    return Comparison(keep, new, results, kept + linked(kept[-1] if kept else b"", new))
 
 
 def _kept(chain: Chain, before: Beginning, tail: Sequence[Entry]) -> int:

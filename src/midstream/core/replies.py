@@ -55,6 +55,7 @@ class ModelRequest(Struct, frozen=True):
         wishes: How the answer is to be made, as far as the model grants it.
         person: Whom an upstream's agent can ask for leave in the middle of its answer; None where nobody is there.
         stalls: How long the agent allows silences to be; None where no agent sends this.
+        is_resent: The history is what a client application has sent: tools that an agent ran itself may be missing.
     """
 
     instructions: str
@@ -68,6 +69,7 @@ class ModelRequest(Struct, frozen=True):
     wishes: Wishes = NO_WISHES
     person: Person | None = None
     stalls: StallBudgets | None = None
+    is_resent: bool = False
 
 
 class TextDelta(Struct, frozen=True):

@@ -7,7 +7,7 @@ iterator stops the work upstream at once: a cancelled turn closes it. Only a `Re
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from midstream.core.replies import (
     CallRequested,
@@ -23,7 +23,6 @@ from midstream.core.replies import (
     UpstreamCallStarted,
     Working,
 )
-from midstream.core.reuse.resent import ResentRequest
 from midstream.store.contract import Store
 
 __all__ = [
@@ -35,8 +34,6 @@ __all__ = [
     "Model",
     "ModelEvent",
     "ModelRequest",
-    "RememberingModel",
-    "ResentRequest",
     "Resumable",
     "ResumableModel",
     "StoredModel",
@@ -45,7 +42,6 @@ __all__ = [
     "UpstreamCallEnded",
     "UpstreamCallStarted",
     "Working",
-    "events_of",
     "grants_of",
 ]
 
@@ -86,14 +82,6 @@ class ResumableModel(Model, Protocol):
 
 
 @runtime_checkable
-class RememberingModel(Model, Protocol):
-    """A model in front of what remembers: it seldom needs more of a conversation than what is new."""
-
-    def stream_resent(self, request: ResentRequest) -> AsyncIterator[ModelEvent]:
-        """Answer as `stream` does, and read the whole history only where it is needed."""
-
-
-@runtime_checkable
 class StoredModel(Model, Protocol):
     """A model that keeps small values in the store of the engine that runs it, and is closed with that engine."""
 
@@ -116,10 +104,3 @@ class GrantingModel(Model, Protocol):
 def grants_of(model: Model) -> frozenset[str]:
     """Return which wishes for the making of an answer a model takes."""
     return model.grants if isinstance(model, GrantingModel) else frozenset()
-
-
-def events_of(model: Model, request: ResentRequest) -> AsyncIterator[ModelEvent]:
-    """Return a model's answer; one that keeps nothing is given the whole history."""
-    if hasattr(model, "stream_resent"):  # what `isinstance` looks at too, and a hundred times as long
-        return cast("RememberingModel", model).stream_resent(request)
-    return model.stream(request.request())

@@ -236,6 +236,7 @@ class Performer:
                 session=asked.conversation,
                 is_ephemeral=asked.is_ephemeral,
                 wishes=asked.wishes,
+                is_resent=True,
             )
         shown = words_said(turn) if kept.token else {}
         builder = ReplyBuilder(owed.turn, owed.reply_no, owed.attempt, shown, is_announcing=asked is not None)

@@ -35,10 +35,9 @@ from midstream.core.replies import (
 )
 from midstream.core.reuse import records, retrying
 from midstream.core.reuse.classification import Fork, Fresh, Kind, Resume, action, asides_of, classify
-from midstream.core.reuse.fingerprint import Chain, Outline
+from midstream.core.reuse.fingerprint import Chain, Heard, Outline
 from midstream.core.reuse.own_calls import OwnCalls, place_of
 from midstream.core.reuse.records import PoolRecord
-from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.servers import McpServer
 from midstream.core.reuse.transcript import TranscriptBudget
 from midstream.errors import (
@@ -214,44 +213,17 @@ class Pooled:
             ModelError: The agent failed, and so did a fresh one where that was worth a try (then the first error is the
                 cause of this one).
         """
-        history = request.history
-        chain = self._chains.get(request.session, Chain()).then(history)
-        resent = ResentRequest(
-            request.instructions,
-            chain.heard,
-            history,
-            lambda: history,
-            request.tools,
-            request.key,
-            request.session,
-            request.is_ephemeral,
-            wishes=request.wishes,
-            person=request.person,
-            stalls=request.stalls,
-        )
-        async with contextlib.aclosing(self._streamed(resent, chain)) as events:
+        chain = self._chains.get(request.session, Chain()).then(request.history)
+        async with contextlib.aclosing(self._streamed(request, chain)) as events:
             async for event in events:
                 yield event
 
-    async def stream_resent(self, request: ResentRequest) -> AsyncIterator[ModelEvent]:
-        """Answer a request as `stream` does; the whole history is asked for only where an agent is told all of it.
-
-        Raises:
-            ModelError: See `stream`.
-        """
-        async with contextlib.aclosing(self._streamed(request, None)) as events:
-            async for event in events:
-                yield event
-
-    async def _streamed(
-        self, request: ResentRequest, chain: Chain | None
-    ) -> AsyncGenerator[ModelEvent, None]:
-        setup, outline = self._read(request)
+    async def _streamed(self, request: ModelRequest, chain: Chain) -> AsyncGenerator[ModelEvent, None]:
+        setup, outline = self._read(request, chain.heard)
         is_ours = await self._may_enter(request, outline)
         try:
-            # A host's journal has the calls of its agents; what only resends its words does not.
-            turn = await self._begin(request, outline, setup, keeps_calls=chain is None)
-            if chain is not None and turn.claim is not None:  # a side call takes nobody's place
+            turn = await self._begin(request, outline, setup, chain.heard)
+            if turn.claim is not None:  # a side call takes nobody's place
                 self._know(request.session, chain)
             if is_ours and turn.claim is None:  # nobody needs to wait for a side call
                 is_ours = False
@@ -272,12 +244,12 @@ class Pooled:
 
     # --- what to do -------------------------------------------------------------------------------------------
 
-    def _read(self, request: ResentRequest) -> tuple[Setup, Outline]:
+    def _read(self, request: ModelRequest, heard: Heard) -> tuple[Setup, Outline]:
         abilities = self._upstream.abilities
         tools = request.tools if abilities.takes_tools else ()
         servers = self._servers() if abilities.takes_servers and self._servers is not None else ()
         setup = Setup(request.instructions, tools, tuple(sorted(servers, key=lambda server: server.name)))
-        heard, identity = request.heard, self._upstream.identity
+        identity = self._upstream.identity
         return setup, heard.outline(setup.instructions, setup.tools, setup.servers, identity)
 
     def _know(self, session: str, chain: Chain) -> None:
@@ -287,7 +259,7 @@ class Pooled:
         while len(self._chains) > CHAINS_MAX:
             self._chains.popitem(last=False)
 
-    async def _may_enter(self, request: ResentRequest, outline: Outline) -> bool:
+    async def _may_enter(self, request: ModelRequest, outline: Outline) -> bool:
         """Wait for the session's other turn; return whether the session is this turn's, to be given back.
 
         It is not where the other one takes too long, nor for a side call.
@@ -302,9 +274,7 @@ class Pooled:
                     return False
         return await self._locks.enter(session)
 
-    async def _begin(
-        self, request: ResentRequest, outline: Outline, setup: Setup, *, keeps_calls: bool
-    ) -> Turn:
+    async def _begin(self, request: ModelRequest, outline: Outline, setup: Setup, heard: Heard) -> Turn:
         """Judge a request and claim its record, unless it leaves no trace."""
         turn: Turn | None = None
         try:
@@ -317,8 +287,8 @@ class Pooled:
             turn = Turn(request, outline, judged, Fresh(is_pooled=False), setup, None)
         is_resumed = isinstance(turn.action, Resume)
         nonce = "" if is_resumed else self._world.new_id("agent")
-        if keeps_calls and request.session and not request.is_ephemeral:
-            turn.own_calls = OwnCalls(place_of(request.heard))
+        if request.is_resent and request.session and not request.is_ephemeral:
+            turn.own_calls = OwnCalls(place_of(heard))
             await self._read_calls(turn)
         turn.begin(nonce, self._upstream.abilities, self._limits.budget)
         return turn
@@ -335,7 +305,7 @@ class Pooled:
             with contextlib.suppress(*OUT_OF_ORDER):
                 await self._entries.keep_calls(turn.request.session, turn.own_calls.kept(is_whole=is_whole))
 
-    async def _claimed(self, request: ResentRequest, outline: Outline, setup: Setup) -> Turn | None:
+    async def _claimed(self, request: ModelRequest, outline: Outline, setup: Setup) -> Turn | None:
         for _ in range(CLAIMS_MAX):
             found = await self._entries.find(request.session)
             now = self._world.now()

@@ -20,10 +20,10 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import Judgement
+from midstream.core.replies import ModelRequest
 from midstream.core.reuse.classification import Action, Classification, Fork, Fresh, Kind, Resume
 from midstream.core.reuse.fingerprint import LINK_BYTES, Outline
 from midstream.core.reuse.own_calls import AnswerCalls, OwnCalls, with_own_calls
-from midstream.core.reuse.resent import ResentRequest
 from midstream.core.reuse.retrying import Situation
 from midstream.core.reuse.transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
 from midstream.errors import ModelError
@@ -115,7 +115,7 @@ class Turn:
 
     def __init__(
         self,
-        request: ResentRequest,
+        request: ModelRequest,
         outline: Outline,
         judged: Classification,
         action: Action,
@@ -226,14 +226,13 @@ class Turn:
                 self.name = self.claim.found.record.agent
                 nonce = self.name
                 delivery = self.action.delivery
-                read = self._read(delivery.users + bool(delivery.results))
-                self.sends = _told(read, delivery.users, delivery.results, budget)
+                self.sends = _told(self.request.history, delivery.users, delivery.results, budget)
             case Fork():
                 self.name = self.action.mark.agent
                 users = self.action.users
-                self.sends = _told(self._read(users), users, (), budget)
+                self.sends = _told(self.request.history, users, (), budget)
             case Fresh():
-                history = with_own_calls(self.request.whole(), self.kept_calls)
+                history = with_own_calls(self.request.history, self.kept_calls)
                 self.sends = [_told_all(history, abilities, budget)]
                 self.replays += len(history.entries) > 1
         self._tell_cut(budget)
@@ -255,11 +254,6 @@ class Turn:
             return
         said = self.sends[place]
         self.sends[place] = replace(said, message=after_cut(last.exchange, said.message, budget))
-
-    def _read(self, entries: int) -> History:
-        """Return a history with so many of the last entries, at least: what was read of it, or else all of it."""
-        tail = self.request.tail
-        return tail if len(tail.entries) >= entries else self.request.whole()
 
     def begin_send(self) -> None:
         """From now on nobody knows what the agent knows."""

@@ -254,6 +254,7 @@ class Accepting:
         response = runner.state.application.response(number)
         if response is None or response.id != name:
             return None
+        wanted.sessions.learn(session, runner.state, comparison.links)
         live = self._responses.add(wanted.sessions, Found(session, response, request, form), wanted.place)
         self._responses.join(live)
         return live

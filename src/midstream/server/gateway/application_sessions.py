@@ -117,6 +117,11 @@ class ApplicationSessions:
             self._chains.popitem(last=False)
         return chain
 
+    def learn(self, session: str, state: Session, links: tuple[bytes, ...]) -> None:
+        """Keep the digests of a transcript that the session has just taken."""
+        if len(state.history.entries) == len(links):
+            self._chains[session] = Chain(state.history.entries, links)
+
     async def find(self, response_id: str) -> Found | None:
         """Return a response by its id; None where there is none, or not any more."""
         name, _, ends = response_id.partition("_")
