@@ -24,6 +24,7 @@ from midstream.core.records import (
     QuestionAsked,
     Record,
     ReplyCompleted,
+    TranscriptAccepted,
     TurnEnded,
     TurnStatus,
 )
@@ -119,7 +120,7 @@ class Screen:
         match record:
             case Delta():
                 self._delta(record)
-            case MessageAccepted():
+            case MessageAccepted() | TranscriptAccepted():
                 self._heard(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
                 self._held = ""

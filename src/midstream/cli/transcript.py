@@ -51,6 +51,7 @@ from midstream.core.records import (
     StallEnded,
     StallNoticed,
     ToolsChanged,
+    TranscriptAccepted,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -135,7 +136,9 @@ class _Reading:
     def take(self, record: Record) -> None:
         if isinstance(record, JournalPruned):
             self._take_history(restored(record))
-        elif isinstance(record, MessageAccepted):
+        elif isinstance(record, TranscriptAccepted) and self.turns and self.turns[-1].turn == record.turn:
+            pass  # the application brought the results of its calls
+        elif isinstance(record, MessageAccepted | TranscriptAccepted):
             self._parts, self._calls = {}, {}
             self.turns.append(
                 TurnTranscript(record.turn, record.at, [Said("user", words_of(record.message))])

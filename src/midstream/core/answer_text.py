@@ -13,7 +13,15 @@ from msgspec import Struct
 
 from midstream.core.frames import Gone, Snapshot
 from midstream.core.messages import Entry, Exchange, Reply, Text, UpstreamCall, UserMessage
-from midstream.core.records import AttemptStarted, Delta, MessageAccepted, Record, ReplyCompleted, TurnEnded
+from midstream.core.records import (
+    AttemptStarted,
+    Delta,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TranscriptAccepted,
+    TurnEnded,
+)
 from midstream.core.session import CONTINUE
 
 PARAGRAPH = "\n\n"
@@ -64,7 +72,7 @@ class AnswerText:
     def take(self, record: Record | Gone | Snapshot) -> AnswerSoFar:
         """Fold one record, or what a stream delivers in the place of records."""
         match record:
-            case MessageAccepted():
+            case MessageAccepted() | TranscriptAccepted():
                 self._begin()
             case AttemptStarted():
                 self._void_attempt()

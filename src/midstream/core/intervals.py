@@ -22,6 +22,7 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
+    TranscriptAccepted,
     TurnEnded,
     TurnResumed,
 )
@@ -91,7 +92,7 @@ class Intervals:
     def add(self, session: str, record: Record) -> Iterator[Interval]:
         """Take one record of a session, in its journal's order."""
         match record:
-            case MessageAccepted() | TurnResumed():
+            case MessageAccepted() | TranscriptAccepted() | TurnResumed():
                 yield self._begin(Interval(Kind.TURN, session, record.turn, 0, 0, "", record.at))
             case AttemptStarted(turn, reply, attempt, at):
                 yield self._begin(Interval(Kind.MODEL, session, turn, reply, attempt, "", at))

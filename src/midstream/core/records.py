@@ -262,6 +262,12 @@ class TranscriptAccepted(
     instructions: str | None = None
     tools: tuple[ToolSpec, ...] | None = None
 
+    @property
+    def message(self) -> UserMessage:
+        """The newest message of a user in what is new; an empty one where there is none."""
+        said = (entry for entry in reversed(self.tail) if isinstance(entry, UserMessage))
+        return next(said, UserMessage(()))
+
 
 class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):
     """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""

@@ -50,6 +50,7 @@ export class AnswerText {
   #takeRecord(record) {
     switch (record.type) {
       case "message_accepted":
+      case "transcript_accepted":
         this.#begin();
         break;
       case "attempt_started":

@@ -102,6 +102,16 @@ export type JournalRecord =
       stream?: string;
     }
   | { type: "message_withdrawn"; number: number; at: number; stream?: string }
+  /** A client application sent its whole conversation again; `tail` is what is new of it. */
+  | {
+      type: "transcript_accepted";
+      turn: number;
+      reply: number;
+      at: number;
+      request: { id: string };
+      keep?: number;
+      tail?: unknown[];
+    }
   /** A turn that was interrupted or had failed goes on; `reply` is the one that comes next. */
   | { type: "turn_resumed"; turn: number; reply: number; at: number; stream?: string }
   /** The model is asked; what earlier attempts said of this reply is void. */

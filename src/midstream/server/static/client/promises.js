@@ -16,6 +16,7 @@ const DURABLE = new Set([
   "message_withdrawn",
   "question_answered",
   "stream_opened",
+  "transcript_accepted",
   "turn_ended",
   "turn_resumed",
 ]);
