@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from midstream.core import session as sessions
+from midstream.core.application_request import ApplicationRequest
+from midstream.core.messages import UserMessage
 from midstream.core.records import EpochStarted, Record
 from midstream.core.session import Session
 from midstream.core.turn import (
+    AskModel,
     CallFinished,
     Cancel,
     CancelExpired,
@@ -19,6 +22,7 @@ from midstream.core.turn import (
     Idle,
     Recover,
     Refused,
+    SendTranscript,
     TurnState,
     owed,
 )
@@ -29,7 +33,8 @@ from tests.search import tried
 from tests.spec import spec
 
 STATES = {kind.__name__ for kind in get_args(TurnState)}
-COMMANDS = {kind.__name__ for kind in get_args(Command)}
+# A session of a client application takes transcripts: `test_applications.py` gives them to every state.
+COMMANDS = {kind.__name__ for kind in get_args(Command)} - {"SendTranscript"}
 RECORDS = {kind.__name__ for kind in get_args(Record)}
 # Records that no command of a turn is decided to: owners, streams and tools that come and go write them.
 OF_OTHERS = {
@@ -39,6 +44,7 @@ OF_OTHERS = {
     "StreamTaken",
     "ChunkAccepted",
     "ToolsChanged",
+    "TranscriptAccepted",
 }
 
 pytestmark = pytest.mark.slow  # one search of a few seconds, in whichever test comes first
@@ -52,6 +58,18 @@ def test_every_state_takes_every_kind_of_command_and_raises_nothing_but_refused(
 def test_every_kind_of_record_is_the_decision_of_some_command() -> None:
     kinds = {step.record.partition("(")[0] for step in explored().steps}
     assert kinds == RECORDS - OF_OTHERS
+
+
+@spec("REUSE-76")
+def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
+    sent = SendTranscript(ApplicationRequest("r1"), 0, 0, (UserMessage.of("hi"),))
+    for before in explored().states:
+        decided = sessions.decide(before, sent, epoch=before.epoch, at=AT)
+        after = sessions.fold([(before.epoch, record) for record in decided], before)
+        assert after.history.entries == sent.tail
+        (asked,) = owed(after.turn)
+        assert isinstance(asked, AskModel)
+        assert asked.turn == after.turns == before.turns + 1
 
 
 @spec("TURN-1", "TURN-28")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
 from midstream.core.messages import (
     Call,
+    Exchange,
     File,
     Finish,
     Outcome,
@@ -58,6 +60,7 @@ from midstream.core.records import (
     StreamTaken,
     Sync,
     ToolsChanged,
+    TranscriptAccepted,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -68,6 +71,7 @@ from midstream.core.records import (
     salvaged,
     sync_of,
 )
+from midstream.core.wishes import Wishes
 from midstream.errors import RecordUndecodableError
 from tests.spec import spec
 
@@ -91,6 +95,17 @@ EVERY_RECORD: tuple[Record, ...] = (
     MessageQueued(1, UserMessage.of("and then"), 1000.5, stream="stream-2", timeout_s=9.0),
     MessageWithdrawn(1, 1000.5, "stream-2"),
     TurnResumed(1, 4, 1000.5),
+    TranscriptAccepted(
+        1,
+        1,
+        1000.5,
+        ApplicationRequest("resp_1", "d4", "key", "h:app", Wishes(temperature=0.5), form={"dialect": "chat"}),
+        2,
+        (UserMessage.of("hi"), Exchange(Reply((Text("so"),)))),
+        "Be brief.",
+        (ToolSpec("look"),),
+    ),
+    Delta(1, 1, 2, 1, "thinking", "", requested=Call("a", "look"), signature="sig=="),
     AttemptStarted(1, 1, 2, 1000.5, 1001.5),
     Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
     Delta(1, 1, 2, 1, "thinking", "", UpstreamCall("u", "grep", '{"for": "x"}')),
@@ -173,6 +188,7 @@ FULL = (
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
+    TranscriptAccepted,
     TurnResumed,
     QuestionAnswered,
     AnswerUsed,

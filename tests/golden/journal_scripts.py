@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from midstream.core import applications, driven
 from midstream.core import session as sessions
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.core.messages import (
     Call,
@@ -29,7 +28,6 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.records import (
-    ApplicationRequest,
     ClientTool,
     Delta,
     EpochStarted,
@@ -457,8 +455,8 @@ def _resend(
         Wishes(temperature=0.5, stop=("END",), reply_format={"type": "json_object"}, forced_tool="look"),
         is_ephemeral=number == 2,
         is_background=number == 3,
-        form=msgspec.Raw(b'{"dialect":"responses"}'),
-        input=msgspec.Raw(b'[{"role":"user","content":"hi"}]'),
+        form={"dialect": "responses"},
+        input=[{"role": "user", "content": "hi"}],
     )
     spec = (ToolSpec("look", "Look.", {"type": "object"}),) if tools else ()
     return SendTranscript(

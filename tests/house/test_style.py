@@ -42,7 +42,7 @@ MAY_TOUCH_THE_WORLD: dict[str, str] = {
 MAY_CATCH_EVERYTHING: dict[str, str] = {
     "client/http.py": "what ends one of its tasks is raised by whoever reads, who would wait for ever",
     "client/os_keyring.py": "a backend is somebody else's code: whatever it raises, the file has the secret",
-    "server/gateway/runs.py": "an upstream is somebody else's code: its host is told, the log has it",
+    "server/gateway/response_reader.py": "the client of a response gets an error, and the log has the defect",
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
     "integrations/claude_agent.py": "the SDK raises bare `Exception`s; each is typed, or is the end of a process",
     "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",

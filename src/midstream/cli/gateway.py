@@ -21,13 +21,14 @@ from midstream.errors import UsageError
 from midstream.places import made
 from midstream.runtime.agent_runs import SILENCE_MAX_S, SilenceLimits
 from midstream.runtime.pool import PoolLimits
+from midstream.server.gateway.app import KEPT_S
 from midstream.server.gateway.app import gateway as gateway_app
 from midstream.server.gateway.live_responses import GRACE_S
 from midstream.server.serve import serve
 from midstream.world import World
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
-DAY_S = 24 * 3600.0
+HOUR_S, DAY_S = 3600.0, 24 * 3600.0
 COLLECT_AFTER = 5_000
 """Objects made, less those gone again, after which Python looks for what only holds itself: a hundred answers make
 thousands, nearly none of them so, and all of them stand still while it looks."""
@@ -77,7 +78,14 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     type=click.FloatRange(0, 3600),
     default=GRACE_S,
     show_default=True,
-    help="Seconds that an answer goes on when nobody reads it any more.",
+    help="Seconds that a response goes on when no client reads it any more.",
+)
+@click.option(
+    "--keep-sessions-hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=KEPT_S / HOUR_S,
+    show_default=True,
+    help="Hours after its last response for which a conversation is kept in words.",
 )
 @click.option(
     "--permission-mode",
@@ -167,6 +175,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
         store=store,
         names=options["names"],
         grace_s=options["grace_s"],
+        kept_s=options["keep_sessions_hours"] * HOUR_S,
         shows_upstream_calls=not options["hides_tools"],
     )
 

@@ -182,26 +182,19 @@ def accept(
     return changed, after
 
 
-def note_reply(application: Application, record: ReplyCompleted) -> Application:
-    """Fold a whole or cut reply: where its calls go to the application, the response is over."""
+def note(application: Application, state: turns.TurnState, record: ReplyCompleted | TurnEnded) -> Application:
+    """Fold what may end the newest response: a reply whose calls go to the application, or the end of its turn."""
     newest = application.newest
     if newest is None or not newest.is_open:
         return application
-    is_over = bool(record.body.calls) and record.body.finish is not Finish.INTERRUPTED
-    over = replace(newest, has_begun=True)
-    if is_over:
-        over = replace(over, ended_at=record.at, status=TurnStatus.COMPLETED)
-    return replace(application, responses=(*application.responses[:-1], over))
-
-
-def note_end(application: Application, state: turns.TurnState, record: TurnEnded) -> Application:
-    """Fold the end of a turn in `state`: its response is over, if it was not."""
-    newest = application.newest
-    if newest is None or not newest.is_open:
-        return application
-    has_begun = newest.has_begun or (isinstance(state, AwaitingModel) and bool(state.said))
-    over = replace(newest, ended_at=record.at, status=record.status, has_begun=has_begun)
-    return replace(application, responses=(*application.responses[:-1], over))
+    if isinstance(record, TurnEnded):
+        has_begun = newest.has_begun or (isinstance(state, AwaitingModel) and bool(state.said))
+        newest = replace(newest, ended_at=record.at, status=record.status, has_begun=has_begun)
+    else:
+        newest = replace(newest, has_begun=True)
+        if record.body.calls and record.body.finish is not Finish.INTERRUPTED:
+            newest = replace(newest, ended_at=record.at, status=TurnStatus.COMPLETED)
+    return replace(application, responses=(*application.responses[:-1], newest))
 
 
 class Beginning(Struct, frozen=True):
@@ -267,11 +260,9 @@ def compared(chain: Chain, state: turns.TurnState, before: Beginning, tail: Sequ
     results: tuple[Result, ...] = ()
     if keep == len(chain.entries) and isinstance(state, RunningCalls):
         results = _results_of(state, tail[keep - before.count :])
-    if results:
-        assert isinstance(state, RunningCalls)
-        exchange = Exchange(state.reply, results)
-        chain = chain.then(History((*chain.entries, exchange)))
-        keep = _kept(chain, before, tail)
+        if results:
+            chain = chain.then(History((*chain.entries, Exchange(state.reply, results))))
+            keep = _kept(chain, before, tail)
     new = tuple(tail[keep - before.count :])
     kept = chain.links[:keep]
     return Comparison(keep, new, results, kept + linked(kept[-1] if kept else b"", new))

@@ -15,9 +15,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind
 from midstream.core.messages import Call, Entry, Reply, Result, ToolSpec, UpstreamCall, UserMessage
-from midstream.core.wishes import NO_WISHES, Wishes
 from midstream.errors import RecordUndecodableError
 
 VERSION = 1
@@ -212,32 +212,6 @@ class MessageWithdrawn(
     number: int
     at: float
     stream: str = ""
-
-
-class ApplicationRequest(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One request of a client application that resends its conversation, without the conversation.
-
-    Args:
-        id: The id of the response in the application's API.
-        digest: Digest of the request; equal for equal requests only.
-        key: The application's idempotency key, or "".
-        conversation: The name by which a stateful upstream agent finds the conversation; "" for none.
-        wishes: How the response is to be made.
-        is_ephemeral: A side request, such as one for a title: it leaves no trace in an agent's memory.
-        is_background: The response is made whether or not a client reads it.
-        form: What the dialect needs to write the response.
-        input: The items of the request as they came, where its API lists them later.
-    """
-
-    id: str
-    digest: str = ""
-    key: str = ""
-    conversation: str = ""
-    wishes: Wishes = NO_WISHES
-    is_ephemeral: bool = False
-    is_background: bool = False
-    form: msgspec.Raw = msgspec.Raw(b"null")
-    input: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 class TranscriptAccepted(

@@ -469,11 +469,11 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     """Fold the next record; `epoch` is the one it was appended under."""
     turn = turns.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
+    if session.application.count and isinstance(record, ReplyCompleted | TurnEnded):
+        after = replace(after, application=applications.note(session.application, session.turn, record))
     match record:
         case AttemptStarted(attempt=1, is_last=False) if record.reply > 1 and _is_cut(session):
             return replace(after, history=_continued(session.history))  # TURN-83
-        case ReplyCompleted() if session.application.count:
-            return replace(after, application=applications.note_reply(session.application, record))
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case ChunkAccepted():
@@ -484,28 +484,9 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case ExchangeCommitted():
             return _with_exchange(after, turns.exchange_of(session.turn))
         case MessageAccepted():
-            return replace(
-                after,
-                turns=record.turn,
-                history=session.history.then(record.message),
-                streams=_with_stream(session, record.stream, turn=record.turn),
-                queue=_without(session.queue, record.queued),
-                parent=record.parent or session.parent,
-                driver=record.driver,
-                suspected=0,
-            )
+            return _with_message(after, session, record)
         case TranscriptAccepted():
-            application, history = applications.accept(
-                session.application, session.history, record, after.position
-            )
-            return replace(
-                after,
-                turns=record.turn,
-                history=history,
-                application=application,
-                cut=session.cut if session.cut <= record.keep else 0,
-                suspected=0,
-            )
+            return _with_transcript(after, record)
         case MessageQueued():
             return replace(
                 after,
@@ -535,12 +516,28 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return _with_epoch(after, record)
         case TurnEnded():
             ended = Idle() if session.driver else turn  # only its driver could go on with it
-            application = session.application
-            if application.count:
-                application = applications.note_end(application, session.turn, record)
-            return replace(after, turn=ended, last_turn=record, driver="", application=application)
+            return replace(after, turn=ended, last_turn=record, driver="")
         case _:
             return after
+
+
+def _with_message(after: Session, before: Session, record: MessageAccepted) -> Session:
+    return replace(
+        after,
+        turns=record.turn,
+        history=before.history.then(record.message),
+        streams=_with_stream(before, record.stream, turn=record.turn),
+        queue=_without(before.queue, record.queued),
+        parent=record.parent or before.parent,
+        driver=record.driver,
+        suspected=0,
+    )
+
+
+def _with_transcript(session: Session, record: TranscriptAccepted) -> Session:
+    application, history = applications.accept(session.application, session.history, record, session.position)
+    cut = session.cut if session.cut <= record.keep else 0
+    return replace(session, turns=record.turn, history=history, application=application, cut=cut, suspected=0)
 
 
 def _with_epoch(session: Session, record: EpochStarted) -> Session:

@@ -8,9 +8,6 @@ from midstream.core.messages import UserMessage
 
 def test_every_api_has_its_format() -> None:
     assert {dialect.format for dialect in registry.DIALECTS} <= set(FORMATS)
-    assert len({dialect.name for dialect in registry.DIALECTS}) == len(registry.DIALECTS)
-    for dialect in registry.DIALECTS:
-        assert registry.at_path(dialect.path) is registry.named(dialect.name) is dialect
 
 
 def test_what_came_before_stands_before_what_is_asked() -> None:

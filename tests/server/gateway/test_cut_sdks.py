@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from midstream.testing.models import Gate, text
 from tests.server.gateway.serving import WAIT_S, Served, served
-from tests.server.gateway.test_runs import WORDS, gated, until
+from tests.server.gateway.test_live_responses import WORDS, gated, until
 from tests.spec import spec
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]

@@ -24,7 +24,7 @@ from midstream.core.replies import (
 from midstream.errors import ModelError, ModelStalledError, ModelUnavailableError, UpstreamBusyError
 from midstream.server.gateway import live_responses
 from tests.server.gateway.serving import Served, make_gateway, say, serving
-from tests.server.gateway.test_runs import until
+from tests.server.gateway.test_live_responses import until
 from tests.spec import spec
 
 ASK: list[Any] = [{"role": "user", "content": "order it"}]

@@ -30,15 +30,16 @@ GOES_ON = streamed(delta(content=REST), delta("stop"))
 class Killed:
     """A gateway of its own process in front of a scripted server, which outlives it."""
 
-    def __init__(self, home: Path, upstream: ChatServer) -> None:
+    def __init__(self, home: Path, upstream: ChatServer, options: tuple[str, ...]) -> None:
         self.upstream = upstream
         self._home = home
+        self._options = options
         self._process: subprocess.Popen[str] | None = None
         self.url = self.token = ""
 
     def start(self) -> None:
         url = f"openai-compatible:{self.upstream.url}"
-        self._process, ready = started(self._home, "--upstream", url, "--model", "m")
+        self._process, ready = started(self._home, "--upstream", url, "--model", "m", *self._options)
         self.url, self.token = ready["url"], ready["token"]
 
     def kill(self) -> None:
@@ -60,10 +61,10 @@ class Killed:
 
 
 @contextlib.asynccontextmanager
-async def killed(home: Path, *answers: Answer) -> AsyncIterator[Killed]:
+async def killed(home: Path, *answers: Answer, options: tuple[str, ...] = ()) -> AsyncIterator[Killed]:
     """Run a gateway to a scripted server until the end of the block."""
     async with chat_server(*answers) as upstream:
-        gateway = Killed(home, upstream)
+        gateway = Killed(home, upstream, options)
         try:
             await asyncio.to_thread(gateway.start)
             yield gateway
@@ -191,3 +192,18 @@ async def test_what_is_not_to_be_stored_leaves_no_word_on_disk(tmp_path: Path) -
         await asyncio.to_thread(gateway.kill)
         holding = await asyncio.to_thread(files_with, tmp_path, secret.encode())
         assert holding == []
+
+
+@spec("REUSE-70")
+async def test_an_encrypted_gateway_finishes_its_response_too_and_stores_no_word_in_the_clear(
+    tmp_path: Path,
+) -> None:
+    home, keys = tmp_path / "home", tmp_path / "keys"
+    home.mkdir()
+    async with killed(home, CUT, GOES_ON, options=("--key-file", str(keys))) as gateway:
+        words = chat(gateway)
+        await until_said(words, FIRST)
+        await restarted(gateway)
+        async with asyncio.timeout(WAIT_S):
+            assert "".join([piece async for piece in chat(gateway)]) == FIRST + REST
+        assert await asyncio.to_thread(files_with, home, FIRST.strip().encode()) == []

@@ -21,7 +21,7 @@ from midstream.testing.models import Gate, Step, text
 from tests.oracles.ai_sdk import HOME as NODE_HOME
 from tests.oracles.ai_sdk import lacking as node_lacking
 from tests.server.gateway.serving import TOKEN, Served, served
-from tests.server.gateway.test_runs import until
+from tests.server.gateway.test_live_responses import until
 from tests.spec import spec
 
 HERE = Path(__file__).parent

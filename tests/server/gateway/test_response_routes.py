@@ -15,7 +15,7 @@ from midstream.server.gateway import live_responses
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.models import Gate, text
 from tests.server.gateway.serving import called, make_gateway, served
-from tests.server.gateway.test_runs import WORDS, gated, until
+from tests.server.gateway.test_live_responses import WORDS, gated, until
 from tests.spec import spec
 
 

@@ -26,7 +26,7 @@ COMMENT = b": waiting\n\n"
 
 
 class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a dialect needs of a request to write its response.
+    """Facts of a request that a dialect needs to write its response.
 
     Args:
         dialect: The name of the dialect.

@@ -7,10 +7,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.calls import CallPlan, Choice
 from midstream.core.messages import Entry, Reply, Result, ToolSpec, UserMessage
 from midstream.core.records import (
-    ApplicationRequest,
     ClientTool,
     Delta,
     Judgement,

@@ -86,14 +86,8 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_question(state, record, epoch=epoch)
         case ExchangeCommitted():
             return _evolve_commit(state, record)
-        case MessageAccepted():
-            terms = Terms(record.tools, record.timeout_s, record.replies_max)
-            return AwaitingModel(
-                record.turn, 1, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
-            )
-        case TranscriptAccepted():
-            terms = Terms(request=record.request)
-            return AwaitingModel(record.turn, record.reply, terms, touched_at=record.at)
+        case MessageAccepted() | TranscriptAccepted():
+            return _evolve_opening(record)
         case AttemptResumable():
             return replace(state, token=record.token) if isinstance(state, AwaitingModel) else state
         case AttemptContinued():
@@ -136,6 +130,13 @@ def exchange_of(state: TurnState) -> Exchange | None:
         return None
     ended = (call for call in state.calls if call.result is not None or call.is_outcome_lost)
     return Exchange(state.reply, tuple(call.result or lost_result(call) for call in ended))
+
+
+def _evolve_opening(record: MessageAccepted | TranscriptAccepted) -> TurnState:
+    if isinstance(record, TranscriptAccepted):
+        return AwaitingModel(record.turn, record.reply, Terms(request=record.request), touched_at=record.at)
+    terms = Terms(record.tools, record.timeout_s, record.replies_max)
+    return AwaitingModel(record.turn, 1, terms, touched_at=record.at, deadline_at=terms.deadline(record.at))
 
 
 def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> TurnState:

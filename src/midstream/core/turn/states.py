@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.calls import CallState, Choice
 from midstream.core.messages import Reply
-from midstream.core.records import ApplicationRequest, ClientTool, TurnStatus
+from midstream.core.records import ClientTool, TurnStatus
 
 ATTEMPTS_MAX = 3
 """Failed attempts of one model call before the turn fails."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.applications import Comparison, Response
 from midstream.core.dialects.conversations import Place, is_ephemeral
 from midstream.core.dialects.dialect import Asked, Dialect
@@ -20,7 +21,6 @@ from midstream.core.dialects.refusals import Refusal
 from midstream.core.dialects.repeats import KeyReused, Request, repeated, request_of
 from midstream.core.dialects.wishing import Wished
 from midstream.core.messages import Entry
-from midstream.core.records import ApplicationRequest
 from midstream.core.session import Session
 from midstream.core.turn import RunningCalls, SendTranscript
 from midstream.errors import JournalMovedError, UnavailableError
@@ -234,8 +234,8 @@ class Accepting:
             asked.wished.wishes,
             wanted.is_ephemeral,
             asked.is_background,
-            msgspec.Raw(msgspec.json.encode(form)),
-            msgspec.Raw(msgspec.json.encode(asked.messages) if asked.is_stored else b"[]"),
+            msgspec.to_builtins(form),
+            asked.messages if asked.is_stored else [],
         )
         command = SendTranscript(
             request,

@@ -40,7 +40,6 @@ from midstream.server.gateway.response_routes import ResponseRoutes
 from midstream.server.guards import check_origin, origins_of
 from midstream.server.lifespan import live
 from midstream.store.contract import Store
-from midstream.store.memory import MemoryStore
 from midstream.store.opening import open_store
 from midstream.version import __version__
 from midstream.world import World
@@ -82,10 +81,10 @@ def gateway(
         UsageError: No such store is known, or what stands in `allowed_origins` is no origin.
     """
     world = world or World()
-    store = open_store("memory:" if store is None else store, world=world)
     return Gateway(
         model,
-        store,
+        open_store("memory:" if store is None else store, world=world),
+        is_durable=store not in (None, "memory:"),
         token=token,
         names=names,
         allowed_origins=allowed_origins,
@@ -113,6 +112,7 @@ class Gateway:
         model: Model,
         store: Store,
         *,
+        is_durable: bool,
         token: str | None,
         names: Collection[str],
         allowed_origins: Collection[str],
@@ -131,10 +131,10 @@ class Gateway:
         agent = Agent(model, name=model.name)
         limits, memory = Retention(sessions_for_s=kept_s), MemoryLimits(idle_s=IDLE_S)
         durable = Host(agent, store, world=world, retention=limits, memory=memory)
-        private = Host(agent, MemoryStore(world=world), world=world, retention=limits, memory=memory)
-        self._durable = ApplicationSessions(
-            durable, world, "durable", is_durable=not isinstance(store, MemoryStore)
+        private = Host(
+            agent, open_store("memory:", world=world), world=world, retention=limits, memory=memory
         )
+        self._durable = ApplicationSessions(durable, world, "durable", is_durable=is_durable)
         self._private = ApplicationSessions(private, world, "private", is_durable=False)
         self._token = token
         self._names = frozenset(names)

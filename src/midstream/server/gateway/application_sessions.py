@@ -10,11 +10,12 @@ from hashlib import blake2b
 import msgspec
 from msgspec import Struct
 
+from midstream.core.application_request import ApplicationRequest
 from midstream.core.applications import Beginning, Chain, Comparison, Response, compared
 from midstream.core.dialects.dialect import Form
 from midstream.core.dialects.reading import Read
 from midstream.core.messages import Entry
-from midstream.core.records import ApplicationRequest, JournalReader, TranscriptAccepted
+from midstream.core.records import JournalReader, TranscriptAccepted
 from midstream.core.session import Session, fold
 from midstream.errors import (
     EntryMovedError,
@@ -40,7 +41,6 @@ SESSION_PREFIX = "gw-"
 _SESSION_BYTES = 16
 _NUMBER_DIGITS = 6
 _OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
-_form_of = msgspec.json.Decoder(Form).decode
 _log = logging.getLogger(__name__)
 
 
@@ -146,7 +146,7 @@ class ApplicationSessions:
         record = JournalReader().read(stored[0].body) if stored else None
         if not isinstance(record, TranscriptAccepted):
             return None
-        return Found(runner.session_id, response, record.request, _form_of(record.request.form))
+        return Found(runner.session_id, response, record.request, msgspec.convert(record.request.form, Form))
 
     async def state_at(self, found: Found) -> Session:
         """Return the session as it was when a response had ended."""

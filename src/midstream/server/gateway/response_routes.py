@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.types import Receive, Send
 
@@ -21,7 +19,6 @@ from midstream.world import World
 ITEMS_MAX, ITEMS = 100, 20
 """Items of one page, at most and by default."""
 PAGE_RECORDS = 500
-_items_of = msgspec.json.Decoder(list[Any]).decode
 
 
 class ResponseRoutes:
@@ -97,7 +94,7 @@ class ResponseRoutes:
 
     async def _items(self, response_id: str, arrived: Arrived, send: Send) -> None:
         live = await self._live(response_id)
-        items = listed_items(_items_of(live.found.request.input), response_id)
+        items = listed_items(live.found.request.input, response_id)
         if arrived.query.get("order", "desc") != "asc":
             items.reverse()
         if after := arrived.query.get("after"):
