@@ -23,8 +23,6 @@ from midstream.server.identity import open_of
 from midstream.server.problems import INTERNAL
 from midstream.server.visits import visitor_of
 
-JOINED_BYTES_MAX = 16 * 1024
-"""Bytes of a frame that may wait for the next one, to be written with it; more would be a burden on a slow reader."""
 CLOSED = 1000
 """WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
 BROKEN_PROTOCOL = 1002
@@ -71,10 +69,8 @@ class WebSocketTransport:
 
     async def send(self, frames: Sequence[bytes]) -> None:
         """See `Transport.send`."""
-        last = len(frames) - 1
-        for number, frame in enumerate(frames):
-            more = number < last and len(frame) <= JOINED_BYTES_MAX
-            await self._send({"type": "websocket.send", "text": frame.decode(), "more": more})
+        for frame in frames:
+            await self._send({"type": "websocket.send", "text": frame.decode()})
 
 
 class WebSocketEndpoint:
