@@ -462,7 +462,7 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     reason="the local model is not installed: make .venv/.local",
 )
 async def test_a_real_server_answers_refuses_what_is_too_long_and_asks_for_its_key() -> None:
-    from midstream.integrations.local.engine import load
+    from midstream.demo.local.engine import load
 
     engine = await load(None, 1024, World())
     limits = {"max_tokens": 20, "temperature": 0}
