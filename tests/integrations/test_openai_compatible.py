@@ -324,7 +324,7 @@ async def test_no_server_is_unavailable() -> None:
     async with chat_server() as server:
         gone = server.url
     async with OpenAICompatible(gone, "m") as model:
-        with pytest.raises(ModelUnavailableError, match="ConnectError"):
+        with pytest.raises(ModelUnavailableError, match="ClientConnectorError"):
             await answered(model)
 
 
