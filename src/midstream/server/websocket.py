@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from midstream.core.frames import Error, encode
 from midstream.errors import (
@@ -18,7 +19,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.runtime.host import Host
-from midstream.server.connection import Connection, Connections
+from midstream.server.connection import Connection, Connections, Transport
 from midstream.server.identity import open_of
 from midstream.server.problems import INTERNAL
 from midstream.server.visits import visitor_of
@@ -47,7 +48,7 @@ def close_code_of(failure: MidstreamError | None) -> int:
     return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
 
 
-class WebSocketTransport:
+class WebSocketTransport(Transport):
     """Frames as text messages of an accepted WebSocket."""
 
     ends_with_turn = False
@@ -67,8 +68,8 @@ class WebSocketTransport:
         body: bytes = message["bytes"] if text is None else text.encode("utf-8", "surrogatepass")
         return body
 
+    @override
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`."""
         for frame in frames:
             await self._send({"type": "websocket.send", "text": frame.decode()})
 

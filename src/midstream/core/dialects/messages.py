@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.asked import Asked, Named, Writer
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import Dialect, Refusal, error_in
 from midstream.core.dialects.tool_specs import tools_of
@@ -92,7 +93,7 @@ def estimated_tokens(fields: Fields) -> int:
     return max(1, sum(len(raw) for raw in map(bytes, counted)) // CHARS_PER_TOKEN)
 
 
-class MessagesWriter:
+class MessagesWriter(Writer):
     """Writes `message_start` … `message_stop`, or one `message`."""
 
     def __init__(self, asked: Asked, named: Named) -> None:
@@ -106,13 +107,13 @@ class MessagesWriter:
         self._signature = ""
         self._finished: Finished | None = None
 
+    @override
     def begin(self) -> list[bytes]:
-        """See `Writer.begin`."""
         message = self._message([], None, usage_in_messages(None))
         return [_event("message_start", {"message": message}), PING]
 
+    @override
     def write(self, event: ModelEvent) -> list[bytes]:
-        """See `Writer.write`."""
         match event:
             case TextDelta():
                 return self._say("text", event.text)
@@ -132,12 +133,12 @@ class MessagesWriter:
             case _:
                 return []
 
+    @override
     def fail(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.fail`."""
         return [b"event: error\ndata: " + _json(error_in(Dialect.MESSAGES, refusal)) + b"\n\n"]
 
+    @override
     def whole(self) -> bytes:
-        """See `Writer.whole`."""
         finished = self._finished or Finished()
         return _json(self._message(self._blocks, _STOPS[finished.finish], usage_in_messages(finished.usage)))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from typing_extensions import override
 
-from midstream.core.dialects.asked import Asked, Named
+from midstream.core.dialects.asked import Asked, Named, Writer
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import RATE_LIMITED, Dialect, Refusal
 from midstream.core.dialects.tool_specs import tools_of
@@ -129,7 +130,7 @@ def listed_items(messages: list[Value], response_id: str) -> list[Value]:
     return listed
 
 
-class ResponsesWriter:
+class ResponsesWriter(Writer):
     """Writes the numbered events of a response, or one `response`."""
 
     def __init__(self, asked: Asked, named: Named) -> None:
@@ -154,15 +155,15 @@ class ResponsesWriter:
         self.response: Json = self._in_state("in_progress")
         """As it stands."""
 
+    @override
     def begin(self) -> list[bytes]:
-        """See `Writer.begin`."""
         return [
             self._event("response.created", {"response": self.response}),
             self._event("response.in_progress", {"response": self.response}),
         ]
 
+    @override
     def write(self, event: ModelEvent) -> list[bytes]:
-        """See `Writer.write`."""
         match event:
             case TextDelta():
                 opened = self._opened("message")
@@ -183,8 +184,8 @@ class ResponsesWriter:
             case _:
                 return []
 
+    @override
     def fail(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.fail`."""
         code = "rate_limit_exceeded" if refusal.status == RATE_LIMITED else refusal.code
         error = {"code": code, "message": refusal.message}
         return self._stopped("failed", error=error)
@@ -193,8 +194,8 @@ class ResponsesWriter:
         """Return how a stream ends that was stopped on request."""
         return self._stopped("cancelled")
 
+    @override
     def whole(self) -> bytes:
-        """See `Writer.whole`."""
         return _json(self.response)
 
     def _stopped(self, status: Status, *, error: Json | None = None) -> list[bytes]:
