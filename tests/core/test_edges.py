@@ -10,18 +10,9 @@ from hypothesis import given, settings
 from midstream.core import session as sessions
 from midstream.core.records import EpochStarted, Record
 from midstream.core.session import Session
-from midstream.core.turn import (
-    CallFinished,
-    Cancel,
-    CancelExpired,
-    Cancelling,
-    Command,
-    Idle,
-    Recover,
-    Refused,
-    TurnState,
-    owed,
-)
+from midstream.core.turn.commands import CallFinished, Cancel, CancelExpired, Command, Recover, Refused
+from midstream.core.turn.owing import owed
+from midstream.core.turn.states import Cancelling, Idle, TurnState
 from tests.core.edges import Edge, edge_of, explored, steps_of, strays
 from tests.core.lives import Life, lives
 from tests.core.stories import AT

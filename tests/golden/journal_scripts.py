@@ -37,8 +37,7 @@ from midstream.core.records import (
     encode,
 )
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn import (
-    LOOK_BACK_S,
+from midstream.core.turn.commands import (
     Answer,
     CallFinished,
     CallProbed,
@@ -62,6 +61,7 @@ from midstream.core.turn import (
     WhenBusy,
     Withdraw,
 )
+from midstream.core.turn.states import LOOK_BACK_S
 from tests.core.stories import (
     AT,
     answers,

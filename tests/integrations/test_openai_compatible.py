@@ -35,7 +35,7 @@ from midstream.core.replies import (
 )
 from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.sse import EVENT_BYTES_MAX
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.core.wishes import Wishes
 from midstream.errors import (
     ContextOverflowError,

@@ -54,7 +54,7 @@ from midstream.core.frames import (
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import WhenBusy, WhenBusyName
+from midstream.core.turn.commands import WhenBusy, WhenBusyName
 from midstream.errors import (
     MidstreamError,
     SessionNotFoundError,

@@ -33,7 +33,7 @@ from midstream.core.frames import SnapshotWhen, SnapshotWhenName
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import WhenBusy, WhenBusyName
+from midstream.core.turn.commands import WhenBusy, WhenBusyName
 from midstream.errors import MidstreamError, UsageError
 from midstream.world import World
 

@@ -31,7 +31,7 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
-from midstream.core.turn import CallFinished
+from midstream.core.turn.commands import CallFinished
 from midstream.errors import (
     DrainingError,
     EventGoneError,

@@ -38,7 +38,7 @@ from midstream.core.records import OPEN_STATUSES, SessionStatus, is_pruned, salv
 from midstream.core.records import encode as encode_record
 from midstream.core.server_stream import Wire, answer_of
 from midstream.core.sse import event_of_frame, events_of_records
-from midstream.core.turn import Cancel, Resume, Withdraw
+from midstream.core.turn.commands import Cancel, Resume, Withdraw
 from midstream.errors import (
     DrainingError,
     EventGoneError,

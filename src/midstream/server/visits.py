@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from midstream.core.parts import root_of
 from midstream.core.records import Record, ReplyCompleted
-from midstream.core.turn import Command, Resume, SendMessage
+from midstream.core.turn.commands import Command, Resume, SendMessage
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.runtime.host import Host
 from midstream.server.judge import Judge, Verdict
