@@ -9,6 +9,7 @@ import gzip
 import re
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -254,6 +255,25 @@ async def test_a_server_that_does_not_listen_is_an_outage() -> None:
         pass
     with pytest.raises(ModelUnavailableError, match="ClientConnectorError"):
         await _words(provider)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full backlog refuses on other systems")
+async def test_a_connection_that_is_not_made_in_time_is_an_outage() -> None:
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):  # more than it takes while nobody accepts
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                waiting.connect(listening.getsockname())
+        limits = HttpLimits(connect_s=0.1, first_byte_s=LONG)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        provider = Provider(url, "m", limits=limits, world=World())
+        with pytest.raises(ModelUnavailableError, match="ConnectionTimeoutError"):
+            await _words(provider)
+        await provider.aclose()
 
 
 async def test_a_small_answer_that_unpacks_to_a_large_event_is_refused() -> None:
