@@ -37,7 +37,7 @@ OPENING_S = TOKENS * TOKEN_S
 ROUND_S = 12.0
 ROUNDS = 3
 PATIENCE_S = 300.0
-P50_BAR_MS, P99_BAR_MS = 3.0, 10.0
+P50_BAR_MS, P99_BAR_MS = 5.0, 15.0
 
 
 class Figure(msgspec.Struct):

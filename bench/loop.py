@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.steps import Step
 from midstream.core.messages import Finish, UserMessage
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.sqlite import SQLiteStore

@@ -43,7 +43,7 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.server.limits import Limits

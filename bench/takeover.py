@@ -33,7 +33,7 @@ class Takeover(msgspec.Struct):
 
 async def _own(path: str) -> None:
     from midstream.core.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
-    from midstream.core.turn import SendMessage  # noqa: PLC0415
+    from midstream.core.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.runtime.agent import Agent  # noqa: PLC0415
     from midstream.runtime.host import Host  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415

@@ -31,9 +31,9 @@ HERE = Path(__file__).parent
 # Whole programs, real sockets and foreign judges: seconds a file. `make check` leaves them to `make test`.
 END_TO_END = frozenset(
     {
-        "cli/demo/test_command.py",
-        "cli/demo/test_server.py",
-        "cli/demo/test_story.py",
+        "cli/test_demo_command.py",
+        "demo/test_server.py",
+        "demo/test_story.py",
         "cli/test_answering.py",
         "cli/test_chat.py",
         "cli/test_conformance.py",

@@ -13,7 +13,7 @@ import midstream
 from midstream.client.ways import Way
 from midstream.core.calls import OnDoubt
 from midstream.core.frames import SnapshotWhen
-from midstream.core.turn import WhenBusy
+from midstream.core.turn.commands import WhenBusy
 from tests.house.source import ROOT
 
 FROM_PEOPLE = {"Client.answer(choice)"}

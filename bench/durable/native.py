@@ -12,7 +12,7 @@ from bench.durable.play import ANSWER, STEP_ARGUMENT, Contestant, Play, Turn
 from midstream.core.messages import Exchange, Finish, UserMessage
 from midstream.core.records import TurnEnded, decode
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.sqlite import SQLiteStore

@@ -57,7 +57,7 @@ class Places:
 
     @property
     def secrets(self) -> Path:
-        """Default file of clients' secrets, unless a keyring of the system has them."""
+        """Default file of clients' secrets."""
         return self.state / "secrets.db"
 
     @property

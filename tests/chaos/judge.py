@@ -30,7 +30,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.core.turn import SUSPECTED_CODE
+from midstream.core.turn.states import SUSPECTED_CODE
 from midstream.store.contract import Stored
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
 from tests.chaos.turns import ASK_REPLY, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of

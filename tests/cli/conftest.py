@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from midstream.cli import midstream_command
 from midstream.core.messages import UserMessage
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.sqlite import SQLiteStore

@@ -18,7 +18,7 @@ APP = """
 from pathlib import Path
 
 from midstream import Agent, question, report_progress, sub_agent
-from midstream.cli.demo.script import scripted_model
+from midstream.demo.script import scripted_model
 from midstream.core.messages import Text
 from midstream.testing import Pause, ScriptedModel, calls, text
 from midstream.tools import tool

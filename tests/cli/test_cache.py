@@ -11,7 +11,7 @@ import pytest
 from midstream.cli.terminal import width_of
 from midstream.core.messages import Usage, UserMessage
 from midstream.core.replies import Finished, ModelRequest, TextDelta
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.pool import Pooled

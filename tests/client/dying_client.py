@@ -6,6 +6,7 @@ It writes each push of its tool and each event it has handled into the ledger, o
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def note(ledger: Path, line: str) -> None:
 
 async def main(url: str, state: str, ledger: Path, point: str, count: str) -> None:
     world = KillingWorld(Fault(point), int(count))
-    async with connect(url, state=state, tools=[pushing(ledger)], world=world) as client:
+    keyring = "KEYRING_PROPERTY_PATH" in os.environ
+    async with connect(url, state=state, keyring=keyring, tools=[pushing(ledger)], world=world) as client:
         async for event in client.send("s1", "push it"):
             note(ledger, f"saw {event.id}")
     note(ledger, "lived")

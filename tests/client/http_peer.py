@@ -16,7 +16,7 @@ from midstream.core import frames
 from midstream.core.frames import Ack, Chunk, Open, decode_client, secret_digest_of
 from midstream.core.server_stream import NATIVE, ServerStream, Wire, read_chunk
 from midstream.core.sse import ServerSentEvent, encode, event_of_frame, events_of_records
-from midstream.core.turn import Refused
+from midstream.core.turn.commands import Refused
 from midstream.server.problems import problem_of
 from tests.client.peer import HALF, Script
 from tests.core.stream_link import MemoryHost

@@ -23,6 +23,7 @@ from midstream.client.checkpoint import (
     StreamBegun,
 )
 from midstream.client.local_tools import LocalTools
+from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import SecretStore
 from midstream.core.calls import CallPlan, CallState, Site
 from midstream.core.checkpoint import FILLER, Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
@@ -49,8 +50,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def secrets(tmp_path: Path) -> AsyncIterator[SecretStore]:
-    secrets = SecretStore(tmp_path / "secrets.db", world=World())
+async def secrets(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[SecretStore]:
+    keyring = OsKeyring() if "ring" in request.fixturenames else None
+    secrets = SecretStore(tmp_path / "secrets.db", world=World(), keyring=keyring)
     yield secrets
     await secrets.close()
 

@@ -30,7 +30,8 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.replies import TextDelta
-from midstream.core.turn import AwaitingModel, ModelReplied
+from midstream.core.turn.commands import ModelReplied
+from midstream.core.turn.states import AwaitingModel
 from midstream.errors import (
     AccessError,
     ConnectionLostError,

@@ -12,7 +12,6 @@ import pytest
 from keyring.core import load_keyring
 
 from midstream.client import Event, connect
-from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import Survey, survey
 from midstream.core.messages import Outcome
 from midstream.core.records import CallEnded, TurnEnded, TurnStatus
@@ -70,18 +69,19 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
     with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
         async with served(make_app(script)) as server:
             assert await _live(server.url, state, ledger, point, 1, **more) == -signal.SIGKILL
-            left = survey(secrets, now=0.0)  # the stream's, and the session's, which the server may need
+            left = survey(secrets)  # the stream's, and the session's, which the server may need
             assert left == (Survey(in_keyring=2) if is_in_keyring else Survey(in_file=2))
             assert len(ring.kept()) == left.in_keyring
-            client = connect(server.url, state=state, secrets=secrets, tools=[pushing(ledger)])
-            client._secrets._keyring = OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
+            client = connect(
+                server.url, state=state, secrets=secrets, keyring=is_in_keyring, tools=[pushing(ledger)]
+            )
             async with client:
                 turns = await client.resume_interrupted()
                 assert len(turns) == (point is Fault.AFTER_CHECKPOINT)
                 following = turns[0] if turns else client.send("s1", "again")
                 async with asyncio.timeout(WAIT_S):
                     assert [event async for event in following][-1].is_end
-    assert (survey(secrets, now=0.0), ring.kept()) == (Survey(), [])
+    assert (survey(secrets), ring.kept()) == (Survey(), [])
 
 
 @pytest.mark.fault

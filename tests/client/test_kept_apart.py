@@ -10,14 +10,13 @@ import pytest
 from keyring.core import load_keyring
 
 from midstream.client import Client, Event, PlaybackLost, connect
-from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import Survey, survey
 from midstream.core.records import TurnEnded, TurnStatus
 from midstream.errors import UnavailableError, UsageError
 from midstream.testing import Gate, text
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.world import Fault, World
-from tests.client.keyrings import FileKeyring, LockedKeyring, chosen
+from tests.client.keyrings import FileKeyring, chosen
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
@@ -39,11 +38,9 @@ async def server(gate: asyncio.Event) -> AsyncIterator[Served]:
         gate.set()
 
 
-def _client(server: Served, folder: Path, *, world: World | None = None, put_s: float = WAIT_S) -> Client:
+def _client(server: Served, folder: Path, *, world: World | None = None) -> Client:
     state, secrets = folder / "client" / "state.db", folder / "secrets.db"
-    client = connect(server.url, state=state, secrets=secrets, world=world)
-    client._secrets._keyring = OsKeyring(put_s=put_s, get_s=WAIT_S)
-    return client
+    return connect(server.url, state=state, secrets=secrets, keyring=True, world=world)
 
 
 async def _leave(client: Client) -> None:
@@ -79,26 +76,9 @@ async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_eve
         written = _bytes_in(tmp_path / "client")
         gate.set()
         assert _status(await _rest(turn)) is TurnStatus.COMPLETED
-        assert (ring.kept(), survey(tmp_path / "secrets.db", now=0.0)) == ([], Survey())
+        assert (ring.kept(), survey(tmp_path / "secrets.db")) == ([], Survey())
     written += _bytes_in(tmp_path / "client")
     assert (b"s1" in written, secret.encode() in written) == (True, False)
-
-
-@spec("STREAM-76")
-async def test_a_keyring_that_hangs_delays_one_message_and_stops_nothing(
-    server: Served, gate: asyncio.Event, tmp_path: Path
-) -> None:
-    locked = LockedKeyring()
-    locked.path = str(tmp_path / "keyring.json")
-    with chosen(locked):
-        async with _client(server, tmp_path, put_s=0.01) as client:
-            await _leave(client)
-            assert survey(tmp_path / "secrets.db", now=0.0).in_file == 1
-        async with _client(server, tmp_path, put_s=0.01) as client:
-            (turn,) = await client.resume_interrupted()
-            gate.set()
-            assert _status(await _rest(turn.resume())) is TurnStatus.COMPLETED
-        locked.unlocked.set()
 
 
 @spec("STREAM-76")

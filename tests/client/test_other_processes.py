@@ -48,8 +48,9 @@ async def _changed_elsewhere(folder: Path, url: str, **more: str) -> None:
     assert await asyncio.wait_for(changing.wait(), WAIT_S) == 0
 
 
-def _client(folder: Path, url: str, way: TransportName) -> Client:
-    return connect(url, transport=way, state=folder / "state.db", secrets=folder / "secrets.db")
+def _client(folder: Path, url: str, way: TransportName, *, keyring: bool = False) -> Client:
+    secrets = folder / "secrets.db"
+    return connect(url, transport=way, state=folder / "state.db", secrets=secrets, keyring=keyring)
 
 
 async def _first_half(events: AsyncIterator[Event]) -> str:
@@ -83,7 +84,7 @@ async def test_a_secret_that_another_process_changes_is_shown_by_the_next_connec
         with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
             async with (
                 asyncio.timeout(WAIT_S),
-                _client(tmp_path, proxy.url, way) as client,
+                _client(tmp_path, proxy.url, way, keyring=is_in_keyring) as client,
                 aclosing(client.send("s1", "go on")) as events,
             ):
                 said = await _first_half(events)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import ssl
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from midstream.client.probe import (
     PACE,
@@ -27,6 +21,7 @@ from midstream.client.probe import (
 )
 from midstream.client.ways import Way
 from midstream.errors import ConnectionLostError, NotFoundError, UsageError
+from tests.certificates import certificate
 from tests.client.peer import Peer
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import make_app, served
@@ -136,7 +131,7 @@ async def test_who_answers_in_another_tongue_is_no_silence(
     """A certificate that nobody signed, or none at all."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if is_certified else None
     if tls is not None:
-        tls.load_cert_chain(_own_certificate(tmp_path / "server.pem"))
+        tls.load_cert_chain(certificate(tmp_path / "server.pem"))
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -147,26 +142,6 @@ async def test_who_answers_in_another_tongue_is_no_silence(
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(ConnectionLostError, match=told):
             await _report(url)
-
-
-def _own_certificate(file: Path) -> Path:
-    """Write a key and a certificate that it signed itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    file.write_bytes(key.private_bytes(*form) + made.public_bytes(Encoding.PEM))
-    return file
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -1,4 +1,4 @@
-"""The secrets of one user: in the keyring where one answers, else in a file; never lost, and never left behind."""
+"""The secrets of one user, in a file or in the keyring: never lost, and never left behind."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.client import secret_store
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import (
     ABANDONED_S,
-    UNDERWAY_S,
+    APPLICATION_ID,
     Keeper,
     SecretKey,
     SecretStore,
@@ -46,12 +45,15 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def make(path: Path) -> AsyncIterator[Open]:
-    """Open the file as often as wanted; each is closed in the end."""
+async def make(path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Open]:
+    """Open the file as often as wanted; a test that uses the keyring has new secrets there."""
+    place = "in a keyring" if "ring" in request.fixturenames else "in a file"
+    if "place" in request.fixturenames:
+        place = request.getfixturevalue("place")
     made: list[SecretStore] = []
 
     def make(*, world: World | None = None, keyring: OsKeyring | None = None) -> SecretStore:
-        keyring = keyring or OsKeyring(put_s=WAIT_S, get_s=WAIT_S)
+        keyring = keyring or (OsKeyring(answer_s=WAIT_S) if place == "in a keyring" else None)
         made.append(SecretStore(path, world=world or World(), keyring=keyring))
         return made[-1]
 
@@ -94,7 +96,7 @@ def _bytes(path: Path) -> bytes:
 
 def _rows(path: Path) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(path)) as db:
-        return db.execute("SELECT stream, counts, is_in_keyring, secret FROM entry ORDER BY at").fetchall()
+        return db.execute("SELECT stream, entry, secret FROM secret ORDER BY at").fetchall()
 
 
 async def test_a_secret_is_kept_for_a_session_and_for_each_of_its_streams(place: str, make: Open) -> None:
@@ -118,30 +120,12 @@ async def test_one_that_was_replaced_meanwhile_is_not_forgotten(place: str, stor
     assert await store.get(SESSION) is None
 
 
-async def test_a_keyring_is_asked_for_an_entry_once_and_for_the_next_one_anew(
-    ring: FileKeyring, store: SecretStore, make: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(secret_store, "TOLD_MAX", 1)
-    with chosen(ring):
-        await store.put(SESSION, SECRET)
-        assert await store.get(SESSION) == SECRET
-        kept = ring.path
-        ring.path = "/nowhere"
-        assert await store.get(SESSION) == SECRET
-        ring.path = kept
-        await make().put(SESSION, OTHER, replaces=SECRET)  # another process
-        assert await store.get(SESSION) == OTHER
-        await store.put(STREAM, SECRET)
-        assert [await store.get(key) for key in (STREAM, SESSION)] == [SECRET, OTHER]
-        assert len(store._told) == 1
-
-
 async def test_what_a_keyring_keeps_stands_nowhere_else(
     ring: FileKeyring, store: SecretStore, path: Path
 ) -> None:
     with chosen(ring):
         await store.put(STREAM, SECRET)
-        assert (ring.kept(), survey(path, now=0.0)) == ([SECRET], Survey(in_keyring=1))
+        assert (ring.kept(), survey(path)) == ([SECRET], Survey(in_keyring=1))
         await store.close()
         assert SECRET.encode() not in _bytes(path)
         assert SERVER not in str(ring._all()), "a list of the keyring tells nothing of servers"
@@ -155,7 +139,7 @@ async def test_without_a_keyring_it_is_a_file_of_its_owner_and_what_is_forgotten
     await store.put(STREAM, SECRET)
     modes = {each.name: _mode(each) for each in path.parent.iterdir()}
     assert set(modes.values()) == {0o600}
-    assert (_mode(path.parent), survey(path, now=0.0)) == (0o700, Survey(in_file=1))
+    assert (_mode(path.parent), survey(path)) == (0o700, Survey(in_file=1))
     assert SECRET.encode() in _bytes(path)
     await store.forget(STREAM)
     assert SECRET.encode() not in _bytes(path)
@@ -171,7 +155,7 @@ async def test_a_file_that_others_may_read_is_refused(
     with pytest.raises(UsageError, match="chmod 600"):
         await make().get(STREAM)
     with pytest.raises(UsageError, match="chmod 600"):
-        survey(path, now=0.0)
+        survey(path)
     assert _mode(path) == mode
 
 
@@ -195,55 +179,69 @@ async def test_a_secret_is_replaced_by_who_knows_it(
     assert ring.kept() == ([OTHER] if place == "in a keyring" else [])
 
 
-async def test_a_keyring_that_asks_a_person_holds_nobody_up_and_the_file_has_it(
-    make: Open, path: Path, tmp_path: Path
+async def test_a_keyring_that_waits_for_a_person_is_given_up_and_blocks_no_event_loop(
+    make: Open, ring: FileKeyring, path: Path, tmp_path: Path
 ) -> None:
     locked = LockedKeyring()
     locked.path = str(tmp_path / "locked.json")
-    store = make(keyring=OsKeyring(put_s=0.01, get_s=0.01))
+    store = make(keyring=OsKeyring(answer_s=0.01))
     ticks = 0
     with chosen(locked):
         putting = asyncio.ensure_future(store.put(STREAM, SECRET))
         while not putting.done():
             await asyncio.sleep(0)
             ticks += 1
-        assert (putting.result(), await store.get(STREAM)) == (SECRET, SECRET)
+        assert isinstance(putting.exception(), UnavailableError)
         locked.unlocked.set()
     assert ticks > 1, "the event loop stood still"
-    assert survey(path, now=0.0) == Survey(in_file=1)
+    assert SECRET.encode() not in _bytes(path), "a keyring was chosen"
 
 
-async def test_a_keyring_that_fails_leaves_it_to_the_file(
-    store: SecretStore, path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_keyring_that_fails_is_an_error_and_the_file_has_no_secret(
+    store: SecretStore, ring: FileKeyring, path: Path, tmp_path: Path
 ) -> None:
     broken = BrokenKeyring()
     broken.path = str(tmp_path / "broken.json")
     with chosen(broken):
-        assert await store.put(STREAM, SECRET) == SECRET
-        assert await store.get(STREAM) == SECRET
+        with pytest.raises(UnavailableError) as caught:
+            await store.put(STREAM, SECRET)
+        assert await store.get(STREAM) is None
         await store.forget(STREAM)
     assert _rows(path) == []
-    assert f"the secret is kept in {path}" in caplog.text
-    assert SECRET not in caplog.text
+    assert SECRET not in str(caught.value)
 
 
 async def test_a_keyring_that_is_locked_later_loses_nothing(
-    make: Open, store: SecretStore, ring: FileKeyring, path: Path
+    make: Open, store: SecretStore, ring: FileKeyring, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    ours = Keeper("ours", str(path))
     with chosen(ring):
-        await store.put(STREAM, SECRET)
+        await store.put(STREAM, SECRET, keeper=ours)
         await store.put(SESSION, SECRET)
-    with pytest.raises(UnavailableError):
-        await store.get(STREAM)
-    with pytest.raises(UnavailableError):
-        await store.put(SESSION, OTHER)
-    await store.forget(STREAM)
-    assert await store.get(STREAM) is None, "it was crossed out"
+    for call in (store.get(STREAM), store.put(SESSION, OTHER), store.forget(STREAM)):
+        with pytest.raises(UnavailableError):
+            await call
+    await store.settle(ours, ())
+    assert "is still there" in caplog.text
     with chosen(ring):
         assert ring.kept() == [SECRET, SECRET]
-        later = FakeWorld(at=World().now() + UNDERWAY_S + 1)
-        await make(world=later).settle(Keeper("another", str(path)), ())
+        await make().settle(ours, ())
         assert (ring.kept(), await store.get(SESSION)) == ([SECRET], SECRET)
+
+
+async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whatever_is_chosen_for_new_ones(
+    ring: FileKeyring, path: Path
+) -> None:
+    with chosen(ring):
+        for key, keyring in ((SESSION, None), (STREAM, OsKeyring(answer_s=WAIT_S))):
+            store = SecretStore(path, world=World(), keyring=keyring)
+            await store.put(key, SECRET)
+            await store.close()
+        plain = SecretStore(path, world=World())
+        assert [await plain.get(key) for key in (SESSION, STREAM)] == [SECRET, SECRET]
+        assert await plain.put(STREAM, OTHER, replaces=SECRET) == OTHER
+        assert (ring.kept(), survey(path)) == ([OTHER], Survey(in_file=1, in_keyring=1))
+        await plain.close()
 
 
 async def test_an_entry_that_the_keyring_lost_is_gone(store: SecretStore, ring: FileKeyring) -> None:
@@ -265,7 +263,7 @@ async def test_a_checkpoint_that_is_opened_clears_the_secrets_of_streams_it_does
     found = [await store.get(SecretKey(SERVER, "s1", f"stream-{number}")) for number in range(3)]
     assert (found, await store.get(SESSION)) == ([None, "secret-1", "secret-2"], SECRET)
     with closing(sqlite3.connect(path)) as db:
-        places = db.execute("SELECT place FROM entry WHERE keeper = 'ours'").fetchall()
+        places = db.execute("SELECT place FROM secret WHERE keeper = 'ours'").fetchall()
     assert places == [("elsewhere now",)]
 
 
@@ -277,7 +275,7 @@ async def test_a_checkpoint_that_was_deleted_is_waited_for_and_then_its_secrets_
     here.touch()
     for place in (gone, here):
         await store.put(SecretKey(SERVER, "s1", place.name), SECRET, keeper=Keeper(place.name, str(place)))
-    assert survey(path, now=now) == Survey(in_file=2, orphans=1)
+    assert survey(path) == Survey(in_file=2, orphans=1)
     opened = Keeper("mine", str(tmp_path / "mine.db"))
     await make(world=FakeWorld(at=now + ABANDONED_S - 60)).settle(opened, ())
     assert await store.get(SecretKey(SERVER, "s1", "gone.db")) == SECRET
@@ -300,45 +298,19 @@ async def test_a_checkpoint_made_anew_in_the_same_place_does_not_take_what_may_b
 
 async def test_settling_makes_no_file(store: SecretStore, path: Path) -> None:
     await store.settle(Keeper("ours", str(path)), ())
-    assert ([*path.parent.parent.iterdir()], survey(path, now=0.0)) == ([], Survey())
-
-
-STEPS = {
-    "written down": (0, False),
-    "in the keyring": (0, True),
-    "counted": (1, True),
-}
-
-
-@pytest.mark.parametrize("step", STEPS)
-async def test_whoever_dies_while_putting_leaves_nothing_for_ever(
-    step: str, store: SecretStore, make: Open, ring: FileKeyring, path: Path
-) -> None:
-    """What a killed process leaves is written as it would be; no step of it is lost to the next."""
-    counts, is_kept = STEPS[step]
-    with chosen(ring):
-        await store.put(STREAM, SECRET, keeper=Keeper("ours", str(path)))
-        await store.close()
-        with closing(sqlite3.connect(path)) as db:
-            db.execute("UPDATE entry SET counts = ?", (counts,))
-            db.commit()
-        if not is_kept:
-            ring.lose()
-        assert await store.get(STREAM) == (SECRET if counts else None)
-        await make().settle(Keeper("ours", str(path)), ["stream-1"])
-        await store.close()
-        assert (ring.kept(), len(_rows(path))) == (([SECRET], 1) if counts else ([], 0))
-        assert await store.put(STREAM, SECRET) == SECRET
+    assert ([*path.parent.parent.iterdir()], survey(path)) == ([], Survey())
 
 
 WRITER = """
 import asyncio, sys
-from midstream.client.secret_store import SecretKey, SecretStore
+from midstream.client.os_keyring import OsKeyring
+from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.world import World
 
-async def main(path, name):
-    store = SecretStore(path, world=World())
-    told = await store.put(SecretKey("server", "shared"), name)
+async def main(path, name, *_):
+    keyring = OsKeyring() if len(sys.argv) > 3 else None
+    store = SecretStore(path, world=World(), keyring=keyring)
+    told = await store.put(SecretKey("server", "shared"), name, keeper=Keeper("ours", path) if keyring else Keeper())
     for number in range(10):
         key = SecretKey("server", "s1", f"{name}-{number}")
         assert await store.put(key, f"of {name} {number}") == f"of {name} {number}"
@@ -360,14 +332,19 @@ async def test_whoever_is_killed_while_the_keyring_keeps_it_leaves_a_trace_by_wh
         "KEYRING_PROPERTY_PATH": ring.path,
     }
     dying = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WRITER, str(path), SECRET, cwd=ROOT, env={**os.environ, **chosen_there}
+        sys.executable,
+        "-c",
+        WRITER,
+        str(path),
+        SECRET,
+        "keyring",
+        cwd=ROOT,
+        env={**os.environ, **chosen_there},
     )
     assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
     with chosen(ring):
-        assert (ring.kept(), await make().get(SecretKey("server", "shared"))) == ([SECRET], None)
-        later = FakeWorld(at=World().now() + UNDERWAY_S + 1)
-        assert survey(path, now=later.now()) == Survey(orphans=1)
-        await make(world=later).settle(Keeper("any", str(path)), ())
+        assert (ring.kept(), survey(path)) == ([SECRET], Survey(in_keyring=1))
+        await make().settle(Keeper("ours", str(path)), ())
         assert (ring.kept(), _rows(path)) == ([], [])
 
 
@@ -421,6 +398,22 @@ def _fill(path: Path, content: bytes) -> None:
     if not content:
         with closing(sqlite3.connect(path)) as db:
             db.execute("CREATE TABLE theirs (x)")
+
+
+async def test_a_file_of_an_earlier_layout_begins_anew_and_the_log_has_a_warning(
+    store: SecretStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fill(path, b"")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
+            "DROP TABLE theirs; CREATE TABLE entry (name TEXT, secret TEXT);"
+            f"INSERT INTO entry VALUES ('one', '{OTHER}')"
+        )
+    assert await store.get(SESSION) is None
+    assert await store.put(SESSION, SECRET) == SECRET
+    assert (OTHER.encode() in _bytes(path), await store.get(SESSION)) == (False, SECRET)
+    assert [f"{path} is of an earlier layout" in each for each in caplog.messages] == [True]
 
 
 async def test_a_folder_that_cannot_be_made_is_named() -> None:

@@ -80,9 +80,9 @@ async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -
         connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client,
     ):
         assert isinstance([event async for event in client.send("s", "hi")][-1].record, TurnEnded)
-        assert survey(secrets, now=0.0) == Survey(in_file=1)
+        assert survey(secrets) == Survey(in_file=1)
         await client.forget_secret("s")
-        assert survey(secrets, now=0.0) == Survey()
+        assert survey(secrets) == Survey()
         with pytest.raises(WrongSecretError):
             await client.let_look("s")
 
@@ -120,10 +120,10 @@ async def test_a_secret_outlives_its_streams_where_it_opens_their_session(
         async with connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client:
             for _ in range(2):
                 assert isinstance([event async for event in client.send("s1", "hi")][-1].record, TurnEnded)
-                assert survey(secrets, now=0.0) == Survey(in_file=int(is_encrypted))
+                assert survey(secrets) == Survey(in_file=int(is_encrypted))
         async with connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client:
             await client.cancel("s1")  # nothing runs: it is only acknowledged
-            assert survey(secrets, now=0.0) == Survey(in_file=int(is_encrypted))
+            assert survey(secrets) == Survey(in_file=int(is_encrypted))
 
 
 @spec("STREAM-88")

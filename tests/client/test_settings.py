@@ -60,7 +60,7 @@ async def test_while_recovery_is_off_nothing_is_kept_and_it_is_switched_while_th
         unkept = client.send("unkept", "hi")
         await _first(unkept)
         assert [each.session for each in await client._file.streams()] == ["kept"]
-        assert survey(secrets, now=0.0).in_file == 1
+        assert survey(secrets).in_file == 1
         await unkept.aclose()
         await kept.aclose()
         assert await client.resume_interrupted() == []
@@ -108,11 +108,11 @@ async def test_the_look_back_of_the_settings_is_used_where_none_is_named(tmp_pat
             assert len(await client.resume_interrupted()) == 1
             client.settings = ClientSettings(look_back_s=10.0)
             assert len(await client.resume_interrupted(look_back_s=1000.0)) == 1
-            assert survey(secrets, now=0.0) == Survey(in_file=1)
+            assert survey(secrets) == Survey(in_file=1)
             assert await client.resume_interrupted() == []
             client.settings = ClientSettings(look_back_s=1000.0)
             assert await client.resume_interrupted() == [], "it was cleared"
-            assert survey(secrets, now=0.0) == Survey()
+            assert survey(secrets) == Survey()
         gate.set()
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from midstream.core.frames import EventId
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
-from midstream.core.turn import AwaitingModel, Refused
+from midstream.core.turn.commands import Refused
+from midstream.core.turn.states import AwaitingModel
 from midstream.errors import ConnectionLostError, StreamFencedError
 from tests.core.stories import answers, heard
 from tests.core.stream_link import MemoryHost

@@ -20,22 +20,16 @@ from midstream.core.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoub
 from midstream.core.messages import Outcome, Result
 from midstream.core.records import EpochStarted, Judgement, Record, StalledOn, TurnEnded
 from midstream.core.session import Session
-from midstream.core.turn import (
-    LOOK_BACK_S,
-    MODEL_CALLS_MAX,
-    AgentQuestion,
+from midstream.core.turn.commands import (
     Answer,
-    AwaitingModel,
     CallExpired,
     CallFinished,
     CallProbed,
     CallProgress,
     Cancel,
     CancelExpired,
-    Cancelling,
     ChildSpoke,
     Command,
-    Idle,
     ModelHeld,
     ModelRemembered,
     PermissionDropped,
@@ -43,7 +37,6 @@ from midstream.core.turn import (
     Recover,
     Refused,
     Resume,
-    RunningCalls,
     SendMessage,
     Stalled,
     StallOver,
@@ -51,6 +44,15 @@ from midstream.core.turn import (
     UseAnswer,
     WhenBusy,
     Withdraw,
+)
+from midstream.core.turn.states import (
+    LOOK_BACK_S,
+    MODEL_CALLS_MAX,
+    AgentQuestion,
+    AwaitingModel,
+    Cancelling,
+    Idle,
+    RunningCalls,
 )
 from tests.core.stories import (
     AT,

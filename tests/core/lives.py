@@ -11,20 +11,16 @@ from midstream.core.compaction import next_cut
 from midstream.core.messages import Finish, Outcome, Reply, Result, Text, Thinking
 from midstream.core.records import EpochStarted, Judgement, Record, StalledOn
 from midstream.core.session import Session
-from midstream.core.turn import (
-    LOOK_BACK_S,
+from midstream.core.turn.commands import (
     Answer,
-    AwaitingModel,
     CallExpired,
     CallFinished,
     CallProbed,
     CallProgress,
     Cancel,
     CancelExpired,
-    Cancelling,
     ChildSpoke,
     Command,
-    Idle,
     ModelHeld,
     ModelRemembered,
     ModelReplied,
@@ -34,7 +30,6 @@ from midstream.core.turn import (
     Recover,
     Refused,
     Resume,
-    RunningCalls,
     SendMessage,
     Stalled,
     StallOver,
@@ -43,6 +38,7 @@ from midstream.core.turn import (
     WhenBusy,
     Withdraw,
 )
+from midstream.core.turn.states import LOOK_BACK_S, AwaitingModel, Cancelling, Idle, RunningCalls
 from tests.core.stories import (
     AT,
     asks,

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from midstream.core import turn
 from midstream.core.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import ClientTool, Delta, Record
-from midstream.core.turn import (
+from midstream.core.turn import deciding, folding
+from midstream.core.turn.commands import (
     Answer,
     CallFinished,
     Command,
-    Idle,
     ModelFailed,
     ModelHeld,
     ModelReplied,
     ModelSaid,
     PermissionAsked,
     SendMessage,
-    TurnState,
 )
+from midstream.core.turn.states import Idle, TurnState
 
 AT = 1000.0
 """When everything happens, where a story does not say otherwise."""
@@ -153,13 +152,13 @@ def decided(
     state: TurnState, command: Command, *, epoch: int = 1, at: float = AT
 ) -> tuple[tuple[Record, ...], TurnState]:
     """Return what a command is decided to, and the state once that is folded."""
-    records = turn.decide(state, command, epoch=epoch, at=at)
+    records = deciding.decide(state, command, epoch=epoch, at=at)
     return records, after(state, *records, epoch=epoch)
 
 
 def after(state: TurnState, *records: Record, epoch: int = 1) -> TurnState:
     for record in records:
-        state = turn.evolve(state, record, epoch=epoch)
+        state = folding.evolve(state, record, epoch=epoch)
     return state
 
 

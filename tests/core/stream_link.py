@@ -18,7 +18,7 @@ from midstream.core.frames import START, EventId
 from midstream.core.records import EpochStarted, Record, Sync, sync_of
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.core.session import Received, Session, decide, fold
-from midstream.core.turn import Command, Recover, Refused
+from midstream.core.turn.commands import Command, Recover, Refused
 
 Line = tuple[EventId, bytes]
 

@@ -31,9 +31,7 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.session import Session
-from midstream.core.turn import (
-    AskModel,
-    AwaitingModel,
+from midstream.core.turn.commands import (
     Cancel,
     Command,
     ModelFailed,
@@ -41,9 +39,10 @@ from midstream.core.turn import (
     ModelSaid,
     Recover,
     Refused,
-    RunningCalls,
     SendTranscript,
 )
+from midstream.core.turn.owing import AskModel
+from midstream.core.turn.states import AwaitingModel, RunningCalls
 from midstream.errors import JournalMovedError
 from tests.search import tried
 from tests.spec import spec

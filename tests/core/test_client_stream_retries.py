@@ -23,7 +23,7 @@ from midstream.core.frames import (
 )
 from midstream.core.messages import Result
 from midstream.core.records import TurnEnded, TurnStatus
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import ConnectionLostError
 from tests.core.test_client_stream import begun, due_at, event, receive
 from tests.spec import spec

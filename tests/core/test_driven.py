@@ -39,7 +39,7 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.session import Session
-from midstream.core.turn import Cancel, Recover, Refused
+from midstream.core.turn.commands import Cancel, Recover, Refused
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
 from tests.spec import spec
 

@@ -12,20 +12,17 @@ from midstream.core.application_request import ApplicationRequest
 from midstream.core.messages import UserMessage
 from midstream.core.records import EpochStarted, Record
 from midstream.core.session import Session
-from midstream.core.turn import (
-    AskModel,
+from midstream.core.turn.commands import (
     CallFinished,
     Cancel,
     CancelExpired,
-    Cancelling,
     Command,
-    Idle,
     Recover,
     Refused,
     SendTranscript,
-    TurnState,
-    owed,
 )
+from midstream.core.turn.owing import AskModel, owed
+from midstream.core.turn.states import Cancelling, Idle, TurnState
 from tests.core.edges import Edge, edge_of, explored, steps_of, strays
 from tests.core.lives import Life, lives
 from tests.core.stories import AT

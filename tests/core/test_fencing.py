@@ -12,7 +12,7 @@ from midstream.core.messages import Text
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
 from midstream.core.server_stream import Admit, ServerStream, Submit
 from midstream.core.session import Received, Session, decide, evolve, fold, notice_of, pruned, restored
-from midstream.core.turn import Cancel, Command, Refused
+from midstream.core.turn.commands import Cancel, Command, Refused
 from midstream.errors import MidstreamError, StreamFencedError, WrongSecretError
 from tests.core.stories import AT, answers, say
 from tests.spec import spec

@@ -35,7 +35,7 @@ from midstream.core.frames import (
     WithdrawPayload,
 )
 from midstream.core.messages import File, Outcome, Result, Text
-from midstream.core.turn import WhenBusy
+from midstream.core.turn.commands import WhenBusy
 from midstream.errors import FrameTooLargeError, MalformedFrameError
 from tests.spec import spec
 

@@ -68,7 +68,7 @@ from midstream.core.server_stream import (
 from midstream.core.session import CHUNKS_MAX, Received, Session, fold
 from midstream.core.settings import StreamSettings
 from midstream.core.timing import StallBudgets
-from midstream.core.turn import Answer, CallFinished, Cancel, Resume, SendMessage, WhenBusy, Withdraw
+from midstream.core.turn.commands import Answer, CallFinished, Cancel, Resume, SendMessage, WhenBusy, Withdraw
 from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
 from tests.spec import spec
 

@@ -55,36 +55,27 @@ from midstream.core.session import (
     pruned,
     restored,
 )
-from midstream.core.turn import (
+from midstream.core.turn.commands import (
     Answer,
-    AskModel,
-    AwaitCancelled,
-    AwaitingModel,
     CallExpired,
     CallFinished,
     CallProbed,
     CallProgress,
     Cancel,
     CancelExpired,
-    Cancelling,
     ChildSpoke,
     Command,
-    Idle,
     ModelFailed,
     ModelHeld,
     ModelRemembered,
     ModelReplied,
     ModelSaid,
-    Obligation,
     PermissionAsked,
     PermissionDropped,
-    ProbeCall,
     QuestionExpired,
     Recover,
     Refused,
     Resume,
-    RunCall,
-    RunningCalls,
     SendMessage,
     SendTranscript,
     Stalled,
@@ -94,6 +85,8 @@ from midstream.core.turn import (
     WhenBusy,
     Withdraw,
 )
+from midstream.core.turn.owing import AskModel, AwaitCancelled, Obligation, ProbeCall, RunCall
+from midstream.core.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.errors import (
     MalformedFrameError,
     MidstreamError,

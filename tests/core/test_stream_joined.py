@@ -16,7 +16,8 @@ from midstream.core.client_stream import Applied, ClientStream, Forget
 from midstream.core.frames import AbortPayload, EventId, ResultPayload, SayPayload
 from midstream.core.messages import Call, Finish, Reply, Result, Text
 from midstream.core.records import CallStarted, ChunkAccepted, Delta, StreamOpened, TurnEnded, TurnStatus
-from midstream.core.turn import AwaitingModel, ModelReplied, ModelSaid, WhenBusy
+from midstream.core.turn.commands import ModelReplied, ModelSaid, WhenBusy
+from midstream.core.turn.states import AwaitingModel
 from midstream.errors import SessionBusyError, StreamNotFoundError
 from tests.core.stories import answers, heard
 from tests.core.stream_link import Link, MemoryCheckpoint, MemoryHost

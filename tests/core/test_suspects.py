@@ -8,7 +8,8 @@ from midstream.core.messages import Outcome, UpstreamCall
 from midstream.core.records import Delta, EpochStarted
 from midstream.core.session import Session, decide, evolve
 from midstream.core.suspects import deaths_of, is_at_risk, is_at_work, is_untried
-from midstream.core.turn import SUSPECTED_MAX, Command, ModelSaid, Recover
+from midstream.core.turn.commands import Command, ModelSaid, Recover
+from midstream.core.turn.states import SUSPECTED_MAX
 from tests.core.stories import AT, answers, asks, at_client, ended, heard, needs_approval, reads, say, writes
 from tests.spec import spec
 

@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from midstream.core.messages import UserMessage
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.integrations.openai_responses import OpenAIResponses
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

@@ -25,7 +25,7 @@ from langgraph.types import interrupt
 from midstream.core.calls import Choice
 from midstream.core.messages import Exchange
 from midstream.core.questions import questions_of
-from midstream.core.turn import Answer
+from midstream.core.turn.commands import Answer
 from midstream.integrations.langgraph_served import served
 from midstream.runtime.host import Host
 from midstream.store.sqlite import SQLiteStore

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from midstream.core.records import TurnEnded
-from midstream.core.turn import SUSPECTED_CODE
+from midstream.core.turn.states import SUSPECTED_CODE
 from tests.fault.workers import Worker, ends, lines, problems, records, until
 from tests.spec import spec
 

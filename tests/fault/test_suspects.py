@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from midstream.core.records import EpochStarted, MessageAccepted, TurnEnded, decode
-from midstream.core.turn import SUSPECTED_CODE
+from midstream.core.turn.states import SUSPECTED_CODE
 from midstream.errors import NotFoundError
 from midstream.store.sqlite.reading import Reader, reading
 from midstream.world import World

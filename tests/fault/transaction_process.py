@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from midstream.core.messages import UserMessage
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.sqlite import SQLiteStore

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime import runner as runner_module
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi

@@ -31,7 +31,8 @@ from midstream.core.records import (
 )
 from midstream.core.rendering import render
 from midstream.core.session import Session, StreamState
-from midstream.core.turn import AwaitingModel, reply_so_far
+from midstream.core.turn.deciding import reply_so_far
+from midstream.core.turn.states import AwaitingModel
 from midstream.server.snapshot import snapshot_of
 
 Json = dict[str, Any]

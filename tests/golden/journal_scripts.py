@@ -40,8 +40,7 @@ from midstream.core.records import (
     encode,
 )
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn import (
-    LOOK_BACK_S,
+from midstream.core.turn.commands import (
     Answer,
     CallFinished,
     CallProbed,
@@ -67,6 +66,7 @@ from midstream.core.turn import (
     WhenBusy,
     Withdraw,
 )
+from midstream.core.turn.states import LOOK_BACK_S
 from midstream.core.wishes import Wishes
 from tests.core.stories import (
     AT,

@@ -47,7 +47,7 @@ def _scripted() -> Iterator[tuple[str, Journal]]:
 def _lived() -> Iterator[tuple[str, Journal]]:
     """Yield random lives of a session: commands apt and out of place, over several owners."""
     from midstream.core.records import encode
-    from midstream.core.turn import Refused
+    from midstream.core.turn.commands import Refused
     from midstream.errors import UsageError
     from tests.core.edges import Edge, edge_of
     from tests.core.lives import Life, lives

@@ -8,7 +8,7 @@ import re
 from tests.house.source import name_of, nodes, python_files
 
 OPENING = re.compile(r"(What|Who|Whoever|Whose|Where|Whatever|Of|That|Those|Nobody|Everybody)\b")
-LEFT = 46
+LEFT = 38
 """Docstrings that still begin otherwise. Lower it with each that is rewritten; it never rises."""
 
 

@@ -25,7 +25,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.core.turn import Answer, Cancel, SendMessage
+from midstream.core.turn.commands import Answer, Cancel, SendMessage
 from midstream.errors import AnswerMismatchError, DrainingError, QuestionClosedError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

@@ -21,7 +21,7 @@ from midstream.core.messages import Exchange, History, Usage, UserMessage
 from midstream.core.questions import questions_of
 from midstream.core.records import QuestionAsked
 from midstream.core.replies import ModelRequest
-from midstream.core.turn import Answer
+from midstream.core.turn.commands import Answer
 from midstream.errors import ModelRejectedError, TurnFailedError, UsageError
 from midstream.integrations.langgraph_reading import INTERRUPT
 from midstream.integrations.langgraph_served import served

@@ -21,7 +21,7 @@ from midstream.core.calls import OnDoubt
 from midstream.core.messages import Call, Outcome, Result, UserMessage
 from midstream.core.records import CallEnded, Record, ToolsChanged, TurnEnded, TurnStatus
 from midstream.core.timing import Backoff
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.integrations import mcp
 from midstream.integrations.mcp import McpServer, text_of

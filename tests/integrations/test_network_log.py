@@ -105,4 +105,4 @@ def test_the_variable_shows_each_line_once(setup: str, asked: str) -> None:
     )
     count = 1 if asked or setup else 0
     assert done.stderr.count("openai-compatible:m -> POST /chat/completions") == count
-    assert done.stderr.count("openai-compatible:m <- broken: ConnectError") == count
+    assert done.stderr.count("openai-compatible:m <- broken: ClientConnectorError") == count

@@ -44,7 +44,7 @@ from midstream.cli.agents import find_agent
 from midstream.core.calls import Choice, OnDoubt
 from midstream.core.messages import Outcome
 from midstream.core.records import CallEnded, ChildSaid, QuestionAsked, decode
-from midstream.core.turn import Answer
+from midstream.core.turn.commands import Answer
 from midstream.errors import AgentNotFoundError, ToolsUnavailableError, UsageError
 from midstream.integrations.openai_agents_served import served
 from midstream.runtime.host import Host

@@ -35,7 +35,7 @@ from midstream.core.replies import (
 )
 from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.sse import EVENT_BYTES_MAX
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.core.wishes import Wishes
 from midstream.errors import (
     ContextOverflowError,
@@ -324,7 +324,7 @@ async def test_no_server_is_unavailable() -> None:
     async with chat_server() as server:
         gone = server.url
     async with OpenAICompatible(gone, "m") as model:
-        with pytest.raises(ModelUnavailableError, match="ConnectError"):
+        with pytest.raises(ModelUnavailableError, match="ClientConnectorError"):
             await answered(model)
 
 
@@ -462,7 +462,7 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     reason="the local model is not installed: make .venv/.local",
 )
 async def test_a_real_server_answers_refuses_what_is_too_long_and_asks_for_its_key() -> None:
-    from midstream.integrations.local.engine import load
+    from midstream.demo.local.engine import load
 
     engine = await load(None, 1024, World())
     limits = {"max_tokens": 20, "temperature": 0}

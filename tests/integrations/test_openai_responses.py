@@ -31,7 +31,8 @@ from midstream.core.replies import (
 )
 from midstream.core.reuse.prefix import cache_key_of
 from midstream.core.timing import Backoff
-from midstream.core.turn import Cancel, SendMessage, deciding
+from midstream.core.turn import deciding
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.core.wishes import Wishes
 from midstream.errors import (
     ModelAccessError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.core.messages import Finish, Usage, UserMessage
 from midstream.core.replies import Finished, ModelRequest
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.errors import ModelUnavailableError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

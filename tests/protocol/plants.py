@@ -15,7 +15,7 @@ from midstream.core.frames import Error, EventId, Open, encode
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened
 from midstream.core.server_stream import Admit, ServerStream, Submit
 from midstream.core.session import Received, Session
-from midstream.core.turn import Recover, Refused
+from midstream.core.turn.commands import Recover, Refused
 from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
 from tests.protocol.world import Action, Connection, Scenario, World
 

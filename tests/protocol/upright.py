@@ -45,7 +45,7 @@ from midstream.core.server_stream import Admit, ServerStream, Submit
 from midstream.core.session import Received, Session, decide, fold
 from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.core.sse import encode as encode_event
-from midstream.core.turn import Refused
+from midstream.core.turn.commands import Refused
 from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUndecodableError
 
 SECRET = "s" * 43

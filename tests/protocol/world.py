@@ -29,7 +29,8 @@ from midstream.core.messages import Call, Finish, Reply, Text
 from midstream.core.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
 from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.core.session import Received, Session, decide, fenced, fold, notice_of
-from midstream.core.turn import AwaitingModel, Command, ModelReplied, ModelSaid, Recover, Refused
+from midstream.core.turn.commands import Command, ModelReplied, ModelSaid, Recover, Refused
+from midstream.core.turn.states import AwaitingModel
 from tests.core.stories import heard
 from tests.protocol.client_process import AT, Disk, Process
 from tests.protocol.values import copied, told_apart

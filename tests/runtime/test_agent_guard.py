@@ -12,7 +12,7 @@ from midstream.core.messages import Outcome, UserMessage
 from midstream.core.records import CallEnded, CallStarted, EpochStarted, TurnStatus, decode
 from midstream.core.replies import TextDelta
 from midstream.core.session import Session, fold
-from midstream.core.turn import Answer, Cancel, Resume, SendMessage
+from midstream.core.turn.commands import Answer, Cancel, Resume, SendMessage
 from midstream.errors import AgentMismatchError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

@@ -27,18 +27,16 @@ from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session
 from midstream.core.timing import StallBudgets
-from midstream.core.turn import (
-    AgentQuestion,
+from midstream.core.turn.commands import (
     Answer,
-    AskModel,
-    AwaitingModel,
     Cancel,
     PermissionAsked,
     PermissionDropped,
     SendMessage,
-    TellAgent,
     UseAnswer,
 )
+from midstream.core.turn.owing import AskModel, TellAgent
+from midstream.core.turn.states import AgentQuestion, AwaitingModel
 from midstream.errors import AnswerMismatchError, MidstreamError, QuestionClosedError
 from midstream.runtime.agent import Agent
 from midstream.runtime.asking import ARGUMENTS_CHARS_MAX, NOT_ASKED, TOO_LONG, AgentQuestions

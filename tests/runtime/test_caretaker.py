@@ -24,7 +24,7 @@ from midstream.core.records import (
 )
 from midstream.core.replies import Finished, TextDelta
 from midstream.core.session import Received
-from midstream.core.turn import Cancel, SendMessage, WhenBusy, Withdraw
+from midstream.core.turn.commands import Cancel, SendMessage, WhenBusy, Withdraw
 from midstream.errors import (
     DrainingError,
     JournalMovedError,

@@ -31,9 +31,8 @@ from midstream.core.records import (
 )
 from midstream.core.replies import ModelRequest, TextDelta
 from midstream.core.session import Session
-from midstream.core.turn import (
+from midstream.core.turn.commands import (
     Answer,
-    AwaitingModel,
     CallFinished,
     Cancel,
     ChildSpoke,
@@ -42,6 +41,7 @@ from midstream.core.turn import (
     Resume,
     SendMessage,
 )
+from midstream.core.turn.states import AwaitingModel
 from midstream.errors import (
     DrainingError,
     LeaseHeldError,

@@ -14,7 +14,7 @@ import pytest
 from midstream.core.messages import Exchange, UserMessage
 from midstream.core.records import HistoryCompacted, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
 from midstream.core.replies import ModelRequest, ThinkingDelta
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.errors import (
     ContextOverflowError,
     LeaseLostError,

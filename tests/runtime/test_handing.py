@@ -4,7 +4,8 @@ import pytest
 
 from midstream.core.messages import Outcome, Result, UserMessage
 from midstream.core.session import Received, Session
-from midstream.core.turn import AwaitingModel, CallFinished, Cancel, Command, Resume, SendMessage
+from midstream.core.turn.commands import CallFinished, Cancel, Command, Resume, SendMessage
+from midstream.core.turn.states import AwaitingModel
 from midstream.errors import (
     DrainingError,
     MidstreamError,

@@ -22,7 +22,8 @@ from midstream.core.records import (
     encode,
 )
 from midstream.core.replies import TextDelta
-from midstream.core.turn import SUSPECTED_CODE, SUSPECTED_MAX, Answer, Resume, SendMessage
+from midstream.core.turn.commands import Answer, Resume, SendMessage
+from midstream.core.turn.states import SUSPECTED_CODE, SUSPECTED_MAX
 from midstream.errors import (
     DrainingError,
     JournalMovedError,

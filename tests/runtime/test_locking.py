@@ -13,7 +13,7 @@ from midstream.core.messages import UserMessage
 from midstream.core.parts import PART_MARK
 from midstream.core.records import TurnEnded, TurnStatus
 from midstream.core.retention import Retention
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.errors import SessionLockedError, UnauthorizedError, WrongSecretError
 from midstream.runtime import locking
 from midstream.runtime.agent import Agent, sub_agent

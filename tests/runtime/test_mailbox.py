@@ -9,7 +9,8 @@ import pytest
 from midstream.core.messages import Result, UserMessage
 from midstream.core.records import Delta
 from midstream.core.session import Received
-from midstream.core.turn import CallFinished, Cancel, ModelSaid, RunCall, SendMessage
+from midstream.core.turn.commands import CallFinished, Cancel, ModelSaid, SendMessage
+from midstream.core.turn.owing import RunCall
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.runtime.mailbox import (
     MAILBOX_MAX,

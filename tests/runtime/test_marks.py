@@ -6,7 +6,7 @@ from midstream.core.calls import Choice
 from midstream.core.messages import UserMessage
 from midstream.core.records import EpochStarted, MessageAccepted, Record
 from midstream.core.session import Session, decide, fold
-from midstream.core.turn import Cancel, Command, SendMessage, WhenBusy
+from midstream.core.turn.commands import Cancel, Command, SendMessage, WhenBusy
 from midstream.runtime.marks import TITLE_CHARS_MAX, mark_of
 from midstream.store.contract import Mark
 from tests.core.stories import AT, answers, asks, ended, needs_approval, reads, replies, say

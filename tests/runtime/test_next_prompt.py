@@ -19,7 +19,7 @@ from midstream.core.messages import Exchange, File, History, Text, UserMessage
 from midstream.core.profiles import PROFILES
 from midstream.core.rendering import render
 from midstream.core.replies import Finished, ModelRequest, TextDelta, ThinkingDelta
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.errors import (
     ContextOverflowError,
     MidstreamError,

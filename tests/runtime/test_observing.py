@@ -9,7 +9,7 @@ import pytest
 
 from midstream.core.messages import UserMessage
 from midstream.core.records import Record
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host
 from midstream.runtime.observing import Observers

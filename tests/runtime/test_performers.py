@@ -42,9 +42,7 @@ from midstream.core.replies import (
 from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
 from midstream.core.timing import StallBudgets
-from midstream.core.turn import (
-    AskModel,
-    AwaitingModel,
+from midstream.core.turn.commands import (
     CallFinished,
     CallProgress,
     ChildSpoke,
@@ -56,13 +54,12 @@ from midstream.core.turn import (
     ModelSaid,
     PermissionAsked,
     PermissionDropped,
-    RunCall,
-    RunningCalls,
     Stalled,
     StallOver,
-    Terms,
     UseAnswer,
 )
+from midstream.core.turn.owing import AskModel, RunCall
+from midstream.core.turn.states import AwaitingModel, RunningCalls, Terms
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

@@ -16,7 +16,7 @@ from midstream.core.records import JournalPruned, TurnEnded, decode
 from midstream.core.replies import Finished, ModelRequest, TextDelta
 from midstream.core.retention import Retention
 from midstream.core.session import Session, fold
-from midstream.core.turn import Answer, SendMessage
+from midstream.core.turn.commands import Answer, SendMessage
 from midstream.errors import StoreFullError
 from midstream.runtime import pruning as pruning_module
 from midstream.runtime.agent import Agent, SubAgent, sub_agent

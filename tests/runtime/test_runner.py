@@ -30,7 +30,7 @@ from midstream.core.records import (
 )
 from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.core.session import Received
-from midstream.core.turn import CallFinished, Cancel, SendMessage, WhenBusy
+from midstream.core.turn.commands import CallFinished, Cancel, SendMessage, WhenBusy
 from midstream.errors import (
     DrainingError,
     LeaseLostError,

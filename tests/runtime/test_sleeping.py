@@ -11,7 +11,7 @@ import pytest
 from midstream import Agent, Host, MemoryLimits
 from midstream.core.messages import UserMessage
 from midstream.core.replies import ModelRequest
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.errors import UsageError
 from midstream.runtime.sleeping import TAIL_BYTES_MIN
 from midstream.store.memory import MemoryStore

@@ -22,7 +22,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.errors import MidstreamError, StoreFullError, ToolDefinitionError
 from midstream.runtime.agent import Agent, sub_agent
 from midstream.runtime.host import Host

@@ -6,7 +6,7 @@ import asyncio
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import ModelRequest
-from midstream.core.turn import Cancel, SendMessage
+from midstream.core.turn.commands import Cancel, SendMessage
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.store.memory import MemoryStore

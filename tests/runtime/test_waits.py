@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-from midstream.core.turn import (
-    AskModel,
-    AwaitCancelled,
-    AwaitClient,
-    AwaitEnd,
-    AwaitPerson,
-    CallExpired,
-    CancelExpired,
-    Command,
-    QuestionExpired,
-    RunCall,
-    TurnExpired,
-)
+from midstream.core.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
+from midstream.core.turn.owing import AskModel, AwaitCancelled, AwaitClient, AwaitEnd, AwaitPerson, RunCall
 from midstream.runtime.waits import Wait, Waits, parted
 from midstream.testing.worlds import FakeWorld
 

@@ -13,7 +13,7 @@ from midstream.core.messages import UserMessage
 from midstream.core.records import StalledOn, StallNoticed, TurnEnded, TurnStatus, decode
 from midstream.core.replies import Heartbeat
 from midstream.core.timing import StallBudgets
-from midstream.core.turn import Resume, SendMessage, Stalled, StallOver
+from midstream.core.turn.commands import Resume, SendMessage, Stalled, StallOver
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from midstream.core.frames import FRAME_BYTES_MAX
 from midstream.core.messages import Usage, UserMessage
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.models import Finished
 from midstream.server.app import App
 from midstream.server.limits import Limits

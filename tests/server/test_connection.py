@@ -128,19 +128,6 @@ async def test_the_ack_leaves_after_the_append_and_not_if_the_process_dies_betwe
         assert (await on.host.session("s1")).state.turns == 1
 
 
-async def test_an_ack_goes_in_one_write_with_the_events_of_its_command() -> None:
-    async with bench([Stall()]) as on:
-        wire = Wire()
-        wire.say(opening())
-        on.connect(wire)
-        await on.world.settle()
-        writes, sent = wire.writes, len(wire.sent)
-        wire.say(chunk())
-        await on.world.settle()
-        assert [frame["type"] for frame in wire.sent[sent:]] == ["events", "ack"]
-        assert wire.writes == writes + 1
-
-
 async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
     gate = asyncio.Event()
     words = [step for number in range(3000) for step in text(f"{number} ")[:-1]]

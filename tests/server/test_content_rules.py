@@ -30,7 +30,7 @@ from midstream.core.frames import Open, encode
 from midstream.core.messages import UserMessage
 from midstream.core.replies import ModelRequest
 from midstream.core.server_stream import ServerStream
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.errors import MidstreamError, ModelUnavailableError, SeqnoGapError, UsageError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

@@ -34,7 +34,7 @@ from midstream.core.replies import (
     UpstreamCallStarted,
 )
 from midstream.core.session import QUEUE_MAX
-from midstream.core.turn import SendMessage, WhenBusy
+from midstream.core.turn.commands import SendMessage, WhenBusy
 from midstream.errors import ModelUnavailableError
 from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi

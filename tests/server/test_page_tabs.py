@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from midstream.core.messages import UserMessage
 from midstream.core.replies import ModelRequest
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.server.app import App
 from midstream.server.pages import FOLDER
 from midstream.testing.models import Step, text

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from starlette.requests import HTTPConnection
 
-from midstream.core.turn import Cancel, Resume
+from midstream.core.turn.commands import Cancel, Resume
 from midstream.errors import LimitReachedError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.runtime.agent import Agent
 from midstream.runtime.host import Host

@@ -22,7 +22,7 @@ from midstream.core.records import (
     decode,
 )
 from midstream.core.session import Received
-from midstream.core.turn import (
+from midstream.core.turn.commands import (
     Answer,
     CallFinished,
     Cancel,

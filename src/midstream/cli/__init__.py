@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "midstream.cli.conformance:conformance",
         "Try a server of the stream protocol, clause by clause.",
     ),
-    "demo": ("midstream.cli.demo.command:demo", "Watch a session survive a cut and a SIGKILL."),
+    "demo": ("midstream.cli.demo_command:demo", "Watch a session survive a cut and a SIGKILL."),
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
     "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),
     "login": ("midstream.cli.login:login", "Print a link that logs a browser in, once."),

@@ -23,7 +23,6 @@ from midstream.cli.kept_secrets import check_secrets
 from midstream.cli.network import check_network, is_address
 from midstream.cli.session_options import key_file_option
 from midstream.cli.terminal import COLUMNS, columns
-from midstream.client.os_keyring import OsKeyring
 from midstream.core.profiles import profile_named
 from midstream.doctor.examination import Examined, examine
 from midstream.doctor.findings import Report, Status
@@ -171,7 +170,7 @@ def _exit_code(statuses: Counter[Status]) -> int:
 def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool) -> int:
     done = []
     width = columns() if surroundings.out.is_terminal else COLUMNS
-    secrets = check_secrets(surroundings.places.secrets, keyring=OsKeyring())
+    secrets = check_secrets(surroundings.places.secrets)
     for check in chain(checks(surroundings.places.data, port=port), (secrets,)):
         done.append(check)
         for line in [] if is_json else check_lines(check, surroundings.out, width):

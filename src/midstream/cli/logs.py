@@ -6,6 +6,7 @@ import logging
 import traceback
 
 import msgspec
+from typing_extensions import override
 
 from midstream.cli.terminal import clean
 
@@ -19,8 +20,8 @@ class WithSession(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
         line = super().format(record)
         session = getattr(record, "session", None)
         return clean(f"{line} [session {session}]" if session else line)
@@ -29,8 +30,8 @@ class WithSession(logging.Formatter):
 class JsonLines(logging.Formatter):
     """One object a line. Of an error it has the kind and where it was raised: its message may quote anything."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter.format`."""
         line: dict[str, object] = {
             "at": round(record.created, 6),
             "level": record.levelname.lower(),

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 import click
 import msgspec
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.cli import Surroundings
 from midstream.cli.session_secret import FILE_VARIABLE, forget_for, shown_for
@@ -122,7 +123,7 @@ def resolve(source: Source, name: str) -> SessionLine:
     return begins[0]
 
 
-class StoreSource:
+class StoreSource(Source):
     """A store that no server of ours need have open. Only `delete` opens it for writing.
 
     Args:
@@ -134,13 +135,13 @@ class StoreSource:
         self._named = named
         self._key_file = key_file
 
+    @override
     def list(self) -> Iterator[SessionLine]:
-        """See `Source.list`."""
         with read_store(self._named, key_file=self._key_file) as store:
             yield from map(_line_of, store.list())
 
+    @override
     def records(self, session: str) -> Iterator[Line]:
-        """See `Source.records`."""
         with read_store(self._named) as store:
             if store.find(session) is None:
                 raise SessionNotFoundError(f"there is no session {session!r}")
@@ -154,8 +155,8 @@ class StoreSource:
                         raise _unreadable(session, is_locked=is_locked)
                     yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
 
+    @override
     def questions(self, session: str | None) -> Sequence[Question]:
-        """See `Source.questions`."""
         found: list[Question] = []
         for line in self.list():
             is_meant = session is None or line.id == session or line.id.startswith(session + PART_MARK)
@@ -169,13 +170,13 @@ class StoreSource:
             state = evolve(state, decode(bytes(line.record)), epoch=EventId.parse(line.id).epoch)
         return state
 
+    @override
     def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Source.blob`."""
         with read_store(self._named, key_file=self._key_file) as store:
             return store.blob(session, digest)
 
+    @override
     def delete(self, session: str) -> None:
-        """See `Source.delete`."""
         if not asyncio.run(self._delete(session)):
             raise SessionNotFoundError(f"there is no session {session!r}")
 
@@ -262,7 +263,7 @@ class _Problem(Struct, frozen=True):
     code: str
 
 
-class ServerSource:
+class ServerSource(Source):
     """A running server, over its HTTP interface.
 
     Raises:
@@ -279,22 +280,22 @@ class ServerSource:
         self._places = _places()
         self._shown = shown_to(url, self._places)
 
+    @override
     def list(self) -> Iterator[SessionLine]:
-        """See `Source.list`."""
         query: str | None = f"?limit={PAGE}"
         while query is not None:
             page = self._read(self._ask("GET", f"/v1/sessions{query}").read(), _Page)
             yield from page.sessions
             query = page.next
 
+    @override
     def records(self, session: str) -> Iterator[Line]:
-        """See `Source.records`."""
         with self._ask_of(session, "GET", "/records") as answer:
             for line in iter(answer.readline, b""):
                 yield self._read(line, Line)
 
+    @override
     def questions(self, session: str | None) -> Sequence[Question]:
-        """See `Source.questions`."""
         if session is None:
             return self._read(self._ask("GET", "/v1/questions").read(), _Questions).questions
         path, shown = f"/v1/questions?session={quote(session, safe='')}", self._secret_of(session)
@@ -323,15 +324,15 @@ class ServerSource:
         query = f"?{number[0]}={number[1]}" if number else ""
         return self._read(self._ask_of(session, "POST", f"/{what}{query}", body).read(), Told)
 
+    @override
     def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Source.blob`."""
         try:
             return self._ask_of(session, "GET", f"/blobs/{digest}").read()
         except NotFoundError:
             return None
 
+    @override
     def delete(self, session: str) -> None:
-        """See `Source.delete`."""
         self._ask_of(session, "DELETE").read()
         forget_for(self._url, session, self._places)
 

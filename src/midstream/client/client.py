@@ -27,6 +27,7 @@ from midstream.client.attachment import Attachment, ReadSecrets
 from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.events import event_of
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
+from midstream.client.os_keyring import OsKeyring
 from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
@@ -53,7 +54,7 @@ from midstream.core.frames import (
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import WhenBusy, WhenBusyName
+from midstream.core.turn.commands import WhenBusy, WhenBusyName
 from midstream.errors import (
     MidstreamError,
     SessionNotFoundError,
@@ -103,6 +104,7 @@ def connect(
     *,
     state: str | Path | None = None,
     secrets: str | Path | None = None,
+    keyring: bool = False,
     tools: Iterable[Tool | Callable[..., Any]] = (),
     world: World | None = None,
     headers: Mapping[str, str] | None = None,
@@ -119,9 +121,9 @@ def connect(
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
             readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
             `midstream-transports.json` says which transport worked at which server.
-        secrets: A file for the secrets of these streams, apart from them, readable by its owner only; where a keyring
-            of the system answers (the extra `keyring`) it only says which ones that has. By default one for all
-            clients of this user, `secrets.db` in the folder of their state.
+        secrets: A file for the secrets of these streams, apart from them, readable by its owner only. By default one
+            for all clients of this user, `secrets.db` in the folder of their state.
+        keyring: Whether the keyring of the system has new secrets (the extra `keyring`), and the file their names.
         tools: Functions that run here, where the client is, when the model calls them.
         headers: Sent with each connection, such as an `authorization`. Not kept in the file. Without one the token of
             the variable MIDSTREAM_TOKEN is shown, or to a server of this machine the one its user's servers expect.
@@ -152,7 +154,9 @@ def connect(
     return Client(
         url,
         state=state,
-        secrets=SecretStore(None if state is None else secrets, world=world),
+        secrets=SecretStore(
+            None if state is None else secrets, world=world, keyring=OsKeyring() if keyring else None
+        ),
         tools=named,
         world=world,
         headers=shown,

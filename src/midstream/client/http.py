@@ -17,11 +17,13 @@ from typing import Protocol
 import httpx2
 import msgspec
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.client.transports import (
     CLOSE_S,
     CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
+    Transport,
     problem_in,
     refusal_of,
 )
@@ -99,7 +101,7 @@ class WayDown(Protocol):
         """
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """One connection as requests. Its tasks begin with the `open` frame and end with `close`."""
 
     def __init__(
@@ -118,12 +120,12 @@ class HttpTransport:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
+    @override
     def received_bytes(self) -> int:
-        """See `Transport.received_bytes`."""
         return self._down.received_bytes
 
+    @override
     async def receive(self) -> bytes:
-        """See `Transport.receive`."""
         if self._failure is not None:
             raise self._failure
         heard = await self._heard.get()
@@ -218,15 +220,15 @@ class HttpTransport:
         )
 
 
-class EventStream:
+class EventStream(WayDown):
     """Frames come down as server-sent events in the body of one answer."""
 
     def __init__(self, world: World = World()) -> None:
         self.received_bytes = 0
         self._world = world
 
+    @override
     async def read(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open) -> AsyncIterator[bytes]:
-        """See `WayDown.read`."""
         headers = {**paths.headers_down(), "accept": "text/event-stream"}
         decoder = SseDecoder(event_bytes_max=SERVER_FRAME_BYTES_MAX)
         url, body = f"{paths.session}/events", encode(opening)
@@ -278,15 +280,15 @@ _polled = msgspec.json.Decoder(_Polled)
 _placed = msgspec.json.Decoder(_Placed)
 
 
-class LongPoll:
+class LongPoll(WayDown):
     """Frames come down in whole answers, one request after the other."""
 
     def __init__(self, world: World = World()) -> None:
         self.received_bytes = 0
         self._world = world
 
+    @override
     async def read(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open) -> AsyncIterator[bytes]:
-        """See `WayDown.read`."""
         number, has_more = 0, True
         while has_more:
             body = await self._ask(client, paths, opening, number)

@@ -21,45 +21,30 @@ T = TypeVar("T")
 
 SERVICE = "midstream"
 """What our entries are filed under."""
-PUT_S = 3.0
-"""Seconds for what a file can keep as well."""
-GET_S = 15.0
-"""Seconds for what nobody else knows: enough to type a password."""
+ANSWER_S = 15.0
+"""Seconds for an answer: enough to type a password."""
 
 
 class OsKeyring:
-    """Entries of ours by name. Used from one thread, which it may block for as long as its bounds say.
+    """Entries of ours by name. Each call blocks its thread, for `answer_s` seconds at most."""
 
-    Args:
-        put_s: Seconds a backend has to say whether it is there, to keep an entry, and to remove one.
-        get_s: Seconds it has to tell one.
-    """
-
-    def __init__(self, *, put_s: float = PUT_S, get_s: float = GET_S) -> None:
-        self._put_s = put_s
-        self._get_s = get_s
+    def __init__(self, *, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
         self._last: Future[object] | None = None
 
-    def name(self) -> str:
-        """Return what the backend calls itself; "" where there is none that keeps anything, or it does not answer."""
-        try:
-            return self._ask(_name, self._put_s)
-        except UnavailableError:
-            return ""
-
     def get(self, name: str) -> str | None:
-        """Return an entry; None where the keyring says that it has none.
+        """Return an entry; None where the keyring has none.
 
         Raises:
-            UnavailableError: It did not say.
+            UnavailableError: There is no keyring, or it does not answer.
         """
-        return self._ask(lambda: _backend().get_password(SERVICE, name), self._get_s)
+        return self._ask(lambda: _backend().get_password(SERVICE, name))
 
     def put(self, name: str, secret: str) -> None:
         """Keep an entry, and see that it is kept.
 
         Raises:
-            UnavailableError: Nobody knows whether it is kept; after a time it may be.
+            UnavailableError: There is no keyring, or it does not answer; the entry may be kept later.
         """
 
         def keep() -> None:
@@ -68,13 +53,13 @@ class OsKeyring:
             if backend.get_password(SERVICE, name) != secret:
                 raise UnavailableError("the keyring did not keep what it was given")
 
-        self._ask(keep, self._put_s)
+        self._ask(keep)
 
     def forget(self, name: str) -> None:
         """Remove an entry; one that is not there is no error.
 
         Raises:
-            UnavailableError: Nobody knows whether it is removed.
+            UnavailableError: There is no keyring, or it does not answer; the entry may be removed later.
         """
 
         def remove() -> None:
@@ -83,18 +68,20 @@ class OsKeyring:
             if backend.get_password(SERVICE, name) is not None:
                 backend.delete_password(SERVICE, name)
 
-        self._ask(remove, self._put_s)
+        self._ask(remove)
 
-    def _ask(self, work: Callable[[], T], wait_s: float) -> T:
+    def _ask(self, work: Callable[[], T]) -> T:
         if self._last is not None and not self._last.done():
             raise UnavailableError("the keyring has not answered an earlier call yet: unlock it")
         asked: Future[T] = Future()
         self._last = asked  # type: ignore[assignment]  # only whether it is done matters
         threading.Thread(target=_answer, args=(asked, work), name="midstream-keyring", daemon=True).start()
         try:
-            return asked.result(wait_s)
+            return asked.result(self._answer_s)
         except TimeoutError:
-            raise UnavailableError(f"the keyring did not answer within {wait_s:g} s: unlock it") from None
+            raise UnavailableError(
+                f"the keyring did not answer within {self._answer_s:g} s: unlock it"
+            ) from None
         finally:
             del asked  # its error has this frame in its traceback: a cycle for each turn without a keyring
 
@@ -109,10 +96,6 @@ def _answer(asked: Future[T], work: Callable[[], T]) -> None:
         asked.set_exception(UnavailableError(f"the keyring failed ({type(error).__name__})"))
     finally:
         del asked  # as in `_ask`
-
-
-def _name() -> str:
-    return str(_backend().name)
 
 
 def _backend() -> KeyringBackend:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from midstream.core.client_stream import STALL_AFTER_S
 from midstream.core.settings import LOOK_BACK_S_MAX
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import UsageError
 
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.client import client as asynchronous
 from midstream.client.settings import ClientSettings
@@ -32,7 +33,7 @@ from midstream.core.frames import SnapshotWhen, SnapshotWhenName
 from midstream.core.messages import UserMessage
 from midstream.core.questions import Question
 from midstream.core.records import QuestionAsked
-from midstream.core.turn import WhenBusy, WhenBusyName
+from midstream.core.turn.commands import WhenBusy, WhenBusyName
 from midstream.errors import MidstreamError, UsageError
 from midstream.world import World
 
@@ -306,8 +307,8 @@ class Client:
         self._portal.call(self._client.cancel(session, turn))
 
     @property
+    @override
     def settings(self) -> ClientSettings:
-        """See `midstream.Client`."""
         return self._client.settings
 
     @settings.setter

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.client.transports import Transport, base_url, session_path, websocket_url
 from midstream.client.websocket import connect_websocket
@@ -265,7 +266,7 @@ class Ways:
         return refusal
 
 
-class Trial:
+class Trial(Transport):
     """A connection that finds its transport: what is said is said again over the next one, until a frame comes.
 
     The server takes each chunk once, so that saying it twice is harmless (STREAM-12).
@@ -289,8 +290,8 @@ class Trial:
         self._refusal: MidstreamError | None = None
 
     @property
+    @override
     def received_bytes(self) -> int:
-        """See `Transport.received_bytes`."""
         return self._transport.received_bytes if self._transport is not None else 0
 
     async def begin(self) -> None:
@@ -308,8 +309,8 @@ class Trial:
             except MidstreamError as error:
                 await self._next_after(error)
 
+    @override
     async def receive(self) -> bytes:
-        """See `Transport.receive`."""
         while not self._is_settled:
             assert self._transport is not None, "it was begun"
             try:
@@ -333,16 +334,16 @@ class Trial:
                 raise
             raise meant from error
 
+    @override
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`."""
         async with self._sending:
             if not self._is_settled:
                 self._said += frames
             if self._transport is not None:
                 await self._transport.send(frames)
 
+    @override
     async def close(self) -> None:
-        """See `Transport.close`."""
         if self._transport is not None:
             await self._transport.close()
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import websockets
+from typing_extensions import override
 from websockets.asyncio.client import ClientConnection
 
 from midstream.client.transports import (
     CLOSE_S,
     CONNECT_S,
     SERVER_FRAME_BYTES_MAX,
+    Transport,
     refusal_of,
 )
 from midstream.core.timing import retry_after_s
@@ -31,34 +33,34 @@ class CountingConnection(ClientConnection):
         super().data_received(data)
 
 
-class WebSocketTransport:
+class WebSocketTransport(Transport):
     """One message, one frame."""
 
     def __init__(self, connection: CountingConnection) -> None:
         self._connection = connection
 
     @property
+    @override
     def received_bytes(self) -> int:
-        """See `Transport.received_bytes`."""
         return self._connection.received_bytes
 
+    @override
     async def receive(self) -> bytes:
-        """See `Transport.receive`."""
         try:
             return await self._connection.recv(decode=False)
         except websockets.ConnectionClosed as error:
             raise ConnectionLostError(f"the connection to the server broke: {error}") from error
 
+    @override
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`."""
         try:
             for frame in frames:
                 await self._connection.send(frame, text=True)
         except websockets.ConnectionClosed:
             return
 
+    @override
     async def close(self) -> None:
-        """See `Transport.close`."""
         await self._connection.close()
 
 

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core import turn as turns
 from midstream.core.messages import Entry, Exchange, Finish, History, Result, ToolSpec, UserMessage
 from midstream.core.records import (
     AttemptStarted,
@@ -26,16 +25,9 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.core.turn import (
-    AwaitingModel,
-    Cancel,
-    CancelExpired,
-    Cancelling,
-    Idle,
-    Refused,
-    RunningCalls,
-    SendTranscript,
-)
+from midstream.core.turn import deciding, folding
+from midstream.core.turn.commands import Cancel, CancelExpired, Refused, SendTranscript
+from midstream.core.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 from midstream.errors import JournalMovedError
 
 RESPONSES_KEPT_MAX = 256
@@ -106,7 +98,7 @@ NO_APPLICATION = Application()
 
 def decide_transcript(
     application: Application,
-    state: turns.TurnState,
+    state: TurnState,
     sent: SendTranscript,
     *,
     turns_opened: int,
@@ -141,12 +133,12 @@ def decide_transcript(
     return (*closing, accepted, AttemptStarted(turn, reply, attempt=1, at=at))
 
 
-def _cancelled(state: turns.TurnState, *, epoch: int, at: float) -> tuple[Record, ...]:
-    decided = turns.decide(state, Cancel(), epoch=epoch, at=at)
+def _cancelled(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]:
+    decided = deciding.decide(state, Cancel(), epoch=epoch, at=at)
     for record in decided:
-        state = turns.evolve(state, record, epoch=epoch)
+        state = folding.evolve(state, record, epoch=epoch)
     if isinstance(state, Cancelling):
-        return (*decided, *turns.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
+        return (*decided, *deciding.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
     return decided
 
 
@@ -182,7 +174,7 @@ def accept(
     return changed, after
 
 
-def note(application: Application, state: turns.TurnState, record: ReplyCompleted | TurnEnded) -> Application:
+def note(application: Application, state: TurnState, record: ReplyCompleted | TurnEnded) -> Application:
     """Fold what may end the newest response: a reply whose calls go to the application, or the end of its turn."""
     newest = application.newest
     if newest is None or not newest.is_open:
@@ -249,7 +241,7 @@ class Comparison(Struct, frozen=True):
     links: tuple[bytes, ...] = ()
 
 
-def compared(chain: Chain, state: turns.TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
+def compared(chain: Chain, state: TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
     """Compare a transcript with a session whose history is that of `chain`.
 
     Args:

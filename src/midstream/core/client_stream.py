@@ -75,7 +75,7 @@ from midstream.core.records import (
 from midstream.core.session import CHUNKS_MAX
 from midstream.core.shown_secrets import ShownSecrets
 from midstream.core.timing import RECONNECT_BACKOFF, Backoff, Deadline
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn.states import LOOK_BACK_S
 from midstream.core.turn_silence import TurnSilence
 from midstream.errors import (
     ConnectionLostError,

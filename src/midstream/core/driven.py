@@ -36,16 +36,10 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.session import Received, Session
-from midstream.core.turn import (
-    AwaitingModel,
-    Cancelling,
-    Idle,
-    Refused,
-    RunningCalls,
-    SendMessage,
-    partial_reply,
-)
-from midstream.core.turn import evolve as evolve_turn
+from midstream.core.turn.commands import Refused, SendMessage
+from midstream.core.turn.deciding import partial_reply
+from midstream.core.turn.folding import evolve as evolve_turn
+from midstream.core.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.errors import SessionBusyError, UsageError
 
 NO_CLIENT = "driver"

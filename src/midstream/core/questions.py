@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from midstream.core.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.core.session import Session
-from midstream.core.turn import AgentQuestion, AwaitingModel, RunningCalls
+from midstream.core.turn.states import AgentQuestion, AwaitingModel, RunningCalls
 
 
 class Question(Struct, frozen=True, omit_defaults=True):

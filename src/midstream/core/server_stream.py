@@ -64,20 +64,8 @@ from midstream.core.retention import Retention
 from midstream.core.session import CHUNKS_MAX, Received, Session, StreamState, fenced
 from midstream.core.settings import StreamSettings
 from midstream.core.timing import Deadline, StallBudgets
-from midstream.core.turn import (
-    LOOK_BACK_S,
-    Answer,
-    AwaitingModel,
-    CallFinished,
-    Cancel,
-    Cancelling,
-    Command,
-    Idle,
-    Resume,
-    RunningCalls,
-    SendMessage,
-    Withdraw,
-)
+from midstream.core.turn.commands import Answer, CallFinished, Cancel, Command, Resume, SendMessage, Withdraw
+from midstream.core.turn.states import LOOK_BACK_S, AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.errors import (
     ConnectionLostError,
     MalformedFrameError,

@@ -14,7 +14,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from midstream.core import applications
-from midstream.core import turn as turns
 from midstream.core.applications import NO_APPLICATION, Application
 from midstream.core.calls import Site
 from midstream.core.compaction import shown
@@ -44,25 +43,22 @@ from midstream.core.records import (
     TurnEnded,
     TurnResumed,
 )
-from midstream.core.turn import (
-    AwaitingModel,
+from midstream.core.turn import deciding, folding, owing, states
+from midstream.core.turn.commands import (
     CallFinished,
     Cancel,
     CancelExpired,
-    Cancelling,
     Command,
-    Idle,
-    Obligation,
     Recover,
     Refused,
     Resume,
-    RunningCalls,
     SendMessage,
     SendTranscript,
-    TurnState,
     WhenBusy,
     Withdraw,
 )
+from midstream.core.turn.owing import Obligation
+from midstream.core.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
 from midstream.errors import (
     MalformedFrameError,
     RecordUndecodableError,
@@ -269,7 +265,7 @@ class Session(Struct, frozen=True, gc=False):
     def rests_on_people(self) -> bool:
         """Whether the open turn waits for nothing but people who may take as long as they like."""
         is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person
-        return is_waiting and not turns.owed(self.turn)
+        return is_waiting and not owing.owed(self.turn)
 
 
 def decide(
@@ -293,8 +289,8 @@ def decide(
             session.application, session.turn, command, turns_opened=session.turns, epoch=epoch, at=at
         )
     if isinstance(command, Recover):
-        command = replace(command, is_suspect=session.suspected > turns.SUSPECTED_MAX)
-    did = turns.decide(session.turn, command, epoch=epoch, at=at)
+        command = replace(command, is_suspect=session.suspected > states.SUSPECTED_MAX)
+    did = deciding.decide(session.turn, command, epoch=epoch, at=at)
     if session.driver:
         return _without_driver(session, command, did, epoch=epoch, at=at)
     if not did and isinstance(command, CallFinished):
@@ -314,7 +310,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
     if session.parent is not None:
         return ()  # TURN-50: told again, by an owner that did not know, it is the same task
     if isinstance(session.turn, Idle):
-        return turns.opening(session.turns + 1, said, at=at)
+        return deciding.opening(session.turns + 1, said, at=at)
     if said.when_busy is WhenBusy.REFUSE or session.driver:
         running = session.turns
         raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
@@ -335,7 +331,7 @@ def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
         timeout_s=queued.timeout_s,
         replies_max=queued.replies_max,
     )
-    return turns.opening(session.turns + 1, said, at=at, queued=queued.number)
+    return deciding.opening(session.turns + 1, said, at=at, queued=queued.number)
 
 
 def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Record, ...]:
@@ -380,9 +376,9 @@ def _without_driver(
     if isinstance(command, Cancel):
         state = session.turn
         for record in decided:
-            state = turns.evolve(state, record, epoch=epoch)
+            state = folding.evolve(state, record, epoch=epoch)
         if isinstance(state, Cancelling):
-            return (*decided, *turns.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
+            return (*decided, *deciding.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
     return decided
 
 
@@ -459,7 +455,7 @@ def fenced() -> StreamFencedError:
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
     """Say whether a client may give this outcome, now or late."""
-    if turns.is_owed_by_client(session.turn, finished):
+    if owing.is_owed_by_client(session.turn, finished):
         return True
     late = Unsettled(finished.turn, finished.reply_no, finished.result.call_id, Site.CLIENT)
     return late in session.unsettled
@@ -467,7 +463,7 @@ def _is_for_client(session: Session, finished: CallFinished) -> bool:
 
 def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     """Fold the next record; `epoch` is the one it was appended under."""
-    turn = turns.evolve(session.turn, record, epoch=epoch)
+    turn = folding.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
     if session.application.count and isinstance(record, ReplyCompleted | TurnEnded):
         after = replace(after, application=applications.note(session.application, session.turn, record))
@@ -482,7 +478,7 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
         case CallEnded():
             return _noted(after, _with_unsettled(session, record))
         case ExchangeCommitted():
-            return _with_exchange(after, turns.exchange_of(session.turn))
+            return _with_exchange(after, folding.exchange_of(session.turn))
         case MessageAccepted():
             return _with_message(after, session, record)
         case TranscriptAccepted():
@@ -674,4 +670,4 @@ def restored(record: JournalPruned) -> Session:
 
 def owed(session: Session) -> tuple[Obligation, ...]:
     """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
-    return () if session.driver else turns.owed(session.turn)
+    return () if session.driver else owing.owed(session.turn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.core.frames import COALESCE_S_MAX, HEARTBEAT_S, IN_FLIGHT_MAX
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import UsageError
 
 HEARTBEAT_S_MIN = 0.1

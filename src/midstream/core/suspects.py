@@ -13,7 +13,8 @@ from midstream.core.calls import CallState, Site
 from midstream.core.messages import UpstreamCall
 from midstream.core.session import Session
 from midstream.core.timing import Backoff
-from midstream.core.turn import AwaitingModel, Cancelling, RunningCalls, words_said
+from midstream.core.turn.deciding import words_said
+from midstream.core.turn.states import AwaitingModel, Cancelling, RunningCalls
 
 TRIAL = Backoff(first_s=5.0, most_s=60.0, factor=4.0)
 """Seconds for which a suspect resumes alone, by the number of its deaths, unless its turn rests earlier.

@@ -22,7 +22,7 @@ from midstream.store.sqlite import engine_version
 from midstream.store.sqlite.owner import OwnerLock, is_alive
 from midstream.world import World
 
-PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "apsw")
+PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "aiohttp", "apsw")
 NETWORK_FILE_SYSTEMS = {
     "nfs",
     "nfs4",

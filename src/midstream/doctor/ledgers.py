@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.core.formats.named import format_named
 from midstream.core.formats.parts import Kind, Role
@@ -80,7 +81,7 @@ class Ledger(Protocol):
         """Return a line under another parent; the same line where there is no tree."""
 
 
-class ClaudeCode:
+class ClaudeCode(Ledger):
     """A session of Claude Code: a tree of lines, one for each block of a reply."""
 
     kind = "claude-code"
@@ -96,13 +97,13 @@ class ClaudeCode:
             return []
         return [message]
 
+    @override
     def node(self, line: Json) -> Node | None:
-        """See `Ledger.node`."""
         uuid, parent = line.get("uuid"), line.get("parentUuid")
         return Node(uuid, parent if isinstance(parent, str) else None) if isinstance(uuid, str) else None
 
+    @override
     def group(self, line: Json) -> str:
-        """See `Ledger.group`."""
         message = line.get("message")
         name = message.get("id") if line.get("type") == "assistant" and isinstance(message, dict) else None
         return name if isinstance(name, str) else ""
@@ -112,18 +113,18 @@ class ClaudeCode:
         del line
         return False
 
+    @override
     def is_turn(self, line: Json) -> bool:
-        """See `Ledger.is_turn`."""
         del line
         return False
 
+    @override
     def turns_undone(self, line: Json) -> int:
-        """See `Ledger.turns_undone`."""
         del line
         return 0
 
+    @override
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
-        """See `Ledger.line_of`."""
         return {**entry.value, "message": messages[0]}
 
     def new_line(self, like: Entry, message: Json, number: int) -> Json:
@@ -138,23 +139,23 @@ class ClaudeCode:
             seed = f"{like.value.get('sessionId')}/{answered}"
         return {**kept, "type": kind, "message": message, "uuid": _uuid(seed)}
 
+    @override
     def chained(self, line: Json, parent: str | None) -> Json:
-        """See `Ledger.chained`."""
         return line if line.get("parentUuid") == parent else {**line, "parentUuid": parent}
 
 
 _OF_ONE_LINE = {"message", "uuid", "requestId", "toolUseResult", "sourceToolAssistantUUID", "isMeta", "type"}
 
 
-class Codex:
+class Codex(Ledger):
     """A rollout of Codex: `{"timestamp", "type": "response_item", "payload": item}`, or bare items (2025)."""
 
     kind = "codex"
     format = "openai-responses"
     is_split = False
 
+    @override
     def messages(self, line: Json) -> list[Json]:
-        """See `Ledger.messages`."""
         payload = line.get("payload")
         match line.get("type"):
             case "response_item":
@@ -167,18 +168,18 @@ class Codex:
             case _:
                 return [line] if payload is None and speaks_for(line) == self.format else []
 
+    @override
     def node(self, line: Json) -> Node | None:
-        """See `Ledger.node`."""
         del line
         return None
 
+    @override
     def group(self, line: Json) -> str:
-        """See `Ledger.group`."""
         del line
         return ""
 
+    @override
     def is_break(self, line: Json) -> bool:
-        """See `Ledger.is_break`."""
         return line.get("type") == "compacted"
 
     def is_turn(self, line: Json) -> bool:
@@ -194,16 +195,16 @@ class Codex:
             case _:
                 return False
 
+    @override
     def turns_undone(self, line: Json) -> int:
-        """See `Ledger.turns_undone`."""
         event = line.get("payload")
         if line.get("type") != "event_msg" or not isinstance(event, dict):
             return 0
         turns = event.get("num_turns") if event.get("type") == "thread_rolled_back" else 0
         return turns if isinstance(turns, int) and turns > 0 else 0
 
+    @override
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
-        """See `Ledger.line_of`."""
         payload = entry.value.get("payload")
         if not isinstance(payload, dict):
             return messages[0]
@@ -211,8 +212,8 @@ class Codex:
             return {**entry.value, "payload": {**payload, "replacement_history": messages}}
         return {**entry.value, "payload": messages[0]}
 
+    @override
     def new_line(self, like: Entry, message: Json, number: int) -> Json:
-        """See `Ledger.new_line`."""
         del number
         if message.get("type") == "local_shell_call_output":  # Codex keeps one kind of output for both
             message = {**message, "type": "function_call_output"}
@@ -220,8 +221,8 @@ class Codex:
             return message
         return {"timestamp": like.value.get("timestamp"), "type": "response_item", "payload": message}
 
+    @override
     def chained(self, line: Json, parent: str | None) -> Json:
-        """See `Ledger.chained`."""
         del parent
         return line
 
@@ -260,7 +261,7 @@ def _is_order(text: str) -> bool:
     return isinstance(order, dict) and {"author", "recipient", "content"} <= order.keys()
 
 
-class Messages:
+class Messages(Ledger):
     """A message a line, of any format."""
 
     is_split = False
@@ -268,47 +269,47 @@ class Messages:
     def __init__(self, form: str) -> None:
         self.kind = self.format = form
 
+    @override
     def messages(self, line: Json) -> list[Json]:
-        """See `Ledger.messages`."""
         return [line]
 
+    @override
     def node(self, line: Json) -> Node | None:
-        """See `Ledger.node`."""
         del line
         return None
 
+    @override
     def group(self, line: Json) -> str:
-        """See `Ledger.group`."""
         del line
         return ""
 
+    @override
     def is_break(self, line: Json) -> bool:
-        """See `Ledger.is_break`."""
         del line
         return False
 
+    @override
     def is_turn(self, line: Json) -> bool:
-        """See `Ledger.is_turn`."""
         del line
         return False
 
+    @override
     def turns_undone(self, line: Json) -> int:
-        """See `Ledger.turns_undone`."""
         del line
         return 0
 
+    @override
     def line_of(self, entry: Entry, messages: list[Json]) -> Json:
-        """See `Ledger.line_of`."""
         del entry
         return messages[0]
 
+    @override
     def new_line(self, like: Entry, message: Json, number: int) -> Json:
-        """See `Ledger.new_line`."""
         del like, number
         return message
 
+    @override
     def chained(self, line: Json, parent: str | None) -> Json:
-        """See `Ledger.chained`."""
         del parent
         return line
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from typing_extensions import override
 
 from midstream.core.messages import File, Text, UserMessage
 from midstream.core.reuse.servers import McpServer
@@ -36,7 +37,7 @@ from midstream.extras import extra
 from midstream.integrations.claude_reading import ClaudeReader
 from midstream.runtime.forwarding import Forwarding
 from midstream.runtime.permissions import Allowed, Asking, Kind, Permission, Person, Rules, decided
-from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, UpstreamEvent, doubtful
+from midstream.runtime.upstreams import Abilities, Opened, Said, Setup, Upstream, UpstreamEvent, doubtful
 from midstream.world import World
 
 with extra("claude"):
@@ -91,7 +92,7 @@ _HOME = "CLAUDE_CONFIG_DIR"
 _encode = msgspec.json.Encoder().encode
 
 
-class Claude:
+class Claude(Upstream):
     """Conversations with Claude Code.
 
     Args:
@@ -160,8 +161,8 @@ class Claude:
         return f"claude:{self._options.model}" if self._options.model else "claude"
 
     @property
+    @override
     def identity(self) -> Mapping[str, str]:
-        """See `Upstream.identity`."""
         return {
             "model": self._options.model or "",
             "cwd": str(self._options.cwd),

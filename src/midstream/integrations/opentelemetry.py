@@ -13,11 +13,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from msgspec import Struct
+from typing_extensions import override
 
 from midstream.core.intervals import OK, OPEN_MAX, Interval, Intervals, Kind
 from midstream.core.parts import PART_MARK
 from midstream.core.records import Record
 from midstream.extras import extra
+from midstream.runtime.observing import Introduced, Observer
 from midstream.version import __version__
 
 with extra("otel"):
@@ -57,7 +59,7 @@ class _Answering(Struct, frozen=True):
     model: str = ""
 
 
-class OpenTelemetry:
+class OpenTelemetry(Observer, Introduced):
     """An `Observer` that tells OpenTelemetry.
 
     Args:
@@ -90,8 +92,8 @@ class OpenTelemetry:
             explicit_bucket_boundaries_advisory=_TOKENS,
         )
 
+    @override
     def answers(self, session: str, agent: str, model: str) -> None:
-        """See `Introduced.answers`."""
         beginning, colon, rest = model.partition(":")
         provider = PROVIDERS.get(beginning, beginning) if colon else PROVIDER
         named = agent if PART_MARK in session else self._agent or agent
@@ -100,8 +102,8 @@ class OpenTelemetry:
         if len(self._answering) > OPEN_MAX:
             self._answering.popitem(last=False)
 
+    @override
     def appended(self, session: str, records: Sequence[Record]) -> None:
-        """See `Observer.appended`."""
         for record in records:
             for interval in self._intervals.add(session, record):
                 if not interval.is_open:

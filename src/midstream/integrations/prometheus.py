@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from midstream.core.intervals import Interval, Intervals, Kind
 from midstream.core.records import MemoryJudged, QuestionAsked, Record, StallNoticed
 from midstream.extras import extra
+from midstream.runtime.observing import Observer
 
 with extra("prometheus"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -24,7 +27,7 @@ OTHER = "other"
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class Prometheus:
+class Prometheus(Observer):
     """An `Observer` that counts, and a `MetricsPage` that shows it.
 
     Args:
@@ -67,8 +70,8 @@ class Prometheus:
         self._gauges: dict[str, Gauge] = {}
         self._models: set[str] = set()
 
+    @override
     def appended(self, session: str, records: Sequence[Record]) -> None:
-        """See `Observer.appended`."""
         for record in records:
             match record:
                 case QuestionAsked():

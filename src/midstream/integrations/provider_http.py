@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import io
 import ssl
-import weakref
+import urllib.request
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Protocol, Self
 
-import httpx2
+import aiohttp
 import msgspec
+from yarl import URL
 
 from midstream.core.provider_errors import error_of
 from midstream.core.replies import Heartbeat, ModelEvent
@@ -27,9 +29,9 @@ from midstream.errors import (
     ModelUnavailableError,
     UsageError,
 )
-from midstream.integrations.http_limits import WRITE_S, HttpLimits
+from midstream.integrations.http_limits import HttpLimits
 from midstream.integrations.network_log import NetworkLog
-from midstream.integrations.plain_http import PlainAnswer, PlainClient, is_plain
+from midstream.version import __version__
 from midstream.world import World
 
 CLOSE_S = 1.0
@@ -38,11 +40,10 @@ CONTROL_S = 60.0
 ERROR_BYTES_MAX = 64 * 1024
 """Bytes of an error's body that are read; the reason stands in the first few."""
 
-KEPT_CONNECTIONS_MAX = 100
-"""Idle connections that are kept for later replies."""
-
-_Client = httpx2.AsyncClient | PlainClient
-"""One connection at a time."""
+HEAD_BYTES_MAX = 64 * 1024
+"""Bytes of a line in the head of an answer."""
+IDLE_S = 5.0
+"""Seconds that an idle connection is kept; servers close theirs after 5 s or more."""
 
 _NO_STREAM = {"application/json", "text/html"}
 """What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
@@ -51,7 +52,9 @@ _NO_STREAM = {"application/json", "text/html"}
 @functools.cache
 def _tls() -> ssl.SSLContext:
     """Read the certificates once: it takes longer than a connection."""
-    return httpx2.create_ssl_context()
+    import httpx2  # noqa: PLC0415 - only an address with TLS needs it
+
+    return httpx2.create_ssl_context()  # with the certificates of the system, also where OpenSSL has none
 
 
 class Reader(Protocol):
@@ -85,106 +88,81 @@ async def read_reply(
 
 
 class _Connections:
-    """The connections of one loop: a client for each reply that is on its way, and those that wait for the next one.
+    """The connections of one loop to one server. Retired ones are closed with the last answer on them."""
 
-    A client has one connection at a time. One client for all would look at every connection it has for each request,
-    and would let the hundred-and-first reply wait.
-    """
-
-    def __init__(self, url: httpx2.URL, timeout: httpx2.Timeout) -> None:
-        self._is_plain = is_plain(url)
-        self._timeout = timeout
-        self._idle: list[_Client] = []
-        self._is_retired = False
-
-    def take(self) -> _Client:
-        """Return a client for one reply: the one that was used last, or a new one."""
-        if self._idle:
-            return self._idle.pop()
-        if self._is_plain:
-            return PlainClient(self._timeout)
-        return httpx2.AsyncClient(timeout=self._timeout, verify=_tls())
-
-    async def give_back(self, client: _Client) -> None:
-        """Take a client back whose reply is over."""
-        if self._is_retired or len(self._idle) >= KEPT_CONNECTIONS_MAX:
-            await _close(client)
-        else:
-            self._idle.append(client)
-
-    async def retire(self) -> None:
-        """Let no later request use any of them: those of other replies are closed when these are over."""
-        self._is_retired = True
-        idle, self._idle = self._idle, []
-        if idle:
-            await asyncio.gather(*map(_close, idle))
+    def __init__(self, session: aiohttp.ClientSession, closing: AsyncGenerator[object, None]) -> None:
+        self.session = session
+        self.closing = closing
+        self.answers = 0
+        """Answers that are on their way."""
+        self.is_retired = False
 
 
-def _timeout(limits: HttpLimits, read_s: float) -> httpx2.Timeout:
-    """Return limits as a client takes them."""
-    return httpx2.Timeout(connect=limits.connect_s, read=read_s, write=WRITE_S, pool=limits.acquire_s)
+async def _session(
+    proxy: str | None, connect_s: float, *, is_tls: bool
+) -> AsyncGenerator[aiohttp.ClientSession, None]:
+    """Give a session, and close it with the generator: at the latest when the loop ends."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ssl=_tls() if is_tls else True),
+        cookie_jar=aiohttp.DummyCookieJar(),  # an answer sets nothing that a later request shows
+        max_field_size=HEAD_BYTES_MAX,
+        max_line_size=HEAD_BYTES_MAX,
+        proxy=proxy,
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_s),
+    )
+    try:
+        yield session
+    finally:
+        with contextlib.suppress(TimeoutError):  # a peer that is gone must not hold up a cancel
+            async with asyncio.timeout(CLOSE_S):
+                await session.close()
 
 
-class _SilenceError(httpx2.ReadTimeout):
-    """A silence that was longer than its limit, with that limit."""
+def _proxy_of(url: URL) -> str | None:
+    """Return the proxy that the environment names for an address."""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or urllib.request.proxy_bypass(url.host or ""):
+        return None
+    scheme, _, _ = proxy.rpartition("://")
+    if scheme not in {"", "http", "https"}:
+        raise UsageError(
+            f"the environment names a proxy by {scheme}, which is not supported: use one by http, "
+            f"or name {url.host} in NO_PROXY"
+        )
+    return proxy if scheme else f"http://{proxy}"
+
+
+class _SilenceError(Exception):
+    """A silence that was longer than its limit."""
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__("the server was silent for too long")
+        super().__init__(f"silence for {limit_s:g} s")
         self.limit_s = limit_s
 
 
-def _limit_in(error: httpx2.ReadTimeout, silences: tuple[float, float]) -> float:
-    return error.limit_s if isinstance(error, _SilenceError) else max(silences)
-
-
-@contextlib.asynccontextmanager
-async def _answer(
-    asked: AbstractAsyncContextManager[httpx2.Response | PlainAnswer], limit_s: float
-) -> AsyncGenerator[httpx2.Response | PlainAnswer, None]:
-    """Send a request and wait for the head of its answer, for `limit_s` seconds at most."""
-    async with contextlib.AsyncExitStack() as stack:
+async def _pieces(
+    response: aiohttp.ClientResponse, first_s: float, between_s: float
+) -> AsyncGenerator[bytes, None]:
+    """Give the body as it comes, with limits of its silences."""
+    limit_s = first_s
+    while True:
         try:
             async with asyncio.timeout(limit_s):
-                response = await stack.enter_async_context(asked)
+                piece = await response.content.readany()
         except TimeoutError as error:
             raise _SilenceError(limit_s) from error
-        yield response
-
-
-async def _pieces(
-    response: httpx2.Response | PlainAnswer, first_s: float, between_s: float
-) -> AsyncGenerator[bytes, None]:
-    """Give the body as it comes. The client itself cuts a silence at the longer of the two limits.
-
-    A timer is set only where the shorter limit holds: for each piece it would cost more than the piece.
-    """
-    limit_s, longest_s = first_s, max(first_s, between_s)
-    pieces = cast("AsyncGenerator[bytes, None]", response.aiter_bytes())
-    async with contextlib.aclosing(pieces):
-        while True:
-            try:
-                async with asyncio.timeout(limit_s if limit_s < longest_s else None):
-                    piece = await anext(pieces)
-            except StopAsyncIteration:
-                return
-            except TimeoutError as error:
-                raise _SilenceError(limit_s) from error
-            limit_s = between_s
-            yield piece
-
-
-async def _close(client: _Client) -> None:
-    """Close a client within `CLOSE_S`: a peer that is gone must not hold up a cancel."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_S):
-            await client.aclose()
+        if not piece:
+            return
+        limit_s = between_s
+        yield piece
 
 
 class Provider:
     """A server of models, by its address.
 
     Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
-    uses any of them: who knows what state they are in.
+    uses any of them, since their state is unknown.
 
     Args:
         base_url: Up to and including the version.
@@ -194,7 +172,8 @@ class Provider:
         limits: How long it may take.
 
     Raises:
-        UsageError: The address is no http or https URL.
+        UsageError: The address is no http or https URL, a header cannot be sent, or the proxy that the environment
+            names is not supported.
     """
 
     def __init__(
@@ -208,31 +187,37 @@ class Provider:
         world: World,
     ) -> None:
         try:
-            url = httpx2.URL(base_url)
-        except httpx2.InvalidURL as error:
+            url = URL(base_url)
+            login = aiohttp.encode_basic_auth(url.user or "", url.password or "")
+        except ValueError as error:
             raise UsageError(f"{base_url!r} is no address of a model: {error}") from error
         if url.scheme not in {"http", "https"} or not url.host:
             raise UsageError(f"{base_url!r} is no address of a model: it begins with http:// or https://")
         self.name = name
         self.host = url.host
         """The server's name."""
-        self._url = url
-        self._base_url = base_url.rstrip("/")
+        self._base_url = str(url.with_user(None)).rstrip("/")
+        self._proxy = _proxy_of(url)
         self._headers = {
-            "Accept": "text/event-stream",
-            "Content-Type": "application/json",
-            **(headers or {}),
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",  # a server that compresses holds words back
+            "content-type": "application/json",
+            "user-agent": f"midstream/{__version__}",
         }
+        if url.user or url.password:
+            self._headers["authorization"] = login
+        self._headers |= {header.lower(): value for header, value in (headers or {}).items()}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["authorization"] = f"Bearer {api_key}"
+        for header, value in self._headers.items():
+            if not f"{header}{value}".isprintable():
+                raise UsageError(f"the header {header!r} for {name} has a character that no header can carry")
         self._limits = limits or HttpLimits()
         secrets = [word for value in (headers or {}).values() for word in (value, *value.split())]
-        self._network = NetworkLog(name, [*secrets, api_key or "", url.password])
+        self._network = NetworkLog(name, [*secrets, api_key or "", url.password or ""])
         self._world = world
         # A connection belongs to the loop it was made in.
-        self._connections: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Connections] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
 
     async def events(
         self,
@@ -258,54 +243,33 @@ class Provider:
             ModelForgotError: One of the statuses `gone`.
             ModelError: Another refusal: see `midstream.core.provider_errors`.
         """
-        connections = self._connections_here()
-        client = connections.take()
         silences = self._limits.silences(stalls)
         self._network.sent(method, path, body or b"")
         try:
-            async with _answer(
-                client.stream(
-                    method,
-                    self._base_url + path,
-                    content=body,
-                    headers={**self._headers, **(headers or {})},
-                    timeout=_timeout(self._limits, max(silences)),
-                ),
-                self._limits.connect_s + silences[0],
-            ) as response:
-                self._network.answered(response.status_code)
+            async with (
+                self._answer(method, path, body, headers or {}, first_s=silences[0]) as response,
+                contextlib.aclosing(_pieces(response, *silences)) as pieces,
+            ):
+                self._network.answered(response.status)
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
-                if response.status_code in gone:
+                if response.status in gone:
                     raise ModelForgotError(f"{self.name} has the reply no longer")
-                if response.status_code != httpx2.codes.OK or media_type in _NO_STREAM:
-                    raise await self._refusal(response, media_type)
+                if response.status != HTTPStatus.OK or media_type in _NO_STREAM:
+                    raise await self._refusal(response, media_type, pieces)
                 decoder = SseDecoder()
-                async with contextlib.aclosing(_pieces(response, *silences)) as pieces:
-                    async for piece in pieces:
-                        self._network.received(piece)
-                        yield decoder.feed(piece)
+                async for piece in pieces:
+                    self._network.received(piece)
+                    yield decoder.feed(piece)
         except FrameTooLargeError as error:
-            self._retire(connections)
             raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
-        except (asyncio.CancelledError, GeneratorExit):
-            self._retire(connections)
-            raise
-        except httpx2.ReadTimeout as error:
-            self._retire(connections)
+        except _SilenceError as error:
             self._network.failed(error)
-            raise ModelStalledError(
-                f"{self.name} sent nothing for {_limit_in(error, silences):g} s"
-            ) from error
-        except httpx2.HTTPError as error:
-            self._retire(connections)
+            raise ModelStalledError(f"{self.name} sent nothing for {error.limit_s:g} s") from error
+        except aiohttp.ClientError as error:
             self._network.failed(error)
             # Only the kind: the text of such an error may hold the address and what is in it.
             message = f"the connection to {self.name} failed: {type(error).__name__}"
             raise ModelUnavailableError(message) from error
-        finally:
-            if self._is_retired(connections):
-                await connections.retire()
-            await connections.give_back(client)
 
     async def post(self, path: str) -> int:
         """Send a request without a body and return the status of the answer.
@@ -313,43 +277,84 @@ class Provider:
         Raises:
             ModelUnavailableError: There was no answer.
         """
-        connections = self._connections_here()
-        client = connections.take()
         try:
-            async with client.stream("POST", self._base_url + path, headers=self._headers) as answer:
-                async for _ in answer.aiter_bytes():
+            async with self._answer("POST", path, None, {}, first_s=CONTROL_S) as response:
+                async for _ in _pieces(response, CONTROL_S, CONTROL_S):
                     pass
-        except httpx2.HTTPError as error:
+        except (aiohttp.ClientError, _SilenceError) as error:
             raise ModelUnavailableError(f"the connection to {self.name} failed") from error
+        return response.status
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], *, first_s: float
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """Send a request and give the answer once its head is there. A body that is not read to its end is cut.
+
+        Args:
+            first_s: Seconds of silence before the head.
+        """
+        connections = await self._connections_here()
+        connections.answers += 1
+        limit_s = self._limits.connect_s + first_s
+        try:
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    response = await connections.session.request(
+                        method,
+                        URL(self._base_url + path, encoded=True),
+                        data=None if body is None else io.BytesIO(body),
+                        headers={**self._headers, **{name.lower(): value for name, value in headers.items()}},
+                        allow_redirects=False,  # the key is for this server
+                    )
+            except TimeoutError as error:
+                if limit.expired():
+                    raise _SilenceError(limit_s) from error
+                raise
+            try:
+                yield response
+            finally:
+                response.close()  # a connection whose answer is whole was given back before
+        except ModelError:
+            raise
+        except BaseException:
+            self._retire(connections)
+            raise
         finally:
-            await connections.give_back(client)
-        return answer.status_code
+            connections.answers -= 1
+            await _close_unused(connections)
 
     async def aclose(self) -> None:
         """Close the connections of the running loop. A later request opens new ones."""
-        connections = self._connections.pop(asyncio.get_running_loop(), None)
+        connections = self._connections.get(asyncio.get_running_loop())
         if connections is not None:
-            await connections.retire()
+            self._retire(connections)
+            await _close_unused(connections)
 
-    def _connections_here(self) -> _Connections:
+    async def _connections_here(self) -> _Connections:
         loop = asyncio.get_running_loop()
         found = self._connections.get(loop)
         if found is None:
-            found = self._connections[loop] = _Connections(self._url, _timeout(self._limits, CONTROL_S))
+            is_tls = self._base_url.startswith("https:")
+            closing = _session(self._proxy, self._limits.connect_s, is_tls=is_tls)
+            found = _Connections(await anext(closing), closing)
+            for over in [each for each in self._connections if each.is_closed()]:
+                del self._connections[over]
+            self._connections[loop] = found
         return found
 
     def _retire(self, connections: _Connections) -> None:
         """Let no later request use these connections; other replies on them go on."""
+        connections.is_retired = True
         loop = asyncio.get_running_loop()
         if self._connections.get(loop) is connections:
             del self._connections[loop]
 
-    def _is_retired(self, connections: _Connections) -> bool:
-        return self._connections.get(asyncio.get_running_loop()) is not connections
-
-    async def _refusal(self, response: httpx2.Response | PlainAnswer, media_type: str) -> ModelError:
+    async def _refusal(
+        self, response: aiohttp.ClientResponse, media_type: str, pieces: AsyncGenerator[bytes, None]
+    ) -> ModelError:
         body = bytearray()
-        async for piece in response.aiter_bytes():
+        async for piece in pieces:
             body += piece
             if len(body) > ERROR_BYTES_MAX:
                 break
@@ -359,12 +364,18 @@ class Provider:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             parsed = None  # a proxy's page: the status says enough
         error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
-        if response.status_code == httpx2.codes.OK:
+        if response.status == HTTPStatus.OK:
             if isinstance(parsed, dict) and "error" in parsed:
                 return error_of(error)
             return ModelUnavailableError(f"{self.name} answered with {media_type} instead of a stream")
         wait_s = retry_after_s(response.headers.get("retry-after", ""), now=self._world.now())
-        return error_of(error, status=response.status_code, retry_after_s=wait_s)
+        return error_of(error, status=response.status, retry_after_s=wait_s)
+
+
+async def _close_unused(connections: _Connections) -> None:
+    """Close connections that are retired and have no answer on its way."""
+    if connections.is_retired and not connections.answers:
+        await connections.closing.aclose()
 
 
 class ProvidedModel:

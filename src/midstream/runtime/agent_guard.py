@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from midstream.core.calls import Site
 from midstream.core.records import EpochStarted
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn import Cancel, Command, Resume, RunningCalls, SendTranscript
+from midstream.core.turn.commands import Cancel, Command, Resume, SendTranscript
+from midstream.core.turn.states import RunningCalls
 from midstream.errors import AgentMismatchError
 from midstream.runtime.agent import Agent
 

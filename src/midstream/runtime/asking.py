@@ -13,15 +13,9 @@ from midstream.core.calls import DENIED_CONTENT, NO_DECISION_CONTENT, Choice
 from midstream.core.messages import storable
 from midstream.core.permissions import Allowed, Ask, Decision, Permission, Person
 from midstream.core.session import Session
-from midstream.core.turn import (
-    AgentQuestion,
-    AskModel,
-    AwaitingModel,
-    PermissionAsked,
-    PermissionDropped,
-    TellAgent,
-    UseAnswer,
-)
+from midstream.core.turn.commands import PermissionAsked, PermissionDropped, UseAnswer
+from midstream.core.turn.owing import AskModel, TellAgent
+from midstream.core.turn.states import AgentQuestion, AwaitingModel
 from midstream.errors import MidstreamError
 from midstream.runtime.watchdog import Watch
 from midstream.world import World

@@ -27,7 +27,8 @@ from midstream.core.records import (
     TurnStatus,
 )
 from midstream.core.session import Session
-from midstream.core.turn import Refused, RunningCalls
+from midstream.core.turn.commands import Refused
+from midstream.core.turn.states import RunningCalls
 from midstream.errors import CallReusedError, SessionBusyError
 from midstream.runtime.driven import DrivenJournal
 from midstream.runtime.journal import require_session_id

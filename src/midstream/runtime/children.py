@@ -25,15 +25,9 @@ from midstream.core.records import (
     decode,
 )
 from midstream.core.session import Session
-from midstream.core.turn import (
-    SUSPECTED_CODE,
-    CallFinished,
-    Cancel,
-    ChildSpoke,
-    RunChild,
-    RunningCalls,
-    SendMessage,
-)
+from midstream.core.turn.commands import CallFinished, Cancel, ChildSpoke, SendMessage
+from midstream.core.turn.owing import RunChild
+from midstream.core.turn.states import SUSPECTED_CODE, RunningCalls
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.runtime.agent import SubAgent
 from midstream.store.contract import Stored

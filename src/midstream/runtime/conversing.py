@@ -24,7 +24,7 @@ from midstream.core.records import (
 )
 from midstream.core.session import Received
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.core.turn import SendMessage, WhenBusy
+from midstream.core.turn.commands import SendMessage, WhenBusy
 from midstream.errors import MidstreamError, SessionBusyError, UsageError
 from midstream.runtime.runner import Runner
 from midstream.store.contract import Stored

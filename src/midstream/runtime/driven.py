@@ -44,7 +44,7 @@ from midstream.core.records import (
 )
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Session
-from midstream.core.turn import Refused
+from midstream.core.turn.commands import Refused
 from midstream.errors import (
     AgentMismatchError,
     EventGoneError,

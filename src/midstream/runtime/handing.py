@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from midstream.core.frames import secret_digest_of
 from midstream.core.session import Received, Session
-from midstream.core.turn import Cancel, Command, Idle, Resume
+from midstream.core.turn.commands import Cancel, Command, Resume
+from midstream.core.turn.states import Idle
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.world import World
 

@@ -25,7 +25,8 @@ from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session, fold
 from midstream.core.settings import TAIL_BYTES
 from midstream.core.timing import RECONNECT_BACKOFF
-from midstream.core.turn import LOOK_BACK_S, RunningCalls, WhenBusy, WhenBusyName
+from midstream.core.turn.commands import WhenBusy, WhenBusyName
+from midstream.core.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.errors import (
     DrainingError,
     LeaseHeldError,

@@ -11,17 +11,17 @@ from typing import Any
 
 from midstream.core.replies import merge_deltas
 from midstream.core.session import Received, ToolsFound
-from midstream.core.turn import (
+from midstream.core.turn.commands import (
     Answer,
     CallFinished,
     Cancel,
     Command,
     ModelSaid,
     Resume,
-    RunCall,
     SendMessage,
     Withdraw,
 )
+from midstream.core.turn.owing import RunCall
 from midstream.errors import MidstreamError
 from midstream.store.contract import Attempt
 from midstream.world import Cancellable, World

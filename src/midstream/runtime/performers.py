@@ -50,9 +50,7 @@ from midstream.core.replies import (
 )
 from midstream.core.reuse.prefix import head_of
 from midstream.core.session import Session, ToolsFound
-from midstream.core.turn import (
-    AskModel,
-    AwaitingModel,
+from midstream.core.turn.commands import (
     CallFinished,
     CallProbed,
     CallProgress,
@@ -64,15 +62,12 @@ from midstream.core.turn import (
     ModelReplied,
     ModelSaid,
     PermissionAsked,
-    ProbeCall,
-    RunCall,
-    RunChild,
-    RunningCalls,
     Stalled,
     StallOver,
-    TellAgent,
-    words_said,
 )
+from midstream.core.turn.deciding import words_said
+from midstream.core.turn.owing import AskModel, ProbeCall, RunCall, RunChild, TellAgent
+from midstream.core.turn.states import AwaitingModel, RunningCalls
 from midstream.errors import (
     ContextOverflowError,
     MidstreamError,

@@ -19,6 +19,7 @@ from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from midstream.core.messages import Finish
 from midstream.core.replies import (
@@ -51,6 +52,7 @@ from midstream.runtime.agent_runs import AgentRun, Leave, SilenceLimits
 from midstream.runtime.debugging import show_where_asked
 from midstream.runtime.key_locks import KeyLocks
 from midstream.runtime.live_agents import LiveAgents
+from midstream.runtime.models import StoredModel
 from midstream.runtime.pool_counters import PoolCounters
 from midstream.runtime.pool_entries import OUT_OF_ORDER, Found, PoolEntries
 from midstream.runtime.pool_turns import REBUILT_NOTE, End, Turn, TurnReport
@@ -117,7 +119,7 @@ class PoolLimits(Struct, frozen=True):
             raise UsageError("the limits of a pool are positive numbers")
 
 
-class Pooled:
+class Pooled(StoredModel):
     """A model that lets an upstream's agents go on with the conversations they remember.
 
     A request without a session, or an ephemeral one, gets an agent of its own that is forgotten afterwards.
@@ -189,14 +191,14 @@ class Pooled:
         """Return what became of the last turn of a session in this process, if that is still known."""
         return self._reports.get(session)
 
+    @override
     def begin_use(self, store: Store) -> None:
-        """See `StoredModel.begin_use`."""
         self._engines += 1
         if self._engines == 1:
             self._entries = self._entries_in(store)
 
+    @override
     async def end_use(self) -> None:
-        """See `StoredModel.end_use`."""
         self._engines -= 1
         if self._engines == 0:
             await self.aclose()

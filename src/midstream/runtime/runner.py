@@ -21,10 +21,7 @@ from midstream.core.blobs import Blob, lifted
 from midstream.core.frames import EventId
 from midstream.core.records import EpochStarted, Parent, Record, Sync, encode
 from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn import (
-    LOOK_BACK_S,
-    SUSPECTED_MAX,
-    AskModel,
+from midstream.core.turn.commands import (
     CallFinished,
     CallProgress,
     Cancel,
@@ -38,12 +35,12 @@ from midstream.core.turn import (
     Recover,
     Refused,
     Resume,
-    RunCall,
     Stalled,
     StallOver,
-    TellAgent,
     UseAnswer,
 )
+from midstream.core.turn.owing import AskModel, RunCall, TellAgent
+from midstream.core.turn.states import LOOK_BACK_S, SUSPECTED_MAX
 from midstream.errors import (
     AgentMismatchError,
     DrainingError,

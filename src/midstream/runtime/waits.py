@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
-from midstream.core.turn import (
+from midstream.core.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
+from midstream.core.turn.owing import (
     AskModel,
     AwaitCancelled,
     AwaitClient,
     AwaitEnd,
     AwaitPerson,
-    CallExpired,
-    CancelExpired,
-    Command,
     Obligation,
     ProbeCall,
-    QuestionExpired,
     RunCall,
     RunChild,
     TellAgent,
-    TurnExpired,
 )
 from midstream.world import Cancellable, World
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from midstream.core.records import StalledOn
 from midstream.core.timing import StallBudgets
-from midstream.core.turn import Stalled, StallOver
+from midstream.core.turn.commands import Stalled, StallOver
 from midstream.world import Cancellable, World
 
 RECENT_MAX = 20

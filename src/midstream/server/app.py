@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from midstream.core.retention import Retention
 from midstream.core.settings import StreamSettings
-from midstream.core.turn import LOOK_BACK_S
+from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.runtime.agent import Agent, checked_agent
 from midstream.runtime.host import Host

@@ -13,8 +13,6 @@ from midstream.errors import ConnectionLostError, FrameTooLargeError
 
 BODY_S = 30.0
 """Seconds for the body of one chunk: 1 MiB over a bad mobile network."""
-WHOLE = "midstream.whole"
-"""In the scope of a request whose body has come with its head, as `protocols` knows: nobody has to wait for it."""
 
 
 async def body_of(request: Request) -> bytes:
@@ -32,8 +30,6 @@ async def body_of(request: Request) -> bytes:
             )
         if name == b"content-length" and value.isdigit() and int(value[:20]) > FRAME_BYTES_MAX:
             raise _too_large()
-    if WHOLE in request.scope:
-        return await _read(request.receive)
     try:
         async with asyncio.timeout(BODY_S):
             return await _read(request.receive)

@@ -15,7 +15,8 @@ from msgspec import Struct
 from midstream.core.calls import NO_ANSWER_CONTENT, Site
 from midstream.core.messages import Outcome, Result
 from midstream.core.session import Session
-from midstream.core.turn import CallFinished, RunningCalls
+from midstream.core.turn.commands import CallFinished
+from midstream.core.turn.states import RunningCalls
 
 UNNOTICED_S = 60.0
 """Seconds in which a connection may be dead here without notice: two WebSocket pings, or a heartbeat and the time that

@@ -31,7 +31,7 @@ from midstream.core.server_stream import (
 )
 from midstream.core.session import Received, Session, fenced, notice_of
 from midstream.core.settings import StreamSettings
-from midstream.core.turn import CallFinished
+from midstream.core.turn.commands import CallFinished
 from midstream.errors import (
     DrainingError,
     EventGoneError,
@@ -315,8 +315,6 @@ class Connection:
         self._is_admitted = False
         self._is_counted = False
         """Whether the time of its client counts as connected."""
-        self._is_answering = False
-        """Whether something the client said is being decided."""
         self._is_over = False
         self.is_gone = False
         """The client has gone or stopped reading: there is nobody to send last words to."""
@@ -498,8 +496,6 @@ class Connection:
                 page = copies.at_hand(stream.cursor)
                 if page is not None:
                     stream.pass_on(page, now=self._now())
-                    if self._is_answering:  # an ack may be a moment away: both go in one write
-                        await self._world.sleep(0.0)
                     await self._flush()
                     continue
                 await self._flush()
@@ -634,7 +630,6 @@ class Connection:
                 try:
                     if not is_played_back(self._runner.state, request.chunk):
                         self._visitor.speak(request.chunk.command)
-                    self._is_answering = True
                     with self._typed_errors():
                         await self._runner.submit(request.chunk)
                 except MidstreamError as error:
@@ -642,8 +637,6 @@ class Connection:
                 else:
                     self._world.reach(Fault.BEFORE_ACK)
                     self._stream.accepted(request.seqno, now=self._now())
-                finally:
-                    self._is_answering = False
 
     @contextlib.contextmanager
     def _typed_errors(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from midstream.core.blobs import is_digest
 from midstream.core.frames import (
@@ -37,7 +38,7 @@ from midstream.core.records import OPEN_STATUSES, SessionStatus, is_pruned, salv
 from midstream.core.records import encode as encode_record
 from midstream.core.server_stream import Wire, answer_of
 from midstream.core.sse import event_of_frame, events_of_records
-from midstream.core.turn import Cancel, Resume, Withdraw
+from midstream.core.turn.commands import Cancel, Resume, Withdraw
 from midstream.errors import (
     DrainingError,
     EventGoneError,
@@ -51,7 +52,7 @@ from midstream.errors import (
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.server.bodies import body_of
-from midstream.server.connection import Connection, Connections
+from midstream.server.connection import Connection, Connections, Transport
 from midstream.server.identity import connection_name_of, open_of
 from midstream.server.problems import Progress, problem_of, response_of
 from midstream.server.snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
@@ -324,7 +325,7 @@ class HttpEndpoints:
         return _accepted(runner)
 
 
-class SseTransport:
+class SseTransport(Transport):
     """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
 
     gap_s = 0.0
@@ -342,8 +343,8 @@ class SseTransport:
             pass
         return None
 
+    @override
     def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
-        """See `Transport.send`."""
         body = b"".join((self._preamble, *frames)) if self._preamble else b"".join(frames)
         self._preamble = b""
         return self._send({"type": "http.response.body", "body": body, "more_body": True})

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from midstream.core.frames import HEARTBEAT_S, encode
 from midstream.runtime.host import Host
-from midstream.server.connection import Connection, Connections
+from midstream.server.connection import Connection, Connections, Transport
 from midstream.server.http import number_of, opening_of
 from midstream.server.identity import connection_name_of
 from midstream.server.visits import visitor_of
@@ -26,7 +27,7 @@ GAP_S = 10.0
 POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-options": "nosniff"}
 
 
-class PollTransport:
+class PollTransport(Transport):
     """The frames of one answer: whoever sends the first ones has ended it."""
 
     gap_s = GAP_S
@@ -37,8 +38,8 @@ class PollTransport:
         self._receive = receive
 
     @property
+    @override
     def is_full(self) -> bool:
-        """See `Transport.is_full`."""
         return bool(self.frames)
 
     async def receive(self) -> bytes | None:
@@ -47,8 +48,8 @@ class PollTransport:
             pass
         return None
 
+    @override
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`."""
         self.frames += frames
 
 

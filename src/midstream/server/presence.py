@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from midstream.core.turn import Cancel, Withdraw
+from midstream.core.turn.commands import Cancel, Withdraw
 from midstream.errors import EntryMovedError, MidstreamError
 from midstream.runtime.host import Host
 

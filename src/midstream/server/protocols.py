@@ -1,10 +1,11 @@
-"""What uvicorn's protocols do below ASGI, where no app is asked, and what they lack there.
+"""Protocols of uvicorn with the limits that it lacks below ASGI, where no app is called.
 
-- What is no HTTP, or no handshake, or has no end, is refused by a problem, not in plain text or never.
+- Headers, trailers and handshakes without an end are refused; uvicorn waits for them and keeps them.
+- A refusal below the app is a problem, as all others are, and never quotes what was sent.
 - An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27), where a body has no chunks.
-- Of a handshake nothing is kept while its WebSocket lasts, and what belongs together goes in one write.
 
-It stands in methods that uvicorn calls, and in attributes that it has: `tests/server/test_protocols.py` asks for each.
+uvicorn has no public hook for these: they stand in methods that it calls and attributes that it has. Each has a
+test in `tests/server/test_protocols.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
-from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from midstream.server.bodies import WHOLE
 from midstream.server.problems import MEDIA_TYPE, Problem, internal_problem, problem_of_http
 
 try:
@@ -40,7 +39,6 @@ HEADERS_S = 10.0
 HELD_BYTES_MAX = 64 * 1024
 """Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
 fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
-_LENGTH = b"\r\ncontent-length: "
 _CHUNKED = b"\r\ntransfer-encoding: chunked"
 _CLOSE = b"\r\nconnection: close"
 _LINGER = "ii" if os.name == "posix" else "hh"
@@ -69,8 +67,7 @@ class PlainHttp(HttpProtocol):
         if self._is_reset_at_end and self._is_answered:
             self._close_with(_END)
         super().connection_lost(exc)
-        if self._late is not None:
-            self._late.cancel()
+        self._stop_watching()
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and wait for the rest of a request's headers, or no longer."""
@@ -78,7 +75,8 @@ class PlainHttp(HttpProtocol):
         read = len(before.body) if before is not None else 0
         super().data_received(data)
         if self.transport.get_protocol() is not self:
-            self._let_go()
+            self._stop_watching()
+            self.parser: Any = None  # they refer to each other: only the garbage collector would free both
             return
         begun: Any = self.cycle
         has_read = begun is not before or (begun is not None and len(begun.body) > read)
@@ -86,22 +84,15 @@ class PlainHttp(HttpProtocol):
         if self._held_bytes > HELD_BYTES_MAX and not self.transport.is_closing():
             is_address = len(self.url) > HELD_BYTES_MAX // 2
             self._refuse(HTTPStatus(414 if is_address else 431))
-        if begun is not None and begun.transport is self.transport and not begun.response_started:
-            if begun.scope["http_version"] == "1.0":
-                begun.transport = _Unframed(begun)
-            begun.transport = _HeadFirst(begun)
-            if not begun.more_body:
-                begun.scope[WHOLE] = True
         if begun is None or begun.response_complete:
             self._watch()
             return
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+        self._stop_watching()
         if not self._is_reset_at_end and begun.scope["http_version"] == "1.0":
             # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
             self._is_reset_at_end = True
             self._close_with(_RESET)
+            begun.transport = _Unframed(begun)
 
     def _close_with(self, linger: bytes) -> None:
         with contextlib.suppress(OSError):  # it is gone
@@ -112,12 +103,6 @@ class PlainHttp(HttpProtocol):
         under_way: Any = self.cycle  # None before the first request
         return under_way is None or bool(under_way.response_complete)
 
-    def _let_go(self) -> None:
-        """End with the handshake: the parser and this hold each other, for as long as nobody collects garbage."""
-        if self._late is not None:
-            self._late.cancel()
-        self.parser: Any = None
-
     @property
     def _awaits_headers(self) -> bool:
         return self._is_answered and self.timeout_keep_alive_task is None
@@ -125,6 +110,11 @@ class PlainHttp(HttpProtocol):
     def _watch(self) -> None:
         if self._late is None and self._awaits_headers:
             self._late = self.loop.call_later(HEADERS_S, self._give_up)
+
+    def _stop_watching(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def _give_up(self) -> None:
         self._late = None
@@ -143,42 +133,8 @@ class PlainHttp(HttpProtocol):
         self.transport.close()
 
 
-class _HeadFirst:
-    """What an answer is written to before its body: a head that tells the body's length goes in one write with it.
-
-    uvicorn writes two: each is a system call here, and a packet and a wake-up there.
-    """
-
-    def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
-        self._cycle = cycle
-        self._transport: asyncio.Transport = cycle.transport
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Keep the head of a whole answer; write anything else, and leave."""
-        is_head = not self._head and self._cycle.response_started
-        if is_head and _LENGTH in data and self._cycle.scope["method"] != "HEAD":
-            self._head = data
-        else:
-            self._leave()
-            self._transport.write(self._head + data)
-
-    def is_closing(self) -> bool:
-        """See `asyncio.Transport`."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """Let the head go alone: the body will not come."""
-        self._leave()
-        self._transport.write(self._head)
-        self._transport.close()
-
-    def _leave(self) -> None:
-        self._cycle.transport = self._transport
-
-
 class _Unframed:
-    """What an answer in HTTP/1.0 is written to: its body has no chunks, and ends with the connection (RFC 9112, 6.1).
+    """The transport of an answer in HTTP/1.0: its body has no chunks, and ends with the connection (RFC 9112, 6.1).
 
     uvicorn cuts a body of unknown length into chunks whoever asks (h11 does not).
     """
@@ -217,19 +173,11 @@ def _within_chunks(data: bytes) -> bytes:
 
 
 class WebSockets(WebSocketsSansIOProtocol):
-    """WebSockets of uvicorn, of which less is kept as long as one lasts."""
+    """WebSockets of uvicorn."""
 
     def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
         super().__init__(config, *args, **kwargs)
-        # A second one in its place would leave the first to the garbage collector.
-        self.conn.__class__ = _Protocol
-        self.queue: Any = _Inbox()
-
-    def start_keepalive(self) -> None:
-        """Begin to ping, and forget what was said in the handshake, which is over."""
-        super().start_keepalive()
-        self.request.headers.clear()
-        self.response.headers.clear()
+        self.conn = _Protocol(max_size=config.ws_max_size, logger=self.logger)
 
     def data_received(self, data: bytes) -> None:
         """Take what came. A handshake comes whole: one that is none by now is refused, where uvicorn would wait."""
@@ -238,45 +186,6 @@ class WebSockets(WebSocketsSansIOProtocol):
             # Its words for what is too long; for the rest it has none.
             self.transport.write(b"".join(self.conn.data_to_send()) or _refusal(HTTPStatus.BAD_REQUEST))
             self.transport.close()
-
-    def send_receive_event_to_app(self) -> None:
-        """Hand a message on. Reading stops where another one waits as well: stopping for each costs system calls."""
-        is_first = self.queue.empty()
-        self.read_paused = is_first or self.read_paused
-        super().send_receive_event_to_app()
-        if is_first:
-            self.read_paused = False
-
-    async def send(self, message: Any) -> None:  # noqa: ANN401 - ASGI's, with a key of ours
-        """Send a message; one that says that `more` follows goes with that, in one write."""
-        if message.get("more") and self.conn.state is State.OPEN:
-            self.conn.send_text(message["text"].encode())
-        else:
-            await super().send(message)
-
-
-class _Inbox:
-    """What an app is to be told, in order: what uvicorn uses of an `asyncio.Queue`, which has 3 KiB while empty."""
-
-    __slots__ = ("_arrival", "_waiting")
-
-    def __init__(self) -> None:
-        self._waiting: list[Any] = []
-        self._arrival: asyncio.Future[None] | None = None
-
-    def empty(self) -> bool:
-        return not self._waiting
-
-    def put_nowait(self, message: Any) -> None:  # noqa: ANN401 - uvicorn's
-        self._waiting.append(message)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    async def get(self) -> Any:  # noqa: ANN401 - uvicorn's
-        while not self._waiting:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return self._waiting.pop(0)
 
 
 def _refusal(status: HTTPStatus) -> bytes:

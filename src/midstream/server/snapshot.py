@@ -11,7 +11,8 @@ from midstream.core.messages import Call, Entry, Reply, Result, UserMessage
 from midstream.core.records import QuestionAsked, SessionStatus
 from midstream.core.server_stream import waiting_on
 from midstream.core.session import Session
-from midstream.core.turn import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls, reply_so_far
+from midstream.core.turn.deciding import reply_so_far
+from midstream.core.turn.states import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls
 
 SNAPSHOT_BYTES_MAX = 8 * 2**20
 """Bytes of a snapshot that stands for events: half of what our clients take as one frame. `GET` of the session has all

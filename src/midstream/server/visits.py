@@ -9,10 +9,11 @@ from typing import Protocol
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
+from typing_extensions import override
 
 from midstream.core.parts import root_of
 from midstream.core.records import Record, ReplyCompleted
-from midstream.core.turn import Command, Resume, SendMessage
+from midstream.core.turn.commands import Command, Resume, SendMessage
 from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
 from midstream.runtime.host import Host
 from midstream.server.judge import Judge, Verdict
@@ -122,7 +123,7 @@ class Visitor(Protocol):
         """Wait until the caller may not stay any longer, and return why."""
 
 
-class Stranger:
+class Stranger(Visitor):
     """A caller that nobody asks for a name: an application has, or there is nobody else on this machine.
 
     Args:
@@ -136,18 +137,18 @@ class Stranger:
         self._counters = counters
         self._address = address
 
+    @override
     def enter(self) -> None:
-        """See `Visitor.enter`."""
         if self._counters is not None:
             self._counters.addresses.take(self._address)
 
+    @override
     def leave(self) -> None:
-        """See `Visitor.leave`."""
         if self._counters is not None:
             self._counters.addresses.free(self._address)
 
+    @override
     def says(self) -> None:
-        """See `Visitor.says`."""
         if self._counters is not None:
             self._counters.requests.count(self._address)
 
@@ -163,24 +164,24 @@ class Stranger:
     def speak(self, command: Command | None) -> None:
         """See `Visitor.speak`."""
 
+    @override
     async def seeing(self) -> Collection[str] | None:
-        """See `Visitor.seeing`."""
         return None
 
-    async def may_see(self, session: str) -> bool:  # noqa: ARG002 - see Visitor
-        """See `Visitor.may_see`."""
+    @override
+    async def may_see(self, session: str) -> bool:
         return True
 
+    @override
     def shown(self, session: str) -> str:
-        """See `Visitor.shown`."""
         return session
 
+    @override
     async def until_unwelcome(self) -> MidstreamError:
-        """See `Visitor.until_unwelcome`."""
         raise AssertionError("only who is known becomes unwelcome")
 
 
-class Visit:
+class Visit(Visitor):
     """A request or a stream of somebody who is known.
 
     Args:
@@ -225,8 +226,8 @@ class Visit:
         self._does = {Action.READ}
         """What it was let in for, and must be allowed as long as it stays."""
 
+    @override
     def enter(self) -> None:
-        """See `Visitor.enter`."""
         self._counters.streams.take(self.caller)
         try:
             self._counters.addresses.take(self._address)
@@ -235,14 +236,14 @@ class Visit:
             raise
         self._living.add(self)
 
+    @override
     def leave(self) -> None:
-        """See `Visitor.leave`."""
         self._living.discard(self)
         self._counters.streams.free(self.caller)
         self._counters.addresses.free(self._address)
 
+    @override
     def says(self) -> None:
-        """See `Visitor.says`."""
         self._counters.requests.count(self.caller)
 
     async def require(self, action: Action) -> None:
@@ -250,14 +251,14 @@ class Visit:
         await self._judge.require(self.subject, self.session, action)
         self._does.add(action)
 
+    @override
     async def require_there(self, action: Action) -> None:
-        """See `Visitor.require_there`."""
         if await self._judge.require(self.subject, self.session, action) is Verdict.BEGIN:
             raise SessionNotFoundError(f"there is no session {self.session!r}")
         self._does.add(action)
 
+    @override
     async def begin(self) -> None:
-        """See `Visitor.begin`."""
         verdict = await self._judge.require(self.subject, self.session, Action.SPEAK)
         self._does.add(Action.SPEAK)
         if verdict is not Verdict.BEGIN:
@@ -267,8 +268,8 @@ class Visit:
         if (owner.tenant, owner.subject) != (self.subject.tenant, self.subject.id):
             raise SessionNotFoundError(f"there is no session {self.session!r}")
 
+    @override
     def speak(self, command: Command | None) -> None:
-        """See `Visitor.speak`."""
         if isinstance(command, SendMessage | Resume):
             self._counters.tokens.check(self.caller)
             self._counters.turns.begin(self.caller, self.session, self._is_live)
@@ -282,13 +283,13 @@ class Visit:
             return None
         return await self._rights.sessions_of(self.subject)
 
+    @override
     async def may_see(self, session: str) -> bool:
-        """See `Visitor.may_see`."""
         verdict = await self._judge.verdict(self.subject, session, Action.READ)
         return verdict in {Verdict.LOOK, Verdict.ALL}
 
+    @override
     def shown(self, session: str) -> str:
-        """See `Visitor.shown`."""
         return name_outside(session, self.subject.tenant)
 
     def look_again(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
+from typing_extensions import override
 
 from midstream.core.frames import Error, encode
 from midstream.errors import (
@@ -18,13 +19,11 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.runtime.host import Host
-from midstream.server.connection import Connection, Connections
+from midstream.server.connection import Connection, Connections, Transport
 from midstream.server.identity import open_of
 from midstream.server.problems import INTERNAL
 from midstream.server.visits import visitor_of
 
-JOINED_BYTES_MAX = 16 * 1024
-"""Bytes of a frame that may wait for the next one, to be written with it; more would be a burden on a slow reader."""
 CLOSED = 1000
 """WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
 BROKEN_PROTOCOL = 1002
@@ -49,7 +48,7 @@ def close_code_of(failure: MidstreamError | None) -> int:
     return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
 
 
-class WebSocketTransport:
+class WebSocketTransport(Transport):
     """Frames as text messages of an accepted WebSocket."""
 
     ends_with_turn = False
@@ -69,12 +68,10 @@ class WebSocketTransport:
         body: bytes = message["bytes"] if text is None else text.encode("utf-8", "surrogatepass")
         return body
 
+    @override
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`."""
-        last = len(frames) - 1
-        for number, frame in enumerate(frames):
-            more = number < last and len(frame) <= JOINED_BYTES_MAX
-            await self._send({"type": "websocket.send", "text": frame.decode(), "more": more})
+        for frame in frames:
+            await self._send({"type": "websocket.send", "text": frame.decode()})
 
 
 class WebSocketEndpoint:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from msgspec import Struct, field
 from msgspec.structs import replace
+from typing_extensions import override
 
 from midstream.core.parts import PART_MARK
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
@@ -26,6 +27,7 @@ from midstream.store.contract import (
     Stored,
     require_version,
 )
+from midstream.store.opening import Backend
 from midstream.world import World
 
 
@@ -63,16 +65,16 @@ class MemoryKeyValue(KeyValue):
         self._versions_spent = 0
         """The highest version of any deleted entry: a new one starts above it."""
 
+    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
         return self.values.get(namespace, {}).get(key)
 
+    @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
         return sorted(self.values.get(namespace, {}).values(), key=lambda entry: (-entry.at, entry.key))
 
+    @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
         entries = self.values.setdefault(namespace, {})
         found = entries[key].version if key in entries else 0
         require_version(key, found, expected)
@@ -80,8 +82,8 @@ class MemoryKeyValue(KeyValue):
         entries[key] = KeyValueEntry(key, version, body, at)
         return version
 
+    @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
         found = self.values.get(namespace, {}).get(key)
         if found is None or found.version != expected:
             return False
@@ -145,20 +147,20 @@ class MemoryStore(Store):
         """Orphans and letters, each with the epoch under which it was told."""
         self._peers_told = -1
 
+    @override
     async def open(self) -> None:
-        """See `Store.open`."""
         if not self.owner:
             self.owner = self._world.new_id("owner")
             self._memory.living.add(self.owner)
             self._memory.tell()
 
+    @override
     async def close(self) -> None:
-        """See `Store.close`."""
         self._memory.kill(self.owner)
         self.owner = ""
 
+    @override
     async def claim(self, session: str, *, at: float) -> int:
-        """See `Store.claim`."""
         sessions = self._opened().sessions
         found = sessions.get(session)
         if found is None:
@@ -175,15 +177,15 @@ class MemoryStore(Store):
         found.epoch += 1
         return found.epoch
 
+    @override
     async def release(self, session: str, *, epoch: int) -> None:
-        """See `Store.release`."""
         found = self._opened().sessions.get(session)
         if found is not None and found.epoch == epoch:
             found.owner = None
             self._memory.tell()
 
+    @override
     async def append(self, session: str, batch: Batch) -> int:
-        """See `Store.append`."""
         found = self._opened().sessions.get(session)
         if found is None or found.epoch != batch.epoch:
             raise LeaseLostError(f"session {session!r} has another epoch than {batch.epoch}")
@@ -192,8 +194,8 @@ class MemoryStore(Store):
         return self._append(found, batch)
 
     @property
+    @override
     def immediate(self) -> Immediate:
-        """See `Store.immediate`."""
         return self
 
     def append_now(self, session: str, batch: Batch) -> int | None:
@@ -203,8 +205,8 @@ class MemoryStore(Store):
             return None
         return self._append(found, batch)
 
+    @override
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        """See `Store.prune`."""
         found = self._opened().sessions.get(session)
         if found is None:
             return False
@@ -214,28 +216,28 @@ class MemoryStore(Store):
         found.records[: len(going)] = [Stored(position, epoch, body)]
         return True
 
+    @override
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `Store.read`."""
         found = self._opened().sessions.get(session)
         if found is None:
             return []
         skip = max(0, after + 1 - found.oldest)
         return found.records[skip : skip + limit]
 
+    @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Store.blob`."""
         found = self._opened().sessions.get(session)
         return None if found is None else found.blobs.get(digest)
 
+    @override
     async def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
         found = self._opened().sessions.get(session)
         return None if found is None else replace(_line_of(session, found), seal=found.seal)
 
+    @override
     async def list(
         self, *, live: bool | None = None, of: Collection[str] | None = None
     ) -> AsyncIterator[SessionInfo]:
-        """See `Store.list`."""
         lines = [
             (found.mark.at, found.number, _line_of(session, found))
             for session, found in self._opened().sessions.items()
@@ -244,8 +246,8 @@ class MemoryStore(Store):
         for _, _, line in sorted(lines, key=lambda line: line[:2], reverse=True):
             yield line
 
+    @override
     async def delete(self, session: str) -> bool:
-        """See `Store.delete`."""
         sessions = self._opened().sessions
         going = {
             name: found
@@ -265,8 +267,8 @@ class MemoryStore(Store):
         self._memory.tell()
         return bool(going)
 
+    @override
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`."""
         while True:
             sessions = self._opened().sessions
             free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
@@ -290,8 +292,8 @@ class MemoryStore(Store):
                 return news
             await self._memory.change()
 
+    @override
     async def hand_over(self, session: str, body: bytes) -> bytes:
-        """See `Store.hand_over`."""
         self._opened().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -302,8 +304,8 @@ class MemoryStore(Store):
         finally:
             self._memory.letters.pop(number, None)
 
+    @override
     async def answer(self, letter: int, body: bytes) -> None:
-        """See `Store.answer`."""
         sessions = self._opened().sessions
         handed = self._memory.letters.get(letter)
         if handed is None or handed.answer.done():
@@ -313,20 +315,20 @@ class MemoryStore(Store):
             del self._memory.letters[letter]
             handed.answer.set_result(body)
 
+    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
         return await self._opened().kv_get(namespace, key)
 
+    @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
         return await self._opened().kv_list(namespace)
 
+    @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
         return await self._opened().kv_put(namespace, key, body, expected=expected, at=at)
 
+    @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
         return await self._opened().kv_delete(namespace, key, expected=expected)
 
     def _append(self, found: _Session, batch: Batch) -> int:
@@ -365,11 +367,11 @@ class MemoryStore(Store):
             raise LeaseHeldError(message, session=session)
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """See `opening.Backend`. There is one address, the empty one, and each store that is opened is another."""
 
+    @override
     def open(self, address: str, *, world: World) -> MemoryStore:
-        """See `Backend.open`."""
         if address:
             raise UsageError(f"'memory:{address}' names a place: a store in memory has none, write 'memory:'")
         return MemoryStore(world=world)

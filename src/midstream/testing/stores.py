@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from typing_extensions import override
+
 from midstream.errors import MidstreamError
 from midstream.store.contract import Batch, KeyValueEntry, News, SessionInfo, Store, Stored
 
@@ -47,96 +49,96 @@ class StoreInFront(Store):
     async def asked(self, operation: str, session: str) -> None:
         """Called before each operation, by its name in `Store`; whatever it raises is raised instead."""
 
+    @override
     async def open(self) -> None:
-        """See `Store.open`."""
         await self.asked("open", "")
         await self.store.open()
 
+    @override
     async def close(self) -> None:
-        """See `Store.close`."""
         await self.asked("close", "")
         await self.store.close()
 
+    @override
     async def claim(self, session: str, *, at: float) -> int:
-        """See `Store.claim`."""
         await self.asked("claim", session)
         return await self.store.claim(session, at=at)
 
+    @override
     async def release(self, session: str, *, epoch: int) -> None:
-        """See `Store.release`."""
         await self.asked("release", session)
         await self.store.release(session, epoch=epoch)
 
+    @override
     async def append(self, session: str, batch: Batch) -> int:
-        """See `Store.append`."""
         await self.asked("append", session)
         return await self.store.append(session, batch)
 
+    @override
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `Store.read`."""
         await self.asked("read", session)
         return await self.store.read(session, after=after, limit=limit)
 
+    @override
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        """See `Store.prune`."""
         await self.asked("prune", session)
         return await self.store.prune(session, body, position=position, epoch=epoch)
 
+    @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `Store.blob`."""
         await self.asked("blob", session)
         return await self.store.blob(session, digest)
 
+    @override
     async def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
         await self.asked("find", session)
         return await self.store.find(session)
 
+    @override
     async def list(
         self, *, live: bool | None = None, of: Collection[str] | None = None
     ) -> AsyncIterator[SessionInfo]:
-        """See `Store.list`."""
         await self.asked("list", "")
         async for each in self.store.list(live=live, of=of):
             yield each
 
+    @override
     async def delete(self, session: str) -> bool:
-        """See `Store.delete`."""
         await self.asked("delete", session)
         return await self.store.delete(session)
 
+    @override
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`."""
         await self.asked("watch", "")
         return await self.store.watch(followed)
 
+    @override
     async def hand_over(self, session: str, body: bytes) -> bytes:
-        """See `Store.hand_over`."""
         await self.asked("hand_over", session)
         return await self.store.hand_over(session, body)
 
+    @override
     async def answer(self, letter: int, body: bytes) -> None:
-        """See `Store.answer`."""
         await self.asked("answer", "")
         await self.store.answer(letter, body)
 
+    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
         await self.asked("kv_get", "")
         return await self.store.kv_get(namespace, key)
 
+    @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
         await self.asked("kv_list", "")
         return await self.store.kv_list(namespace)
 
+    @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
         await self.asked("kv_put", "")
         return await self.store.kv_put(namespace, key, body, expected=expected, at=at)
 
+    @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
         await self.asked("kv_delete", "")
         return await self.store.kv_delete(namespace, key, expected=expected)
 

@@ -6,7 +6,7 @@ import asyncio
 
 from midstream.core.messages import UserMessage
 from midstream.core.records import Record, TurnEnded, decode
-from midstream.core.turn import SendMessage
+from midstream.core.turn.commands import SendMessage
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 

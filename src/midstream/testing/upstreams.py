@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from enum import StrEnum
 
 from msgspec import Struct, field
+from typing_extensions import override
 
 from midstream.core.messages import Exchange, Text, Usage, UserMessage
 from midstream.core.replies import (
@@ -29,7 +30,7 @@ from midstream.errors import (
     UpstreamFailedError,
     UpstreamGoneError,
 )
-from midstream.runtime.upstreams import Marked, Opened, Said, Setup, UpstreamEvent
+from midstream.runtime.upstreams import Marked, Opened, Said, Setup, UpstreamAgent, UpstreamEvent
 from midstream.world import World
 
 RETRY_AFTER_S = 2.0
@@ -235,7 +236,7 @@ class ScriptedUpstream:
         return False
 
 
-class ScriptedAgent:
+class ScriptedAgent(UpstreamAgent):
     """One conversation. Made by `ScriptedUpstream`."""
 
     def __init__(
@@ -251,10 +252,10 @@ class ScriptedAgent:
         upstream.live += 1
         upstream.live_max = max(upstream.live_max, upstream.live)
 
+    @override
     async def send(
         self, said: Said, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        """See `UpstreamAgent.send`."""
         heard = Heard(said, self._setup, key)
         self._upstream.sends.append(heard)
         memory, trouble = self._upstream.memory, self._upstream.next_trouble()
@@ -318,8 +319,8 @@ class ScriptedAgent:
                 if trouble is Trouble.DIES_SPEAKING:
                     raise UpstreamFailedError("the run ended with status 'error'")
 
+    @override
     async def aclose(self) -> None:
-        """See `UpstreamAgent.aclose`."""
         if self._is_open:
             self._is_open = False
             self._upstream.live -= 1

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from midstream.world import Fault, World
 
 T = TypeVar("T")
@@ -45,8 +47,8 @@ class FakeWorld(World):
         self._crash: tuple[Fault, int] | None = None
         self._is_dead = False
 
+    @override
     def now(self) -> float:
-        """See `World.now`."""
         return self._now
 
     def monotonic(self) -> float:

@@ -26,28 +26,21 @@ from midstream.core.records import (
     WhyClosed,
     sync_of,
 )
-from midstream.core.turn import (
-    LOOK_BACK_S,
+from midstream.core.turn.asking import QUESTIONS_MAX
+from midstream.core.turn.commands import (
     Answer,
-    AskModel,
-    AwaitEnd,
-    AwaitingModel,
-    AwaitPerson,
     Cancel,
-    Idle,
     PermissionDropped,
     QuestionExpired,
     Recover,
     Refused,
     SendMessage,
-    TellAgent,
     TurnExpired,
-    TurnState,
     UseAnswer,
-    decide,
-    owed,
 )
-from midstream.core.turn.asking import QUESTIONS_MAX
+from midstream.core.turn.deciding import decide
+from midstream.core.turn.owing import AskModel, AwaitEnd, AwaitPerson, TellAgent, owed
+from midstream.core.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
 from tests.core.lives import Life, lives
 from tests.core.stories import AT, after, answers, asks, decided, fails, reads, say, told, wants, writes
 from tests.spec import spec

@@ -40,25 +40,11 @@ from midstream.core.records import (
     TurnStatus,
     sync_of,
 )
-from midstream.core.turn import (
-    LOOK_BACK_S,
-    AskModel,
-    AwaitPerson,
-    CallProbed,
-    CallProgress,
-    Cancel,
-    Idle,
-    ProbeCall,
-    QuestionExpired,
-    Recover,
-    Refused,
-    RunCall,
-    RunningCalls,
-    TurnState,
-    decide,
-    exchange_of,
-    owed,
-)
+from midstream.core.turn.commands import CallProbed, CallProgress, Cancel, QuestionExpired, Recover, Refused
+from midstream.core.turn.deciding import decide
+from midstream.core.turn.folding import exchange_of
+from midstream.core.turn.owing import AskModel, AwaitPerson, ProbeCall, RunCall, owed
+from midstream.core.turn.states import LOOK_BACK_S, Idle, RunningCalls, TurnState
 from midstream.errors import AnswerMismatchError, QuestionClosedError
 from tests.core.stories import (
     AT,

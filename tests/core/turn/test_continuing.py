@@ -15,20 +15,10 @@ from midstream.core.records import (
     StallNoticed,
     TurnEnded,
 )
-from midstream.core.turn import (
-    AskModel,
-    AwaitingModel,
-    Cancel,
-    Recover,
-    Stalled,
-    StallOver,
-    TurnState,
-    decide,
-    owed,
-    partial_reply,
-    words_said,
-)
-from midstream.core.turn.states import ATTEMPTS_MAX
+from midstream.core.turn.commands import Cancel, Recover, Stalled, StallOver
+from midstream.core.turn.deciding import decide, partial_reply, words_said
+from midstream.core.turn.owing import AskModel, owed
+from midstream.core.turn.states import ATTEMPTS_MAX, AwaitingModel, TurnState
 from tests.core.stories import (
     AT,
     after,

@@ -41,7 +41,23 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.core.turn import (
+from midstream.core.turn.commands import (
+    CallExpired,
+    CallFinished,
+    Cancel,
+    CancelExpired,
+    Command,
+    ModelFailed,
+    ModelRemembered,
+    ModelSaid,
+    Recover,
+    Refused,
+    SendMessage,
+)
+from midstream.core.turn.deciding import decide
+from midstream.core.turn.folding import exchange_of
+from midstream.core.turn.owing import AskModel, AwaitCancelled, AwaitClient, RunCall, owed
+from midstream.core.turn.states import (
     ATTEMPTS_MAX,
     CANCEL_GRACE_S,
     CLIENT_CALL_S,
@@ -50,28 +66,10 @@ from midstream.core.turn import (
     RETRY_AFTER_MAX_S,
     SUSPECTED_CODE,
     SUSPECTED_MESSAGE,
-    AskModel,
-    AwaitCancelled,
-    AwaitClient,
     AwaitingModel,
-    CallExpired,
-    CallFinished,
-    Cancel,
-    CancelExpired,
-    Command,
     Idle,
-    ModelFailed,
-    ModelRemembered,
-    ModelSaid,
-    Recover,
-    Refused,
-    RunCall,
     RunningCalls,
-    SendMessage,
     TurnState,
-    decide,
-    exchange_of,
-    owed,
 )
 from midstream.errors import SessionBusyError
 from tests.core.stories import (

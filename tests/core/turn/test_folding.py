@@ -16,24 +16,10 @@ from midstream.core.records import (
     TurnResumed,
     TurnStatus,
 )
-from midstream.core.turn import (
-    LOOK_BACK_S,
-    AskModel,
-    AwaitCancelled,
-    AwaitEnd,
-    Cancel,
-    Command,
-    Idle,
-    Recover,
-    Refused,
-    Resume,
-    RunCall,
-    SendMessage,
-    TurnExpired,
-    TurnState,
-    decide,
-    owed,
-)
+from midstream.core.turn.commands import Cancel, Command, Recover, Refused, Resume, SendMessage, TurnExpired
+from midstream.core.turn.deciding import decide
+from midstream.core.turn.owing import AskModel, AwaitCancelled, AwaitEnd, RunCall, owed
+from midstream.core.turn.states import LOOK_BACK_S, Idle, TurnState
 from midstream.errors import NothingToResumeError
 from tests.core.stories import (
     AT,

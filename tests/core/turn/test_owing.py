@@ -6,7 +6,9 @@ import pytest
 
 from midstream.core.calls import Choice
 from midstream.core.records import Delta
-from midstream.core.turn import Cancel, Command, RunCall, evolve, is_owed_by_client, owed
+from midstream.core.turn.commands import Cancel, Command
+from midstream.core.turn.folding import evolve
+from midstream.core.turn.owing import RunCall, is_owed_by_client, owed
 from midstream.core.turn.states import AwaitingModel
 from tests.core.stories import (
     asks,

@@ -13,7 +13,7 @@ import httpx2
 import openai
 from msgspec import Struct
 
-from midstream.cli.demo.cutter import Cutter
+from midstream.demo.cutter import Cutter
 from midstream.runtime.models import Model
 from midstream.server.gateway.app import Gateway, gateway
 from midstream.server.serve import serve

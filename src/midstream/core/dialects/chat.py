@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
-from midstream.core.dialects.dialect import Asked, Dialect, Form
+from midstream.core.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import Refusal, openai_error
 from midstream.core.dialects.tool_specs import tools_of
@@ -87,7 +88,7 @@ def read_chat(fields: Fields, known: int = 0) -> Asked:
     )
 
 
-class ChatWriter:
+class ChatWriter(Writer):
     """Writes `chat.completion.chunk`s, or one `chat.completion`."""
 
     def __init__(self, form: Form) -> None:
@@ -108,12 +109,12 @@ class ChatWriter:
         self._calls: list[dict[str, Any]] = []
         self._finished: Finished | None = None
 
+    @override
     def begin(self) -> list[bytes]:
-        """See `Writer.begin`."""
         return [self._chunk(b'{"role":"assistant","content":""}')]
 
+    @override
     def write(self, event: ModelEvent) -> list[bytes]:
-        """See `Writer.write`."""
         match event:
             case TextDelta():
                 self._texts.append(event.text)
@@ -132,12 +133,12 @@ class ChatWriter:
         """See `Writer.fail`. No `[DONE]` follows: nothing was done."""
         return [b"data: " + _json(openai_error(refusal)) + b"\n\n"]
 
+    @override
     def cancel(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.cancel`."""
         return self.fail(refusal)
 
+    @override
     def whole(self) -> bytes:
-        """See `Writer.whole`."""
         finished = self._finished or Finished()
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) or None}
         if self._thoughts:

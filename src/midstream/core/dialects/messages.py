@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
-from midstream.core.dialects.dialect import Asked, Dialect, Form
+from midstream.core.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import OVERLOADED, SERVER_FAULTS, Refusal
 from midstream.core.dialects.tool_specs import tools_of
@@ -103,7 +104,7 @@ def estimated_tokens(fields: Fields) -> int:
     return max(1, sum(len(raw) for raw in map(bytes, counted)) // CHARS_PER_TOKEN)
 
 
-class MessagesWriter:
+class MessagesWriter(Writer):
     """Writes `message_start` … `message_stop`, or one `message`."""
 
     def __init__(self, form: Form) -> None:
@@ -117,13 +118,13 @@ class MessagesWriter:
         self._signature = ""
         self._finished: Finished | None = None
 
+    @override
     def begin(self) -> list[bytes]:
-        """See `Writer.begin`."""
         message = self._message([], None, usage_in_messages(None))
         return [_event("message_start", {"message": message}), PING]
 
+    @override
     def write(self, event: ModelEvent) -> list[bytes]:
-        """See `Writer.write`."""
         match event:
             case TextDelta():
                 return self._say("text", event.text)
@@ -143,16 +144,16 @@ class MessagesWriter:
             case _:
                 return []
 
+    @override
     def fail(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.fail`."""
         return [b"event: error\ndata: " + _json(anthropic_error(refusal)) + b"\n\n"]
 
+    @override
     def cancel(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.cancel`."""
         return self.fail(refusal)
 
+    @override
     def whole(self) -> bytes:
-        """See `Writer.whole`."""
         finished = self._finished or Finished()
         return _json(self._message(self._blocks, _STOPS[finished.finish], usage_in_messages(finished.usage)))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from typing_extensions import override
 
-from midstream.core.dialects.dialect import Asked, Dialect, Form
+from midstream.core.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.core.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.core.dialects.refusals import RATE_LIMITED, Refusal, openai_error
 from midstream.core.dialects.tool_specs import tools_of
@@ -130,7 +131,7 @@ def listed_items(messages: list[Value], response_id: str) -> list[Value]:
     return listed
 
 
-class ResponsesWriter:
+class ResponsesWriter(Writer):
     """Writes the numbered events of a response, or one `response`."""
 
     def __init__(self, form: Form) -> None:
@@ -154,15 +155,15 @@ class ResponsesWriter:
         self.response: Json = self._in_state("in_progress")
         """As it stands."""
 
+    @override
     def begin(self) -> list[bytes]:
-        """See `Writer.begin`."""
         return [
             self._event("response.created", {"response": self.response}),
             self._event("response.in_progress", {"response": self.response}),
         ]
 
+    @override
     def write(self, event: ModelEvent) -> list[bytes]:
-        """See `Writer.write`."""
         match event:
             case TextDelta():
                 opened = self._opened("message")
@@ -183,19 +184,19 @@ class ResponsesWriter:
             case _:
                 return []
 
+    @override
     def fail(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.fail`."""
         code = "rate_limit_exceeded" if refusal.status == RATE_LIMITED else refusal.code
         error = {"code": code, "message": refusal.message}
         return self._stopped("failed", error=error)
 
+    @override
     def cancel(self, refusal: Refusal) -> list[bytes]:
-        """See `Writer.cancel`."""
         del refusal  # this API has a status for it
         return self._stopped("cancelled")
 
+    @override
     def whole(self) -> bytes:
-        """See `Writer.whole`."""
         return _json(self.response)
 
     def _stopped(self, status: Status, *, error: Json | None = None) -> list[bytes]:

@@ -22,7 +22,8 @@ from midstream.core.dialects.repeats import KeyReused, Request, repeated, reques
 from midstream.core.dialects.wishing import Wished
 from midstream.core.messages import Entry
 from midstream.core.session import Session
-from midstream.core.turn import RunningCalls, SendTranscript
+from midstream.core.turn.commands import SendTranscript
+from midstream.core.turn.states import RunningCalls
 from midstream.errors import JournalMovedError, UnavailableError
 from midstream.runtime.models import Model, grants_of
 from midstream.runtime.runner import Runner

@@ -19,7 +19,8 @@ from midstream.core.dialects.registry import named
 from midstream.core.dialects.repeats import Known, Request
 from midstream.core.messages import Reply
 from midstream.core.records import TurnStatus
-from midstream.core.turn import AwaitingModel, Cancel
+from midstream.core.turn.commands import Cancel
+from midstream.core.turn.states import AwaitingModel
 from midstream.errors import MidstreamError, OverloadedError
 from midstream.server.gateway.application_sessions import ApplicationSessions, Found
 from midstream.server.gateway.conversations import Conversations

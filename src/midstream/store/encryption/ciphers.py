@@ -23,6 +23,8 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+from typing_extensions import override
+
 from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
 from midstream.extras import extra
 from midstream.world import World
@@ -94,20 +96,20 @@ class DataKey:
             raise StoreDamagedError("what is stored here was changed, moved or cut") from error
 
 
-class OneKey:
+class OneKey(OperatorKeys):
     """A single key that wraps others, as `OperatorKeys` do."""
 
     def __init__(self, key: bytes, world: World) -> None:
         self._cipher = AESGCM(key)
         self._world = world
 
+    @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
-        """See `OperatorKeys.wrap`."""
         nonce = fresh_key(self._world)[:NONCE_BYTES]
         return nonce + self._cipher.encrypt(nonce, key, context)
 
+    @override
     async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        """See `OperatorKeys.unwrap`."""
         try:
             return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
         except (InvalidTag, ValueError) as error:
@@ -178,7 +180,7 @@ async def decrypt_alone(encrypted: bytes, place: bytes, keys: OperatorKeys) -> b
         raise StoreDamagedError("what is stored here was changed, moved or cut") from error
 
 
-class FileKeys:
+class FileKeys(OperatorKeys):
     """The operator's keys in a file: a line `name base64` each. The first one wraps, all of them unwrap.
 
     To rotate, put a new line before the others. An old line may go when nothing written under it is left.
@@ -217,14 +219,14 @@ class FileKeys:
         finally:
             fresh.unlink(missing_ok=True)
 
+    @override
     async def wrap(self, key: bytes, *, context: bytes) -> bytes:
-        """See `OperatorKeys.wrap`."""
         nonce = fresh_key(self._world)[:NONCE_BYTES]
         name = self._newest.encode()
         return b"%c%b%b%b" % (len(name), name, nonce, self._keys[self._newest].encrypt(nonce, key, context))
 
+    @override
     async def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
-        """See `OperatorKeys.unwrap`."""
         end = 1 + (wrapped[0] if wrapped else 0)
         name = wrapped[1:end].decode("utf-8", "replace")
         found = self._keys.get(name)

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from midstream.core.blobs import Blob
 from midstream.core.parts import PART_MARK
@@ -104,7 +105,7 @@ class SessionKeys(Protocol):
         """The session was deleted."""
 
 
-class OneForAll:
+class OneForAll(SessionKeys):
     """The operator's keys, for every session."""
 
     def __init__(self, keys: OperatorKeys) -> None:
@@ -119,16 +120,16 @@ class OneForAll:
     def require_owner(self, session: str) -> None:
         """See `SessionKeys.require_owner`."""
 
-    async def reading(self, session: str) -> OperatorKeys:  # noqa: ARG002 - see SessionKeys
-        """See `SessionKeys.reading`."""
+    @override
+    async def reading(self, session: str) -> OperatorKeys:
         return self.house
 
-    async def writing(self, session: str, epoch: int) -> OperatorKeys:  # noqa: ARG002 - see SessionKeys
-        """See `SessionKeys.writing`."""
+    @override
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:
         return self.house
 
-    async def has_title(self, session: str) -> bool:  # noqa: ARG002 - see SessionKeys
-        """See `SessionKeys.has_title`."""
+    @override
+    async def has_title(self, session: str) -> bool:
         return True
 
     def forget(self, session: str) -> None:
@@ -213,8 +214,8 @@ class EncryptedReader(StoreReader):
         keys = await self.keys.reading(session)
         return await self._plain(session, found, _place_of_blob(session, digest), keys)
 
+    @override
     async def find(self, session: str) -> SessionInfo | None:
-        """See `Store.find`."""
         found = await self._reader.find(session)
         return None if found is None else replace(await self._with_title(found), seal=b"")
 
@@ -225,13 +226,13 @@ class EncryptedReader(StoreReader):
         async for info in self._reader.list(live=live, of=of):
             yield await self._with_title(info)
 
+    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValue.kv_get`."""
         found = await self._reader.kv_get(namespace, key)
         return None if found is None else await self._opened(namespace, found)
 
+    @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValue.kv_list`."""
         return [await self._opened(namespace, each) for each in await self._reader.kv_list(namespace)]
 
     async def _opened(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
@@ -287,8 +288,8 @@ class EncryptedStore(EncryptedReader, Store):
         self._world = world
         self._writing: dict[str, _Writing] = {}
 
+    @override
     async def open(self) -> None:
-        """See `Store.open`."""
         await self._store.open()
         try:
             await self.keys.prepare()
@@ -303,13 +304,13 @@ class EncryptedStore(EncryptedReader, Store):
         self._writing.clear()
         self._known.clear()
 
+    @override
     async def claim(self, session: str, *, at: float) -> int:
-        """See `Store.claim`."""
         self.keys.require_owner(session)
         return await self._store.claim(session, at=at)
 
+    @override
     async def release(self, session: str, *, epoch: int) -> None:
-        """See `Store.release`."""
         self._writing.pop(session, None)
         await self._store.release(session, epoch=epoch)
 
@@ -362,8 +363,8 @@ class EncryptedStore(EncryptedReader, Store):
         writing.is_kept = writing.is_kept or bool(plain[0].bodies)
         return plain[0]
 
+    @override
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
-        """See `Store.prune`."""
         place = _place_of_record(session, position, epoch)
         keys = await self.keys.reading(session)
         encrypted = await ciphers.encrypt_alone(body, place, keys, self._world)
@@ -400,15 +401,15 @@ class EncryptedStore(EncryptedReader, Store):
                 letters.append(replace(letter, body=body))
         return replace(news, letters=tuple(letters))
 
+    @override
     async def hand_over(self, session: str, body: bytes) -> bytes:
-        """See `Store.hand_over`."""
         keys = await self.keys.reading(session)
         encrypted = await ciphers.encrypt_alone(body, _place_of_letter(session), keys, self._world)
         answer = await self._store.hand_over(session, encrypted)
         return await ciphers.decrypt_alone(answer, PLACE_OF_ANSWER, self.keys.house)
 
+    @override
     async def answer(self, letter: int, body: bytes) -> None:
-        """See `Store.answer`."""
         encrypted = await ciphers.encrypt_alone(body, PLACE_OF_ANSWER, self.keys.house, self._world)
         await self._store.answer(letter, encrypted)
 
@@ -427,14 +428,14 @@ class EncryptedStore(EncryptedReader, Store):
             self._remember(session, data_key)
         return found
 
+    @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
         place = _place_of_entry(namespace, key)
         encrypted = await ciphers.encrypt_alone(body, place, self.keys.house, self._world)
         return await self._store.kv_put(namespace, key, encrypted, expected=expected, at=at)
 
+    @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
         return await self._store.kv_delete(namespace, key, expected=expected)
 
 

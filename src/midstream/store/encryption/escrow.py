@@ -24,6 +24,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
+from typing_extensions import override
 
 from midstream.core.parts import root_of
 from midstream.errors import (
@@ -38,10 +39,10 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
-from midstream.store.contract import ESCROW, Opened, Store
+from midstream.store.contract import ESCROW, Escrow, Opened, Store
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import OneKey, OperatorKeys
-from midstream.store.encryption.encrypted import EncryptedStore
+from midstream.store.encryption.encrypted import EncryptedStore, SessionKeys
 from midstream.world import World
 
 SECRET_CHARS_MIN = 43
@@ -123,7 +124,7 @@ class _Root:
         return ciphers.digest_from(self.key, b"midstream 1 streams")
 
 
-class ClientKeys:
+class ClientKeys(SessionKeys, Escrow):
     """The keys of an escrowed store: see `contract.Escrow` and `encrypted.SessionKeys` for what it is asked."""
 
     def __init__(self, store: Store, house: OperatorKeys, *, world: World, is_mixed: bool) -> None:
@@ -138,10 +139,10 @@ class ClientKeys:
 
     # --- who may open
 
+    @override
     async def open(
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
     ) -> Opened | None:
-        """See `Escrow.open`."""
         place = root_of(session)
         for tries in range(_TRIES_MAX):
             found = await self._store.find(place)
@@ -173,12 +174,12 @@ class ClientKeys:
             return opened
         raise _moving(session)
 
+    @override
     async def holds(self, session: str) -> bool:
-        """See `Escrow.holds`."""
         return not self._is_mixed or (await self._kept(root_of(session))).row is not None
 
+    @override
     async def share(self, session: str, *, for_s: float) -> str:
-        """See `Escrow.share`."""
         place = root_of(session)
         root = self._roots.get(place)
         word = self._world.new_id(VIEWER)
@@ -197,8 +198,8 @@ class ClientKeys:
                 return word
         raise _moving(session)
 
+    @override
     async def withdraw_viewers(self, session: str) -> None:
-        """See `Escrow.withdraw_viewers`."""
         place = root_of(session)
         for _ in range(_TRIES_MAX):
             kept = await self._kept(place)
@@ -208,8 +209,8 @@ class ClientKeys:
                 return
         raise _moving(session)
 
+    @override
     async def forget_deleted(self) -> None:
-        """See `Escrow.forget_deleted`."""
         there = {info.session async for info in self._store.list()}
         before = self._world.now() - BEGINNING_S
         for kept in await self._store.kv_list(ESCROW):
@@ -218,15 +219,15 @@ class ClientKeys:
             if await self._store.find(kept.key) is None:
                 await self._store.kv_delete(ESCROW, kept.key, expected=kept.version)
 
+    @override
     async def is_good(self, opened: Opened) -> bool:
-        """See `Escrow.is_good`."""
         row = None if opened.is_client else (await self._kept(opened.session)).row
         viewers = row.viewers if row is not None else ()
         now = self._world.now()
         return opened.is_client or any(each.id == opened.viewer and now < each.expires_at for each in viewers)
 
+    @override
     def lock(self, session: str) -> None:
-        """See `Escrow.lock`."""
         place = root_of(session)
         self._roots.pop(place, None)
         self.on_locked(place)
@@ -315,8 +316,8 @@ class ClientKeys:
 
     # --- what it opens
 
+    @override
     async def prepare(self) -> None:
-        """See `SessionKeys.prepare`."""
         kept = await self._kept(NOBODY)
         if kept.row is None:
             key, secret = ciphers.fresh_key(self._world), self._world.new_secret()
@@ -326,18 +327,18 @@ class ClientKeys:
         await self.house.unwrap(kept.row.client.share, context=_Holder(NOBODY).place_of_share)
         self._nobody = kept.row
 
+    @override
     def close(self) -> None:
-        """See `SessionKeys.close`."""
         self._roots.clear()
 
+    @override
     def require_owner(self, session: str) -> None:
-        """See `SessionKeys.require_owner`."""
         root = self._roots.get(root_of(session))
         if root is not None and not root.is_client:
             raise LeaseHeldError(f"session {session!r} waits for its client", session=session)
 
+    @override
     async def reading(self, session: str) -> OperatorKeys:
-        """See `SessionKeys.reading`."""
         root = self._roots.get(root_of(session))
         if root is None:
             return await self._house_for(session)
@@ -365,8 +366,8 @@ class ClientKeys:
             root.unwritten = None
         return root.keys
 
+    @override
     async def has_title(self, session: str) -> bool:
-        """See `SessionKeys.has_title`."""
         return root_of(session) not in self._roots
 
     def forget(self, session: str) -> None:
@@ -391,8 +392,8 @@ class EscrowedStore(EncryptedStore):
         keys.on_locked = self.lock
 
     @property
+    @override
     def escrow(self) -> ClientKeys:
-        """See `Store.escrow`."""
         return self.keys
 
 

@@ -6,28 +6,31 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from typing_extensions import override
+
 from midstream.errors import UsageError
 from midstream.store.contract import StoreReader
+from midstream.store.opening import Backend
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.reading import SQLiteReader, reading
 from midstream.world import World
 
 
-class SQLiteBackend:
+class SQLiteBackend(Backend):
     """See `opening.Backend`. An address is three slashes and a path."""
 
+    @override
     def open(self, address: str, *, world: World) -> SQLiteStore:
-        """See `Backend.open`."""
         return SQLiteStore(self.file(address), world=world)
 
     @contextlib.contextmanager
+    @override
     def read(self, address: str) -> Iterator[StoreReader]:
-        """See `Backend.read`."""
         with reading(self.file(address)) as reader:
             yield SQLiteReader(reader)
 
+    @override
     def file(self, address: str) -> Path:
-        """See `Backend.file`."""
         path = address.removeprefix("///")
         if path == address or not path:
             raise UsageError(f"'sqlite:{address}' names no file: write 'sqlite:///' and a path")

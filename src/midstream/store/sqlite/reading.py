@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
+from typing_extensions import override
 
 from midstream.core.parts import PART_MARK, PART_MARK_END
 from midstream.errors import NotFoundError
@@ -112,16 +113,16 @@ class SQLiteReads(StoreReader):
         """Answer a question about what has this name."""
         raise NotImplementedError
 
+    @override
     async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
-        """See `StoreReader.read`."""
         return await self._ask(session, lambda reader: reader.records(session, after, limit))
 
+    @override
     async def blob(self, session: str, digest: str) -> bytes | None:
-        """See `StoreReader.blob`."""
         return await self._ask(session, lambda reader: reader.blob(session, digest))
 
+    @override
     async def find(self, session: str) -> SessionInfo | None:
-        """See `StoreReader.find`."""
         return await self._ask(session, lambda reader: reader.find(session))
 
     async def list(
@@ -134,12 +135,12 @@ class SQLiteReads(StoreReader):
             for line in await self._ask("", partial(Reader.lines, numbers=page)):
                 yield line
 
+    @override
     async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
-        """See `KeyValueReader.kv_get`."""
         return await self._ask(namespace + key, lambda reader: reader.kv_get(namespace, key))
 
+    @override
     async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
-        """See `KeyValueReader.kv_list`."""
         return await self._ask(namespace, lambda reader: reader.kv_list(namespace))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar, get_args
 
 import apsw
+from typing_extensions import override
 
 from midstream.core.records import Sync
 from midstream.errors import (
@@ -99,27 +100,27 @@ class SQLiteStore(SQLiteReads, Store):
                 self._opened = await _Opened.make(self._file, owner, self._durability, self._lease_s)
                 self.owner = self._opened.lock.owner
 
+    @override
     async def close(self) -> None:
-        """See `Store.close`."""
         async with self._opening:
             if self._opened is not None:
                 opened, self._opened = self._opened, None
                 self.owner = ""
                 await asyncio.shield(opened.close())  # a cancelled close still closes
 
+    @override
     async def claim(self, session: str, *, at: float) -> int:
-        """See `Store.claim`."""
         opened = self._require_open(session)
         return await opened.commits.ask(partial(opened.writer.claim, session, at), Sync.NORMAL)
 
+    @override
     async def release(self, session: str, *, epoch: int) -> None:
-        """See `Store.release`."""
         opened = self._require_open(session)
         opened.synced_epochs.pop(session, None)
         await opened.commits.ask(partial(opened.writer.release, session, epoch), Sync.NORMAL)
 
+    @override
     async def append(self, session: str, batch: Batch) -> int:
-        """See `Store.append`."""
         opened = self._require_open(session)
         for body in batch.bodies:
             if not isinstance(body, bytes):
@@ -138,8 +139,8 @@ class SQLiteStore(SQLiteReads, Store):
         return await opened.commits.ask(write, batch.sync)
 
     @property
+    @override
     def immediate(self) -> Immediate:
-        """See `Store.immediate`."""
         return self
 
     def append_now(self, session: str, batch: Batch) -> int | None:
@@ -152,8 +153,8 @@ class SQLiteStore(SQLiteReads, Store):
         return opened.commits.now(partial(opened.writer.append, session, batch), Sync.NORMAL)
 
     @property
+    @override
     def transactional(self) -> Transactional:
-        """See `Store.transactional`."""
         return self
 
     async def append_within(
@@ -188,8 +189,8 @@ class SQLiteStore(SQLiteReads, Store):
         """See `Store.watch`. A death is seen within 20 ms, what others commit within 2 to 20 ms."""
         return await self._require_open("").watcher.watch(followed)
 
+    @override
     async def hand_over(self, session: str, body: bytes) -> bytes:
-        """See `Store.hand_over`."""
         opened = self._require_open(session)
         number = await opened.commits.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
         try:
@@ -198,19 +199,19 @@ class SQLiteStore(SQLiteReads, Store):
             removed = opened.commits.ask(partial(opened.writer.remove, number), Sync.NORMAL)
             removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
 
+    @override
     async def answer(self, letter: int, body: bytes) -> None:
-        """See `Store.answer`."""
         opened = self._require_open("")
         await opened.commits.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
 
+    @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """See `KeyValue.kv_put`."""
         opened = self._require_open(namespace + key)
         write = partial(opened.writer.kv_put, namespace, key, body, expected, at)
         return await opened.commits.ask(write, Sync.NORMAL)
 
+    @override
     async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
-        """See `KeyValue.kv_delete`."""
         opened = self._require_open(namespace + key)
         return await opened.commits.ask(
             partial(opened.writer.kv_delete, namespace, key, expected), Sync.NORMAL

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.demo.agent import tools_over
-from midstream.cli.demo.folder import Folder
-from midstream.cli.demo.script import LINES, scripted_model
 from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
 from midstream.core.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
+from midstream.demo.agent import tools_over
+from midstream.demo.folder import Folder
+from midstream.demo.script import LINES, scripted_model
 from midstream.testing.worlds import FakeWorld
 from midstream.tools import by_name, plan_call
 from midstream.world import World

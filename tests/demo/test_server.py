@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.demo.folder import Folder
-from midstream.cli.demo.server import DemoServer
+from midstream.demo.folder import Folder
+from midstream.demo.server import DemoServer
 from midstream.errors import UnavailableError
 from midstream.world import World
 

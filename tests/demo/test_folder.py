@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.demo.folder import NOTES, Entry, Folder
+from midstream.demo.folder import NOTES, Entry, Folder
 from midstream.world import World
 
 

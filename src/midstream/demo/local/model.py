@@ -14,9 +14,9 @@ from midstream.core.formats.openai_stream import ReplyReader
 from midstream.core.messages import Finish, Usage
 from midstream.core.rendering import render
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.demo.local import guide
+from midstream.demo.local.engine import Engine, load
 from midstream.errors import ModelUnavailableError
-from midstream.integrations.local import guide
-from midstream.integrations.local.engine import Engine, load
 from midstream.world import World
 
 CONTEXT_TOKENS = 4096
@@ -40,7 +40,7 @@ class LocalModel:
 
     Calls: `guided` is for models too small to choose tools. It says what is due by the words of the user's message
     and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments
-    and all answers. `midstream.integrations.local.guide` draws the line exactly and says how to phrase a message.
+    and all answers. `midstream.demo.local.guide` draws the line exactly and says how to phrase a message.
     `native` leaves all to the model, as any other provider would; its chat template must know tools, or llama.cpp does
     not show them to it.
 

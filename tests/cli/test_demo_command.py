@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.demo.check import journal_of
 from midstream.cli.terminal import width_of
+from midstream.demo.check import journal_of
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import run
 

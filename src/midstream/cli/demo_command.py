@@ -16,12 +16,13 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.demo.folder import Folder
-from midstream.cli.demo.server import DemoServer
-from midstream.cli.demo.story import Story
+from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
 from midstream.cli.terminal import Ink
+from midstream.demo.folder import Folder
+from midstream.demo.server import DemoServer
+from midstream.demo.story import Story
 from midstream.places import made
 from midstream.world import World
 
@@ -94,13 +95,17 @@ class Show:
         """Tell the story, and return the exit code."""
         world, ink = World(), self._ink
         server = DemoServer(folder, model, port, world)
-        story = Story(folder, server, self._write, ink, world)
+        screen = DemoScreen(self._write, ink)
+        story = Story(folder, server, screen, world)
         self._write(
             ink.bold("midstream demo: a session that survives a cut connection and a killed server\n")
         )
         try:
             await story.tell(LOCAL_MODEL if model == "local" else SCRIPTED_MODEL)
-            problems = story.verdict.problems if story.verdict else ["no verdict"]
+            problems = ["no verdict"]
+            if story.verdict and story.timings:
+                problems = story.verdict.problems
+                screen.end(story.verdict, story.timings)
             well = ink.green("Nothing lost, nothing shown twice, nothing run twice.")
             badly = ink.red(f"NOT well: {', '.join(problems)}.")
             self._write(f"\n {badly if problems else well}\n")

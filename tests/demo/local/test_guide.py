@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
 from midstream.core.replies import ModelRequest
-from midstream.integrations.local.guide import (
+from midstream.demo.local.guide import (
     CALLS_MAX,
     COMPOSED_CHARS_MAX,
     EARLIER_CHARS_MAX,

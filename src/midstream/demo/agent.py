@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from midstream.cli.demo.folder import Folder
-from midstream.cli.demo.script import scripted_model
+from midstream.demo.folder import Folder
+from midstream.demo.local import LocalModel
+from midstream.demo.script import scripted_model
 from midstream.errors import UsageError
-from midstream.integrations.local import LocalModel
 from midstream.runtime.agent import Agent
 from midstream.runtime.models import Model
 from midstream.tools import Tool, current_call, tool

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
-from midstream.cli.demo.cutter import Cutter
-from midstream.cli.demo.folder import NOTES, Folder
-from midstream.cli.demo.script import LINES, Lines
-from midstream.cli.demo.server import DemoServer
-from midstream.cli.screen import Screen
-from midstream.cli.terminal import Ink, indented
 from midstream.client import Client, ClientSettings, Event, connect
 from midstream.core.records import Delta, EpochStarted
+from midstream.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge
+from midstream.demo.cutter import Cutter
+from midstream.demo.folder import NOTES, Folder
+from midstream.demo.script import LINES, Lines
+from midstream.demo.server import DemoServer
 from midstream.errors import UnavailableError
 from midstream.local_keys import shown_to
 from midstream.world import World
 
-WIDTH = 80
 CUT_AFTER_PIECES = 12
 """Pieces of the answer that are shown before the connection is cut."""
 KILL_AT = "wrote 2/5"
@@ -32,14 +30,32 @@ LEDGER_LOOK_S = 0.01
 """Seconds between two looks into the ledger; writing takes a hundred times as long."""
 
 
+class Audience(Protocol):
+    """Output of the story."""
+
+    def write(self, text: str) -> None:
+        """Show a line of a chapter."""
+
+    def chapter(self, number: int, text: str) -> None:
+        """Begin a chapter."""
+
+    def note(self, text: str) -> None:
+        """Show what was done to the connection or the server."""
+
+    def show(self, event: Event) -> None:
+        """Show an event of the turn."""
+
+    def pause(self) -> None:
+        """End the line that is being written."""
+
+
 class Story:
     """One run of the demo.
 
     Args:
         folder: Made already.
         server: Not started yet.
-        write: Takes what the audience sees.
-        ink: Its colours.
+        audience: Shows it.
         world: Clock and tasks.
         lines: What the user says.
     """
@@ -48,8 +64,7 @@ class Story:
         self,
         folder: Folder,
         server: DemoServer,
-        write: Callable[[str], None],
-        ink: Ink,
+        audience: Audience,
         world: World,
         *,
         lines: Lines = LINES,
@@ -57,11 +72,9 @@ class Story:
         self.session = world.new_id("demo")[:9]
         self._folder = folder
         self._server = server
-        self._write = write
-        self._ink = ink
+        self._audience = audience
         self._world = world
         self._lines = lines
-        self._screen = Screen(write, write, ink, WIDTH)
         self.verdict: Verdict | None = None
         self.timings: Timings | None = None
         self._shown: list[Shown] = []
@@ -72,15 +85,17 @@ class Story:
         self._restart_to_words: float | None = None
 
     async def tell(self, model: str) -> None:
-        """Tell it from the first note to the table; `verdict` and `timings` hold what was found. The server is left up.
+        """Tell it to its end; `verdict` and `timings` hold what was found. The server is left up.
 
         Raises:
             MidstreamError: The story could not be told (no server, no cut, no kill): nothing was proved.
         """
-        self._chapter(1, f"A folder with {len(NOTES)} notes and a ledger of what its tools really do:")
-        self._write(f"    {self._folder.path}\n")
+        self._audience.chapter(
+            1, f"A folder with {len(NOTES)} notes and a ledger of what its tools really do:"
+        )
+        self._audience.write(f"    {self._folder.path}\n")
         await self._server.start()
-        self._chapter(
+        self._audience.chapter(
             2,
             f"A server, process {self._server.pid}, on {self._server.url}, with one SQLite file. {model}",
         )
@@ -94,18 +109,20 @@ class Story:
                 settings=ClientSettings(patience_s=PATIENCE_S),
             ) as client,
         ):
-            self._chapter(
+            self._audience.chapter(
                 3,
                 f"A conversation. After {CUT_AFTER_PIECES} pieces of the answer the connection is cut: a relay between "
                 "client and server resets both sockets.",
             )
             await self._ask_and_cut(client, cutter)
-            self._chapter(
+            self._audience.chapter(
                 4,
                 "A tool that changes something. While it writes, the server is killed (SIGKILL) and started again.",
             )
             await self._write_and_kill(client)
-            self._chapter(5, "Is the history still one that a model accepts? The next message will tell.")
+            self._audience.chapter(
+                5, "Is the history still one that a model accepts? The next message will tell."
+            )
             await self._say(client, self._lines.again, self._show)
         self._judge()
 
@@ -118,7 +135,7 @@ class Story:
             nonlocal pieces
             if self._cut_at is not None and self._cut_to_words is None:
                 took = self._world.monotonic() - self._cut_at
-                self._note(f"↻ reconnected by itself, {took:.2f} s after the cut; on from there")
+                self._audience.note(f"↻ reconnected by itself, {took:.2f} s after the cut; on from there")
                 if isinstance(event.record, Delta):
                     self._cut_to_words = took
             self._show(event)
@@ -126,7 +143,9 @@ class Story:
             if pieces == CUT_AFTER_PIECES and self._cut_at is None:
                 self._cut_at = self._world.monotonic()
                 cut = cutter.cut()
-                self._note(f"✂ {cut} connection reset after event {event.id}; the turn goes on without us")
+                self._audience.note(
+                    f"✂ {cut} connection reset after event {event.id}; the turn goes on without us"
+                )
 
         await self._say(client, self._lines.ask, show)
         if self._cut_to_words is None:
@@ -162,32 +181,25 @@ class Story:
         victim = self._server.pid
         await self._server.kill()
         self._killed_epoch = max(each.epoch for each in self._journal())
-        self._note(f"☠ SIGKILL to process {victim}: the ledger's last word is '{KILL_AT}'")
+        self._audience.note(f"☠ SIGKILL to process {victim}: the ledger's last word is '{KILL_AT}'")
         await self._server.start()
         self._is_restarted = True
         took = self._server.listened_at - self._server.started_at
-        self._note(f"↻ process {self._server.pid} listens after {took:.2f} s, and recovers what it finds")
+        self._audience.note(
+            f"↻ process {self._server.pid} listens after {took:.2f} s, and recovers what it finds"
+        )
 
     # --- showing ------------------------------------------------------------------------------------------------
 
     async def _say(self, client: Client, words: str, show: Callable[[Event], None]) -> None:
         async for event in client.send(self.session, words):
             show(event)
-        self._screen.pause()
+        self._audience.pause()
 
     def _show(self, event: Event) -> None:
-        self._screen.show(event.record)
+        self._audience.show(event)
         if isinstance(event.record, Delta):
             self._shown.append(Shown(str(event.id), event.record.text))
-
-    def _chapter(self, number: int, text: str) -> None:
-        self._screen.pause()
-        lines = indented(text, "    ", WIDTH)
-        self._write(self._ink.bold(f"\n {number}  {lines[0].lstrip()}\n"))
-        self._write("".join(self._ink.bold(f"{line}\n") for line in lines[1:]))
-
-    def _note(self, text: str) -> None:
-        self._screen.remark(self._ink.yellow(f"  {text}"))
 
     # --- judging ------------------------------------------------------------------------------------------------
 
@@ -209,5 +221,3 @@ class Story:
             restart_to_record=recovered[0] - self._server.started_at if recovered else None,
             restart_to_words=self._restart_to_words,
         )
-        self._chapter(6, "Checked from the outside")
-        self._write("".join(f"{line}\n" for line in table(self.verdict, self.timings, self._ink)))

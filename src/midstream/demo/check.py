@@ -7,12 +7,10 @@ the tools, and what the screen showed was noted when it was printed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.cli.demo.folder import Entry
-from midstream.cli.terminal import Ink, padded
 from midstream.core import session as sessions
 from midstream.core.messages import Exchange
 from midstream.core.records import (
@@ -24,6 +22,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
+from midstream.demo.folder import Entry
 from midstream.errors import MidstreamError
 from midstream.store.opening import read_store
 
@@ -190,40 +189,3 @@ class Timings:
     restart_to_listening: float
     restart_to_record: float | None
     restart_to_words: float | None
-
-
-def table(verdict: Verdict, timings: Timings, ink: Ink) -> Iterator[str]:
-    """Set the verdict as lines of at most 80 columns."""
-    words = verdict.words
-    yield _row(ink, "Words: screen and SQLite file", "shown", "journal", "lost", "twice", is_head=True)
-    pieces = (words.shown_pieces, words.journal_pieces, words.lost, words.twice)
-    yield _row(ink, "tokens (pieces, one event each)", *pieces)
-    missing = max(0, words.journal_characters - words.shown_characters)
-    surplus = max(0, words.shown_characters - words.journal_characters)
-    yield _row(ink, "characters", words.shown_characters, words.journal_characters, missing, surplus)
-    yield ""
-    yield _row(ink, "Tool calls, by the ledger", "started", "finished", "outcome", "twice", is_head=True)
-    for each in verdict.executions:
-        name = f"{each.tool} (turn {each.turn})"
-        yield _row(ink, name, each.started, each.finished, each.outcome, max(0, each.started - 1))
-    yield ""
-    yield _row(ink, "History", is_head=True)
-    fold = f"accepted: {verdict.entries} entries" if verdict.entries else "REFUSED"
-    yield f" {padded('the journal folds, every call has its result', 46)}{fold}"
-    ends = ", ".join(verdict.statuses)
-    yield f" {padded('how the turns ended', 46)}{ends}"
-    yield ""
-    yield _row(ink, "Time to recovery", is_head=True)
-    for what, seconds in (
-        ("connection cut -> next words on the screen", timings.cut_to_words),
-        ("server restarted -> it listens", timings.restart_to_listening),
-        ("server restarted -> first recovered record", timings.restart_to_record),
-        ("server restarted -> first new words on the screen", timings.restart_to_words),
-    ):
-        took = "not seen" if seconds is None else f"{seconds:.2f} s"
-        yield f" {padded(what, 52)}{took:>12}"
-
-
-def _row(ink: Ink, name: str, *cells: object, is_head: bool = False) -> str:
-    line = f" {padded(name, 38)}" + "".join(f"{cell!s:>10}" for cell in cells).rstrip()
-    return ink.bold(line.rstrip()) if is_head else line

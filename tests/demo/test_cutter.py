@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from midstream.cli.demo.cutter import Cutter
+from midstream.demo.cutter import Cutter
 from midstream.errors import UnavailableError
 from midstream.world import World
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from midstream.cli.demo.agent import FOLDER_VARIABLE, MODEL_VARIABLE
-from midstream.cli.demo.folder import Folder
+from midstream.demo.agent import FOLDER_VARIABLE, MODEL_VARIABLE
+from midstream.demo.folder import Folder
 from midstream.errors import PortTakenError, UnavailableError
 from midstream.world import World
 
@@ -62,7 +62,7 @@ class DemoServer:
         self.started_at = self._world.now()
         with self._folder.server_log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "midstream", "serve", "midstream.cli.demo.agent:agent", "--json"),
+                *(sys.executable, "-m", "midstream", "serve", "midstream.demo.agent:agent", "--json"),
                 *("--port", str(self.port), "--store", str(self._folder.store), "--log-level", "info"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

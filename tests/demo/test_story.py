@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.demo.check import Verdict
-from midstream.cli.demo.folder import Folder
-from midstream.cli.demo.script import LINES, Lines
-from midstream.cli.demo.server import DemoServer
-from midstream.cli.demo.story import Story
+from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.terminal import PLAIN
+from midstream.demo.check import Verdict
+from midstream.demo.folder import Folder
+from midstream.demo.script import LINES, Lines
+from midstream.demo.server import DemoServer
+from midstream.demo.story import Story
 from midstream.errors import UnavailableError
 from midstream.world import World
 
@@ -29,7 +30,7 @@ class Stage:
         self.seen: list[str] = []
 
     def story(self, lines: Lines = LINES) -> Story:
-        return Story(self.folder, self.server, self.seen.append, PLAIN, World(), lines=lines)
+        return Story(self.folder, self.server, DemoScreen(self.seen.append, PLAIN), World(), lines=lines)
 
 
 async def told(story: Story) -> Verdict:

@@ -24,8 +24,8 @@ from midstream.core.messages import (
     UserMessage,
 )
 from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, ReplyBuilder, TextDelta
+from midstream.demo.local import LocalModel
 from midstream.errors import ModelMissingError, ModelRejectedError
-from midstream.integrations.local import LocalModel
 from midstream.runtime.models import Model
 from midstream.tools import CallContext, Tool, plan_call, run_call, tool
 

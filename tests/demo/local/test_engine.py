@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from midstream.demo.local.engine import SLOTS, Engine, load
 from midstream.errors import ModelMissingError, ModelRejectedError, ModelUnavailableError
-from midstream.integrations.local.engine import SLOTS, Engine, load
 from midstream.world import World
 
 WAIT_S = 20.0
@@ -205,7 +205,7 @@ async def test_the_event_loop_runs_on_while_the_model_speaks() -> None:
 
 STOPPED_WHILE_IT_SPOKE = """
 import asyncio, os, signal
-from midstream.integrations.local.engine import load
+from midstream.demo.local.engine import load
 from midstream.world import World
 
 async def main():

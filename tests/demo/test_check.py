@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from midstream.cli.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge, table
-from midstream.cli.demo.folder import Entry
-from midstream.cli.terminal import PLAIN, width_of
 from midstream.core.calls import CallPlan
 from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
 from midstream.core.records import (
@@ -22,9 +19,10 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.demo.check import Journaled, Shown, Verdict, journal_of, judge
+from midstream.demo.folder import Entry
 
 ANSWER = Reply((Text("one two"),))
-TIMES = Timings(0.5, 1.0, None, 2.0)
 
 
 def delta(text: str, *, reply: int = 2) -> Delta:
@@ -112,13 +110,6 @@ def test_a_call_without_result_is_a_problem() -> None:
 
 def test_an_empty_journal_proves_nothing() -> None:
     assert judged(records=[], shown=[], ledger=[]).problems == ["1 journals that do not fold"]
-
-
-def test_the_table_fits_80_columns() -> None:
-    lines = list(table(judged(), TIMES, PLAIN))
-    assert max(map(width_of, lines)) <= 80
-    assert any(line.split() == ["characters", "7", "7", "0", "0"] for line in lines)
-    assert any("not seen" in line for line in lines)
 
 
 def test_the_journal_is_read_from_the_file(store: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.demo import agent as demo_agent
-from midstream.cli.demo.agent import FOLDER_VARIABLE, agent_over, tools_over
-from midstream.cli.demo.folder import Folder
 from midstream.core.messages import Call, Outcome
+from midstream.demo import agent as demo_agent
+from midstream.demo.agent import FOLDER_VARIABLE, agent_over, tools_over
+from midstream.demo.folder import Folder
 from midstream.errors import UsageError
 from midstream.runtime.agent import Agent
 from midstream.tools import CallContext, by_name, run_call
