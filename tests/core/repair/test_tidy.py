@@ -27,6 +27,15 @@ def test_a_reply_stored_in_pieces_is_one_again() -> None:
     assert told == ["split-reply"]
 
 
+def test_a_result_inside_a_reply_does_not_hide_that_the_reply_goes_on() -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}
+    spliced = reply(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
+    once = repair([user("hi"), spliced, reply(text("so"))], format="anthropic", profile="openai-chat")
+    again = repair(once.messages, format="anthropic", profile="openai-chat")
+    assert once.messages[-1]["content"][-1] == text("so")
+    assert again.edits == ()
+
+
 def test_thinking_of_two_responses_is_taken_apart() -> None:
     second = thought("so", "sig2.EqQB")
     done, told = tidied([user("q"), reply(thought(), use("a"), second, use("b"))])

@@ -312,7 +312,9 @@ def _continues(before: Turn, turn: Turn, task: Task) -> bool:
         return False
     if not before.parts or not turn.parts:
         return False
-    if profile.is_thinking_signed and before.parts[-1].kind is Kind.THINKING:
+    # Results that stand in a reply are moved out of it later.
+    last = next((part for part in reversed(before.parts) if part.kind is not Kind.RESULT), None)
+    if profile.is_thinking_signed and last is not None and last.kind is Kind.THINKING:
         return all(part.kind is not Kind.THINKING for part in turn.parts)
     if profile.pairs_hosted and turn.parts[0].kind is Kind.HOSTED_RESULT:
         return any(part.kind is Kind.HOSTED_CALL for part in before.parts)
