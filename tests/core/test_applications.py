@@ -8,7 +8,7 @@ import pytest
 
 from midstream.core import session as sessions
 from midstream.core.application_request import ApplicationRequest
-from midstream.core.applications import Beginning, Chain, compared, linked
+from midstream.core.applications import Beginning, EntryChain, compared, linked
 from midstream.core.calls import CallPlan, Site, digest_of
 from midstream.core.messages import (
     Call,
@@ -82,7 +82,7 @@ class Life:
     def send(self, *entries: Entry, count: int | None = None) -> TranscriptAccepted:
         """Resend the conversation."""
         self.said = list(entries)
-        found = compared(Chain().then(self.session.history), self.session.turn, Beginning(), entries)
+        found = compared(EntryChain().then(self.session.history), self.session.turn, Beginning(), entries)
         number = self.session.application.count if count is None else count
         request = ApplicationRequest(f"r{number + 1}", f"{number + 1:032x}")
         decided = self.take(SendTranscript(request, number, found.keep, found.tail, results=found.results))
@@ -127,7 +127,7 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
             view.append(UserMessage.of(f"message {number}"))
         life.send(*view)
         history = life.session.history
-        assert Chain().then(history).links == linked(b"", view), seed
+        assert EntryChain().then(history).links == linked(b"", view), seed
         assert isinstance(life.session.turn, AwaitingModel)
         (asked,) = (each for each in sessions.owed(life.session) if isinstance(each, AskModel))
         assert (asked.turn, asked.reply_no, asked.attempt) == life.place

@@ -205,19 +205,19 @@ class Beginning(Struct, frozen=True):
         return Beginning(self.count + len(links), links[-1]) if links else self
 
 
-class Chain(Struct, frozen=True):
+class EntryChain(Struct, frozen=True):
     """A session's history, with the digest of each of its beginnings."""
 
     entries: tuple[Entry, ...] = ()
     links: tuple[bytes, ...] = ()
 
-    def then(self, history: History) -> Chain:
+    def then(self, history: History) -> EntryChain:
         """Return the chain of a history; one that begins with the entries known here costs only the others."""
         entries, count = history.entries, len(self.entries)
         if entries[:count] != self.entries:  # comparing tuples looks at identities first
-            return Chain(entries, linked(b"", entries))
+            return EntryChain(entries, linked(b"", entries))
         last = self.links[-1] if self.links else b""
-        return Chain(entries, self.links + linked(last, entries[count:]))
+        return EntryChain(entries, self.links + linked(last, entries[count:]))
 
     def begins_with(self, beginning: Beginning) -> bool:
         """Whether these are the history's first entries."""
@@ -232,7 +232,7 @@ class Comparison(Struct, frozen=True):
         keep: How many entries of the history it begins with, the one that `results` complete included.
         tail: The entries behind them.
         results: The results of all open calls, where it has them.
-        links: The digests of the transcript's beginnings, see `Chain`.
+        links: The digests of the transcript's beginnings, see `EntryChain`.
     """
 
     keep: int
@@ -241,7 +241,7 @@ class Comparison(Struct, frozen=True):
     links: tuple[bytes, ...] = ()
 
 
-def compared(chain: Chain, state: TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
+def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
     """Compare a transcript with a session whose history is that of `chain`.
 
     Args:
@@ -260,7 +260,7 @@ def compared(chain: Chain, state: TurnState, before: Beginning, tail: Sequence[E
     return Comparison(keep, new, results, kept + linked(kept[-1] if kept else b"", new))
 
 
-def _kept(chain: Chain, before: Beginning, tail: Sequence[Entry]) -> int:
+def _kept(chain: EntryChain, before: Beginning, tail: Sequence[Entry]) -> int:
     keep = before.count
     for link in linked(before.link, tail[: len(chain.links) - keep]):
         if chain.links[keep] != link:

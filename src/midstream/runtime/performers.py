@@ -15,6 +15,7 @@ from typing import Protocol, assert_never, cast
 from msgspec.structs import replace
 
 from midstream.core.blobs import named, whole
+from midstream.core.call_filter import CallFilter
 from midstream.core.calls import (
     NOT_STARTED_CONTENT,
     STOPPED_CONTENT,
@@ -26,7 +27,6 @@ from midstream.core.calls import (
     digest_of,
 )
 from midstream.core.compaction import next_cut
-from midstream.core.dialects.telling import CallFilter
 from midstream.core.messages import (
     Call,
     Finish,

@@ -1,17 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from midstream.core.dialects.telling import CallFilter, shown_call
-from midstream.core.messages import Finish, Outcome
-from midstream.core.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.core.dialects.telling import shown_call
+from midstream.core.messages import Outcome
+from midstream.core.replies import ThinkingDelta
 from midstream.core.upstream_calls import ended, started
 from tests.spec import spec
-
-
-def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]:
-    calls = CallFilter(has_tools=has_tools)
-    return [calls.passed(event) for event in events]
 
 
 @spec("REUSE-67")
@@ -20,28 +13,3 @@ def test_a_tool_of_the_upstream_is_shown_as_a_short_thought() -> None:
     assert shown_call(begun) == ThinkingDelta("\n[Bash {}]\n")
     failed = shown_call(ended(begun, "x" * 3000, Outcome.ERROR))
     assert failed == ThinkingDelta(f"\n[Bash (error): {'x' * 2000} (+1000 characters)]\n")
-
-
-@spec("REUSE-67")
-def test_a_call_for_an_application_without_tools_is_a_thought_too() -> None:
-    assert passed(CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
-        ThinkingDelta("\n[look {}]\n"),
-        Finished(Finish.STOP),
-    ]
-
-
-def test_each_call_has_an_id_of_its_own() -> None:
-    calls = [CallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
-    events = passed(*calls, Finished(Finish.STOP), has_tools=True)
-    assert [event.id for event in events if isinstance(event, CallRequested)] == [
-        "call_1",
-        "c",
-        "c_",
-        "call_1_",
-    ]
-    assert [event.arguments for event in events if isinstance(event, CallRequested)] == ["{}"] * 4
-    assert events[-1] == Finished(Finish.CALLS)
-
-
-def test_everything_else_passes_as_it_is() -> None:
-    assert passed(TextDelta("a"), Working("x")) == [TextDelta("a"), Working("x")]

@@ -1,64 +1,21 @@
-"""Selection of a model's events for a client application: never more than it asked for.
+"""Tools that an upstream runs itself, as a client application is shown them.
 
-An application that declared no tools refuses a response with calls in it; one that did would run whatever looks like a
-call of its own. So a tool that the upstream runs itself is shown as thinking, and so is a call for an application
-without tools.
+An application that declared tools would run whatever looks like a call of its own. So such a tool is shown as thinking.
 """
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from midstream.core.call_filter import ARGUMENTS_CHARS_MAX, shortened
+from midstream.core.messages import Outcome, UpstreamCall
+from midstream.core.replies import ThinkingDelta
 
-from midstream.core.messages import Finish, Outcome, UpstreamCall, storable
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ThinkingDelta
-
-ARGUMENTS_CHARS_MAX = 500
 RESULT_CHARS_MAX = 2000
-"""Characters an application is shown of what an upstream's own tool was given and has read."""
-
-
-class CallFilter:
-    """Passes calls on to an application that has tools, each under an id of its own.
-
-    Args:
-        has_tools: The application declared tools.
-    """
-
-    def __init__(self, *, has_tools: bool) -> None:
-        self._has_tools = has_tools
-        self._ids: set[str] = set()
-
-    def passed(self, event: ModelEvent) -> ModelEvent:
-        """Return the event as the application is to have it."""
-        match event:
-            case CallRequested():
-                return self._call(event)
-            case Finished() if event.finish is Finish.CALLS and not self._has_tools:
-                return replace(event, finish=Finish.STOP)
-            case Finished() if event.finish is Finish.STOP and self._ids:
-                return replace(event, finish=Finish.CALLS)
-            case _:
-                return event
-
-    def _call(self, event: CallRequested) -> ModelEvent:
-        arguments = storable(event.arguments)
-        if not self._has_tools:
-            return ThinkingDelta(f"\n[{event.name} {_short(arguments, ARGUMENTS_CHARS_MAX)}]\n")
-        call_id = storable(event.id) or f"call_{len(self._ids) + 1}"
-        while call_id in self._ids:
-            call_id += "_"
-        self._ids.add(call_id)
-        return replace(event, id=call_id, name=storable(event.name), arguments=arguments or "{}")
+"""Characters an application is shown of what an upstream's own tool has read."""
 
 
 def shown_call(call: UpstreamCall) -> ThinkingDelta:
     """Return what an application is shown of a tool that the upstream runs itself, at its start and at its end."""
     if call.outcome is None:
-        return ThinkingDelta(f"\n[{call.name} {_short(call.arguments, ARGUMENTS_CHARS_MAX)}]\n")
+        return ThinkingDelta(f"\n[{call.name} {shortened(call.arguments, ARGUMENTS_CHARS_MAX)}]\n")
     how = "" if call.outcome is Outcome.OK else f" ({call.outcome})"
-    return ThinkingDelta(f"\n[{call.name or 'tool'}{how}: {_short(call.content, RESULT_CHARS_MAX)}]\n")
-
-
-def _short(words: str, most: int) -> str:
-    left_out = len(words) - most
-    return f"{words[:most]} (+{left_out} characters)" if left_out > 0 else words
+    return ThinkingDelta(f"\n[{call.name or 'tool'}{how}: {shortened(call.content, RESULT_CHARS_MAX)}]\n")

@@ -27,7 +27,7 @@ from midstream.core.turn.states import RunningCalls
 from midstream.errors import JournalMovedError, UnavailableError
 from midstream.runtime.models import Model, grants_of
 from midstream.runtime.runner import Runner
-from midstream.server.gateway.application_sessions import ApplicationSessions, Found, response_id
+from midstream.server.gateway.application_sessions import ApplicationSessions, FoundResponse, response_id
 from midstream.server.gateway.bodies import Arrived, RefusedError, shown_key
 from midstream.server.gateway.conversations import Conversations
 from midstream.server.gateway.live_responses import LiveResponse, LiveResponses
@@ -57,7 +57,7 @@ class _Wanted(Struct, frozen=True):
     place: Place | None
     is_ephemeral: bool
     is_noted: bool
-    previous: Found | None = None
+    previous: FoundResponse | None = None
 
 
 class Accepting:
@@ -161,7 +161,7 @@ class Accepting:
             previous,
         )
 
-    async def _previous(self, asked: Asked) -> Found | None:
+    async def _previous(self, asked: Asked) -> FoundResponse | None:
         """Return the stored response that a request goes on from."""
         if not asked.previous:
             return None
@@ -256,7 +256,9 @@ class Accepting:
         if response is None or response.id != name:
             return None
         wanted.sessions.learn(session, runner.state, comparison.links)
-        live = self._responses.add(wanted.sessions, Found(session, response, request, form), wanted.place)
+        live = self._responses.add(
+            wanted.sessions, FoundResponse(session, response, request, form), wanted.place
+        )
         self._responses.join(live)
         return live
 

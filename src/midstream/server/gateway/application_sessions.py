@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.core.application_request import ApplicationRequest
-from midstream.core.applications import Beginning, Chain, Comparison, Response, compared
+from midstream.core.applications import Beginning, Comparison, EntryChain, Response, compared
 from midstream.core.dialects.dialect import Form
 from midstream.core.dialects.reading import Read
 from midstream.core.messages import Entry
@@ -44,7 +44,7 @@ _OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
 _log = logging.getLogger(__name__)
 
 
-class Found(Struct, frozen=True):
+class FoundResponse(Struct, frozen=True):
     """A response in the journal of its session."""
 
     session: str
@@ -67,7 +67,7 @@ class ApplicationSessions:
         self._label = label
         self.is_durable = is_durable
         self._world = world
-        self._chains: OrderedDict[str, Chain] = OrderedDict()
+        self._chains: OrderedDict[str, EntryChain] = OrderedDict()
 
     def name_of(self, conversation: str) -> str:
         """Return the session of a conversation; a new one for none."""
@@ -110,8 +110,8 @@ class ApplicationSessions:
         """Return how a transcript of these entries differs from its session."""
         return compared(self._chain(session, state), state.turn, Beginning(), entries)
 
-    def _chain(self, session: str, state: Session) -> Chain:
-        chain = self._chains.pop(session, Chain()).then(state.history)
+    def _chain(self, session: str, state: Session) -> EntryChain:
+        chain = self._chains.pop(session, EntryChain()).then(state.history)
         self._chains[session] = chain
         while len(self._chains) > CHAINS_MAX:
             self._chains.popitem(last=False)
@@ -120,9 +120,9 @@ class ApplicationSessions:
     def learn(self, session: str, state: Session, links: tuple[bytes, ...]) -> None:
         """Keep the digests of a transcript that the session has just taken."""
         if len(state.history.entries) == len(links):
-            self._chains[session] = Chain(state.history.entries, links)
+            self._chains[session] = EntryChain(state.history.entries, links)
 
-    async def find(self, response_id: str) -> Found | None:
+    async def find(self, response_id: str) -> FoundResponse | None:
         """Return a response by its id; None where there is none, or not any more."""
         name, _, ends = response_id.partition("_")
         place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
@@ -140,15 +140,17 @@ class ApplicationSessions:
             return None
         return await self.read(runner, response)
 
-    async def read(self, runner: Runner, response: Response) -> Found | None:
+    async def read(self, runner: Runner, response: Response) -> FoundResponse | None:
         """Read the request of a response; None where it was pruned."""
         stored = await runner.read(after=response.position - 1, limit=1)
         record = JournalReader().read(stored[0].body) if stored else None
         if not isinstance(record, TranscriptAccepted):
             return None
-        return Found(runner.session_id, response, record.request, msgspec.convert(record.request.form, Form))
+        return FoundResponse(
+            runner.session_id, response, record.request, msgspec.convert(record.request.form, Form)
+        )
 
-    async def state_at(self, found: Found) -> Session:
+    async def state_at(self, found: FoundResponse) -> Session:
         """Return the session as it was when a response had ended."""
         runner = await self.host.session(found.session)
         state = runner.state
@@ -165,7 +167,7 @@ class ApplicationSessions:
             after = page[-1].position
         return fold(records)
 
-    async def delete(self, found: Found) -> None:
+    async def delete(self, found: FoundResponse) -> None:
         """Remove a response for good: its session where it is the only one, else its name at once.
 
         Raises:

@@ -22,7 +22,7 @@ from midstream.core.records import TurnStatus
 from midstream.core.turn.commands import Cancel
 from midstream.core.turn.states import AwaitingModel
 from midstream.errors import MidstreamError, OverloadedError
-from midstream.server.gateway.application_sessions import ApplicationSessions, Found
+from midstream.server.gateway.application_sessions import ApplicationSessions, FoundResponse
 from midstream.server.gateway.conversations import Conversations
 from midstream.world import World
 
@@ -50,7 +50,11 @@ class LiveResponse:
     """
 
     def __init__(
-        self, sessions: ApplicationSessions, found: Found, conversations: Conversations, place: Place | None
+        self,
+        sessions: ApplicationSessions,
+        found: FoundResponse,
+        conversations: Conversations,
+        place: Place | None,
     ) -> None:
         self.sessions = sessions
         self.found = found
@@ -149,7 +153,7 @@ class LiveResponses:
         if len(self._open) >= OPEN_MAX and len(self) >= OPEN_MAX:
             raise OverloadedError(f"this gateway makes {OPEN_MAX} responses: retry later", retry_after_s=1.0)
 
-    def add(self, sessions: ApplicationSessions, found: Found, place: Place | None) -> LiveResponse:
+    def add(self, sessions: ApplicationSessions, found: FoundResponse, place: Place | None) -> LiveResponse:
         """Return a response of the journal, followed here from now on."""
         self._forget_old()
         known = self._by_id.get(found.response.id)
