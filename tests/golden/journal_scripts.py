@@ -440,7 +440,7 @@ def _resend(
     """A client application sends its whole conversation; what the session has of it is kept."""
     application = story.session.application
     compared = applications.compared(
-        applications.Chain().then(story.session.history),
+        applications.EntryChain().then(story.session.history),
         story.session.turn,
         applications.Beginning(),
         entries,

@@ -14,11 +14,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -32,7 +31,7 @@ from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SessionSecrets, Shown
-from midstream.client.settings import ClientSettings
+from midstream.client.settings import ClientSettings, parse_option
 from midstream.client.transports import require_headers
 from midstream.client.ways import AUTO, RememberedWays, TransportName, Way, Ways
 from midstream.core.answer_text import AnswerText
@@ -66,8 +65,6 @@ from midstream.local_keys import shown_to
 from midstream.places import Places
 from midstream.tools import Tool, by_name, tool
 from midstream.world import World
-
-E = TypeVar("E", bound=StrEnum)
 
 _log = logging.getLogger(__name__)
 
@@ -277,7 +274,7 @@ class Client:
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
-        payload = SayPayload(said.parts, offered(self._tools.values()), _named(WhenBusy, when_busy))
+        payload = SayPayload(said.parts, offered(self._tools.values()), parse_option(WhenBusy, when_busy))
         return self._take_part(session, payload, cancel_after_s=cancel_after_s)
 
     async def ask(
@@ -359,7 +356,7 @@ class Client:
             question.reply,
             question.call_id,
             question.digest,
-            _named(Choice, choice),
+            parse_option(Choice, choice),
             text,
             arguments,
         )
@@ -404,7 +401,7 @@ class Client:
             secret=shown.secret,
             old_secret=shown.old_secret,
             after=begin,
-            snapshots=_named(SnapshotWhen, snapshots),
+            snapshots=parse_option(SnapshotWhen, snapshots),
             patience_s=self.settings.patience_s,
             now=self._world.monotonic(),
         )
@@ -764,13 +761,6 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
         async for event in events:
             last = event
     return completed(session, last)
-
-
-def _named(kind: type[E], name: str) -> E:
-    try:
-        return kind(name)
-    except ValueError as error:
-        raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
 
 
 async def _told(shown: Shown) -> Shown:

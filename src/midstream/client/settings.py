@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TypeVar
+
 from msgspec import Struct
 
 from midstream.core.client_stream import STALL_AFTER_S
 from midstream.core.settings import LOOK_BACK_S_MAX
 from midstream.core.turn.states import LOOK_BACK_S
 from midstream.errors import UsageError
+
+Option = TypeVar("Option", bound=StrEnum)
 
 
 class ClientSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,3 +43,15 @@ class ClientSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError("patience has at least 0 seconds")
         if not self.stall_after_s > 0:
             raise UsageError("a turn stands still after more than 0 seconds")
+
+
+def parse_option(kind: type[Option], name: str) -> Option:
+    """Return the member of an enumeration that a program names.
+
+    Raises:
+        UsageError: There is none of this name. The message lists them.
+    """
+    try:
+        return kind(name)
+    except ValueError as error:
+        raise UsageError(f"{name!r} is none of {', '.join(kind)}") from error
