@@ -27,17 +27,31 @@ MODULES = sorted(
 )
 # What `pip install midstream` brings, by the names under which it is imported.
 BROUGHT = sorted(re.split(r"[\[>=<]", each)[0] for each in PROJECT["dependencies"])
+# What these packages bring.
+BELOW = {
+    *("anyio", "h11", "idna", "sniffio", "typing_extensions", "httpcore2"),
+    *("aiohappyeyeballs", "aiosignal", "attr", "attrs", "frozenlist", "multidict", "propcache", "yarl"),
+}
 PROGRAM = """
 import importlib, sys
 
 class Bare:
+    def __init__(self, finders):
+        self.finders = finders
+
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if not (path or top in KNOWN or top in sys.stdlib_module_names or top.startswith("_")):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            return None
+        found = (finder.find_spec(name, path, target) for finder in self.finders)
+        return next((spec for spec in found if spec is not None), None)
+
+    def find_distributions(self, *context):
+        finders = (finder for finder in self.finders if hasattr(finder, "find_distributions"))
+        return (each for finder in finders for each in finder.find_distributions(*context))
 
 KNOWN = {KNOWN}
-sys.meta_path.insert(0, Bare())
+sys.meta_path[:] = [Bare(list(sys.meta_path))]
 from midstream.errors import MidstreamError
 for name in sys.argv[1:]:
     try:
@@ -49,7 +63,7 @@ for name in sys.argv[1:]:
 
 
 def test_each_integration_names_the_extra_that_it_needs() -> None:
-    brought = {"midstream", *BROUGHT, "anyio", "h11", "idna", "sniffio", "typing_extensions", "httpcore2"}
+    brought = {"midstream", *BROUGHT, *BELOW}
     program = PROGRAM.replace("{KNOWN}", repr(brought))
     done = subprocess.run(
         [sys.executable, "-c", program, *MODULES], capture_output=True, text=True, check=False, timeout=60
