@@ -2,7 +2,7 @@
 
 The transcript that was sent last is the truth: a request that brings the results of the open calls goes on with the
 turn, and any other one closes what is open. Nothing waits for an application. What is journaled of a transcript is what
-is new of it; `common` finds that.
+is new of it; `compared` finds that.
 """
 
 from __future__ import annotations
@@ -248,25 +248,25 @@ def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Seque
         before: The beginning of the transcript: the history begins with it too.
         tail: The entries that follow.
     """
-    keep = _kept(chain, before, tail)
+    links = linked(before.link, tail)
+    keep = _kept(chain, before.count, links)
     results: tuple[Result, ...] = ()
     if keep == len(chain.entries) and isinstance(state, RunningCalls):
         results = _results_of(state, tail[keep - before.count :])
         if results:
             chain = chain.then(History((*chain.entries, Exchange(state.reply, results))))
-            keep = _kept(chain, before, tail)
-    new = tuple(tail[keep - before.count :])
-    kept = chain.links[:keep]
-    return Comparison(keep, new, results, kept + linked(kept[-1] if kept else b"", new))
+            keep = _kept(chain, before.count, links)
+    whole = chain.links[: before.count] + links
+    return Comparison(keep, tuple(tail[keep - before.count :]), results, whole)
 
 
-def _kept(chain: EntryChain, before: Beginning, tail: Sequence[Entry]) -> int:
-    keep = before.count
-    for link in linked(before.link, tail[: len(chain.links) - keep]):
-        if chain.links[keep] != link:
+def _kept(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
+    """Return how many entries are equal, where the first `count` are."""
+    for ours, theirs in zip(chain.links[count:], links, strict=False):
+        if ours != theirs:
             break
-        keep += 1
-    return keep
+        count += 1
+    return count
 
 
 def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[Result, ...]:

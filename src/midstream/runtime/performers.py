@@ -231,6 +231,7 @@ class Performer:
                 session=asked.conversation,
                 is_ephemeral=asked.is_ephemeral,
                 wishes=asked.wishes,
+                stalls=None,
                 is_resent=True,
             )
         shown = words_said(turn) if kept.token else {}

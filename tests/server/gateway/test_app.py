@@ -37,6 +37,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UpstreamBusyError,
 )
+from midstream.runtime.agent_runs import SILENCE_MAX_S
 from midstream.runtime.pool import Pooled
 from midstream.server import serve as serve_module
 from midstream.server.serve import serve
@@ -457,6 +458,29 @@ async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:
 
     await app({"type": "lifespan"}, receive, send)
     assert heard == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def test_a_model_is_closed_with_the_gateway() -> None:
+    class Closing(ScriptedModel):
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    model = Closing([HELLO])
+    async with called(make_gateway(model)) as client:
+        assert (await client.post("/v1/chat/completions", json=say("hi"))).is_success
+    assert model.closed == 1
+
+
+async def test_the_silence_of_an_agent_is_judged_by_its_pool_alone() -> None:
+    """A gateway with `--silence 600` waits so long: no other limit stands in front of it."""
+    async with served([HELLO]) as gateway:
+        assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success
+        budgets = gateway.gateway._durable.host.agent.stalls
+        assert gateway.model.requests[0].stalls is None
+    limits = (budgets.first_token_max_s, budgets.between_tokens_max_s, budgets.upstream_tool_max_s)
+    assert min(limits) >= SILENCE_MAX_S
 
 
 JUNK = st.recursive(

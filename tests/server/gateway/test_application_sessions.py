@@ -16,7 +16,10 @@ from tests.spec import spec
 WORDS = "one two"
 
 
-@pytest.mark.parametrize("name", ["resp_1", "resp_", "chatcmpl-1", "resp_zz000001", "resp_" + "0" * 38])
+@pytest.mark.parametrize(
+    "name",
+    ["resp_1", "resp_", "chatcmpl-1", "resp_zz000001", "resp_ab²²²²²²", "resp_ä000001", "resp_" + "0" * 38],
+)
 async def test_an_id_that_names_no_response_finds_none(name: str) -> None:
     async with served([text(WORDS)]) as gateway, gateway.openai() as client:
         with pytest.raises(openai.NotFoundError):
@@ -65,3 +68,15 @@ async def test_two_requests_of_one_conversation_at_once_are_both_answered() -> N
             )
         )
     assert [answer.status_code for answer in answers] == [200] * 8
+
+
+@spec("REUSE-71")
+async def test_a_session_that_sleeps_does_not_forget_that_its_response_was_delivered() -> None:
+    async with served([text(WORDS)]) as gateway:
+        for count in (1, 3):
+            assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success
+            assert len(gateway.model.requests) == count
+            host = gateway.gateway._durable.host
+            for live in gateway.gateway.responses.all():
+                assert await host.rest(live.found.session)
+            await gateway.http.post("/v1/chat/completions", json=say(f"other {count}"))

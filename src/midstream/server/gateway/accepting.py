@@ -167,8 +167,7 @@ class Accepting:
             return None
         found = await self._durable.find(asked.previous)
         if found is None or not found.form.is_stored:
-            message = "there is no such response: none was stored, or it is too old"
-            raise RefusedError(Refusal(400, "previous_response_not_found", message, "previous_response_id"))
+            raise _no_previous()
         if found.response.is_open:
             raise bad_field("previous_response_id", "this response is still being made")
         return found
@@ -285,6 +284,8 @@ class Accepting:
         """Return the whole conversation of a request that goes on from a stored response."""
         assert wanted.previous is not None
         state = await self._durable.state_at(wanted.previous)
+        if state is None:
+            raise _no_previous()
         open_items = []
         if isinstance(state.turn, RunningCalls):
             if words := state.turn.reply.text:
@@ -295,6 +296,11 @@ class Accepting:
             ]
         transcript = replace(wanted.asked, instructions="").transcript(open_items)
         return (*state.history.entries, *transcript.history.entries)
+
+
+def _no_previous() -> RefusedError:
+    message = "there is no such response: none was stored, or it is too old"
+    return RefusedError(Refusal(400, "previous_response_not_found", message, "previous_response_id"))
 
 
 def _keys_of(request: Request) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -18,8 +19,10 @@ from midstream.core.dialects.refusals import BUG, Refusal, final, refusal_of
 from midstream.core.dialects.registry import at_path, speaking
 from midstream.core.formats.parts import Json
 from midstream.core.retention import Retention
+from midstream.core.timing import StallBudgets
 from midstream.errors import DrainingError, MidstreamError, UsageError
 from midstream.runtime.agent import Agent
+from midstream.runtime.agent_runs import SILENCE_MAX_S
 from midstream.runtime.host import Host
 from midstream.runtime.models import Model
 from midstream.runtime.sleeping import MemoryLimits
@@ -46,6 +49,10 @@ from midstream.world import World
 
 KEPT_S = 3600.0
 """Seconds after its last response in which a conversation is kept."""
+PRIVATE_KEPT_S = 600.0
+"""Seconds for a conversation that is in memory alone (`store: false`, side requests): what bounds their number."""
+_SILENCE = StallBudgets(math.inf, math.inf, math.inf, SILENCE_MAX_S, SILENCE_MAX_S, SILENCE_MAX_S)
+"""Silence is judged by the pool of an agent (`--silence`) and by the HTTP client of a model, and not once more here."""
 IDLE_S = 10.0
 """Seconds without a request after which a conversation leaves the memory: most are resumed later, or never."""
 _NOT_FOUND = Refusal(404, "not_found", "there is no such address")
@@ -128,9 +135,10 @@ class Gateway:
         self._shows_upstream_calls = shows_upstream_calls
         self._conversations = Conversations(store, world)
         self.responses = LiveResponses(world, self._conversations, grace_s=grace_s)
-        agent = Agent(model, name=model.name)
-        limits, memory = Retention(sessions_for_s=kept_s), MemoryLimits(idle_s=IDLE_S)
+        agent, memory = Agent(model, name=model.name, stalls=_SILENCE), MemoryLimits(idle_s=IDLE_S)
+        limits = Retention(sessions_for_s=kept_s)
         durable = Host(agent, store, world=world, retention=limits, memory=memory)
+        limits = Retention(sessions_for_s=min(kept_s, PRIVATE_KEPT_S))
         private = Host(
             agent, open_store("memory:", world=world), world=world, retention=limits, memory=memory
         )
@@ -210,8 +218,10 @@ class Gateway:
             await asyncio.wait(tending)
         for sessions in (self._private, self._durable):
             await sessions.host.stop(grace_s=0.0)
-        if not tending and isinstance(self._model, _Closing):
-            await self._model.aclose()  # it was never used by a host
+        if isinstance(
+            self._model, _Closing
+        ):  # a host closes a model that keeps values in its store, no other one
+            await self._model.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the life of the server."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -15,7 +15,7 @@ from midstream.core.applications import Beginning, Comparison, EntryChain, Respo
 from midstream.core.dialects.dialect import Form
 from midstream.core.dialects.reading import Read
 from midstream.core.messages import Entry
-from midstream.core.records import JournalReader, TranscriptAccepted
+from midstream.core.records import JournalReader, Record, TranscriptAccepted
 from midstream.core.session import Session, fold
 from midstream.errors import (
     EntryMovedError,
@@ -24,6 +24,7 @@ from midstream.errors import (
     StoreDamagedError,
     StoreFullError,
 )
+from midstream.runtime.conversing import PAGE_RECORDS
 from midstream.runtime.host import Host
 from midstream.runtime.runner import Runner
 from midstream.world import World
@@ -126,7 +127,7 @@ class ApplicationSessions:
         """Return a response by its id; None where there is none, or not any more."""
         name, _, ends = response_id.partition("_")
         place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
-        if not (name and place.isalnum() and number.isdigit()):
+        if not (name and ends.isascii() and place.isalnum() and number.isdigit()):
             return None
         session = SESSION_PREFIX + place
         try:
@@ -150,22 +151,27 @@ class ApplicationSessions:
             runner.session_id, response, record.request, msgspec.convert(record.request.form, Form)
         )
 
-    async def state_at(self, found: FoundResponse) -> Session:
-        """Return the session as it was when a response had ended."""
+    async def state_at(self, found: FoundResponse) -> Session | None:
+        """Return the session as it was when a response had ended; None where that was pruned."""
         runner = await self.host.session(found.session)
-        state = runner.state
-        newest = state.application.newest
-        if newest is not None and newest.number == found.response.number:
-            return state
-        following = state.application.response(found.response.number + 1)
-        assert following is not None  # a later one than the newest is not
-        reader, records = JournalReader(), []
-        after = 0
-        while after < following.position - 1:
-            page = await runner.read(after=after, limit=following.position - 1 - after)
-            records += [(stored.epoch, reader.read(stored.body)) for stored in page]
+        following = runner.state.application.response(found.response.number + 1)
+        if following is None:  # it is the newest
+            return runner.state
+        records = [pair async for pair in self.records(runner, after=0, before=following.position)]
+        state = fold(records)
+        return state if state.position == following.position - 1 else None
+
+    async def records(
+        self, runner: Runner, *, after: int, before: int | None = None
+    ) -> AsyncIterator[tuple[int, Record]]:
+        """Iterate over the records that a session has now behind a position, each with its epoch."""
+        reader = JournalReader()
+        while page := await runner.read(after=after, limit=PAGE_RECORDS):
+            for stored in page:
+                if before is not None and stored.position >= before:
+                    return
+                yield stored.epoch, reader.read(stored.body)
             after = page[-1].position
-        return fold(records)
 
     async def delete(self, found: FoundResponse) -> None:
         """Remove a response for good: its session where it is the only one, else its name at once.

@@ -58,6 +58,8 @@ class LiveResponse:
     ) -> None:
         self.sessions = sessions
         self.found = found
+        self.left_at = 0.0
+        """When its last reader left, in seconds since 1970; 0 before."""
         self.readers = 0
         self.is_delivered = False
         """A client was sent its end."""
@@ -78,7 +80,7 @@ class LiveResponse:
 
     @property
     def response(self) -> Response:
-        """Return what is known of it now; a session that sleeps has none that is open."""
+        """The newest known state of it; a session that sleeps has none that is open."""
         runner = self.sessions.host.awake(self.found.session)
         known = None if runner is None else runner.state.application.response(self.found.response.number)
         return known or self.found.response
@@ -107,11 +109,11 @@ class LiveResponse:
 
     async def settle(self, reply: Reply | None, world: World) -> None:
         """Keep where the conversation goes on, before a client is sent the end of the response."""
-        if self._place is None or reply is None:
-            return
         if self._settled is None:
-            conversation, place, self._place = self.found.request.conversation, self._place, None
-            self._settled = world.spawn(self._conversations.said(conversation, place, reply), name="settle")
+            if self._place is None or reply is None:
+                return
+            keeping = self._conversations.said(self.found.request.conversation, self._place, reply)
+            self._settled = world.spawn(keeping, name="settle")
         await asyncio.shield(self._settled)
 
     async def cancel(self) -> None:
@@ -203,6 +205,7 @@ class LiveResponses:
     def leave(self, live: LiveResponse) -> None:
         """Count one reader less; the last one starts the grace period."""
         live.readers -= 1
+        live.left_at = self._world.now()
         if not live.readers and live.is_open and not live.found.form.is_background:
             live.grace = self._world.spawn(self._stop_later(live), name=f"grace of {live.id}")
 
@@ -228,7 +231,7 @@ class LiveResponses:
         for live in self._by_id.values():
             if live.readers or live.is_open:
                 continue
-            if live.response.ended_at > until and live.response.ended_at:
+            if live.left_at > until:
                 break
             gone.append(live.id)
         for response_id in gone:

@@ -120,8 +120,7 @@ class ResponseReader:
         keep_alive = self._live.dialect.keep_alive
         while not self._is_gone:
             if events := self._taken():
-                skipped, after = events[:after], max(0, after - len(events))
-                events = events[len(skipped) :]
+                events, after = events[after:], max(0, after - len(events))
                 is_last = self._is_ended and not self._events
                 if events or is_last:
                     self._live.is_delivered = self._live.is_delivered or is_last

@@ -9,7 +9,6 @@ from midstream.core.dialects.fields import bad_field
 from midstream.core.dialects.projection import Projection
 from midstream.core.dialects.refusals import Refusal
 from midstream.core.dialects.responses import listed_items
-from midstream.core.records import JournalReader
 from midstream.server.gateway.application_sessions import ApplicationSessions
 from midstream.server.gateway.bodies import Arrived, RefusedError
 from midstream.server.gateway.live_responses import LiveResponse, LiveResponses
@@ -18,7 +17,6 @@ from midstream.world import World
 
 ITEMS_MAX, ITEMS = 100, 20
 """Items of one page, at most and by default."""
-PAGE_RECORDS = 500
 
 
 class ResponseRoutes:
@@ -123,11 +121,10 @@ class ResponseRoutes:
         """Return the response as its journal has it now."""
         projection = live.projection(shows_upstream_calls=self._shows_upstream_calls)
         runner = await self._sessions.host.session(live.found.session)
-        reader, after = JournalReader(), live.found.response.position
-        while not projection.is_over and (page := await runner.read(after=after, limit=PAGE_RECORDS)):
-            for stored in page:
-                projection.take(reader.read(stored.body))
-            after = page[-1].position
+        async for _, record in self._sessions.records(runner, after=live.found.response.position):
+            projection.take(record)
+            if projection.is_over:
+                break
         return projection
 
 
