@@ -195,9 +195,9 @@ sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED repla
 pool-search: $(VENV)/.dev  ## Let a hundred thousand generated hosts loose on the pool; ARGS=SEED lives one again with its trace
 	$(BIN)/python -m tests.reuse $(ARGS)
 
-CONTRACTS := tests/integrations/test_pydantic_ai_durable.py tests/integrations/test_langgraph.py \
-  tests/integrations/test_openai_agents.py tests/integrations/test_openai_agents_model.py \
-  tests/integrations/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
+CONTRACTS := tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_langgraph.py \
+  tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py \
+  tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
 contract: $(PEERS)/.made  ## Our hooks against the frameworks they hook into, as pinned
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
@@ -210,7 +210,7 @@ contract-newest: $(NEWEST)/.made  ## The same against what these frameworks rele
 	PYTHONPATH=src:. $(NEWEST)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
 clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
-	$(BIN)/python -m pytest -q $(ARGS) tests/server/gateway
+	$(BIN)/python -m pytest -q $(ARGS) tests/dialects
 
 bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and time durable agents beside one another
 	$(BIN)/python -m bench.durable --peers $(PEERS)/bin/python --apart $(PEERS_APART)/bin/python $(ARGS)

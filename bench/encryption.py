@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from midstream.core.records import Delta, Sync, encode
+from midstream.environment import World
+from midstream.session.records import Delta, Sync, encode
 from midstream.store.contract import Batch, Store
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import DataKey, FileKeys
-from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.encrypted_store import encrypted
 from midstream.store.encryption.escrow import EscrowedStore, escrowed
 from midstream.store.sqlite import SQLiteStore
-from midstream.world import World
 
 EVENTS = 20_000
 BATCH = 500

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from bench.long_histories import half_answered, one_id, orphans, quarter_broken, requests, valid
-from midstream.history import convert_by_name as convert
-from midstream.history import repair_by_name as repair
+from midstream.history.operations import convert_by_name as convert
+from midstream.history.operations import repair_by_name as repair
 
 Json = dict[str, Any]
 FORMATS = (

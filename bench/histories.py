@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from bench.long_histories import quarter_broken, valid
-from midstream.history import repair_by_name as repair
+from midstream.history.operations import repair_by_name as repair
 
 MESSAGES = 10_000
 VALID_MAX_MS = 120.0

@@ -6,8 +6,8 @@ import copy
 from random import Random
 from typing import Any
 
-from midstream.history import repair_by_name as repair
-from tests.core.repair.histories import Script
+from midstream.history.operations import repair_by_name as repair
+from tests.history.repair.histories import Script
 from tests.oracles.accidents import results_in
 from tests.oracles.scripts import WRITERS, Plan
 

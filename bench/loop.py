@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.steps import Step
-from midstream.core.messages import Finish, UserMessage
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.history.messages import Finish, UserMessage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 
 CALL = CallRequested("call_0123456789abcdef01234567", "run_command", '{"command": "make test", "cwd": "."}')
 

@@ -17,7 +17,7 @@ import msgspec
 
 from bench.histories import best_ms
 from bench.long_histories import HARD
-from midstream.history import convert, repair
+from midstream.history.operations import convert, repair
 
 Json = dict[str, Any]
 MESSAGES = 8_000

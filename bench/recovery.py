@@ -34,14 +34,14 @@ class Recovery(msgspec.Struct):
 
 
 async def _own(path: str) -> None:
-    from midstream.core.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
-    from midstream.core.replies import ModelRequest  # noqa: PLC0415
-    from midstream.core.turn.commands import SendMessage  # noqa: PLC0415
-    from midstream.runtime.agent import Agent  # noqa: PLC0415
-    from midstream.runtime.host import Host  # noqa: PLC0415
+    from midstream.engine.agent import Agent  # noqa: PLC0415
+    from midstream.engine.host import Host  # noqa: PLC0415
+    from midstream.history.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
+    from midstream.models.replies import ModelRequest  # noqa: PLC0415
+    from midstream.session.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
-    from midstream.testing.models import ScriptedModel, Stall, Step, calls, exchanges_since_user  # noqa: PLC0415
-    from midstream.tools import tool  # noqa: PLC0415
+    from midstream.testing.scripted_model import ScriptedModel, Stall, Step, calls, exchanges_since_user  # noqa: PLC0415
+    from midstream.tools.function_tools import tool  # noqa: PLC0415
 
     async def hang() -> str:
         """Never end."""

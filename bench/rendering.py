@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
-from midstream.core.rendering import render
+from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.history.rendering import render
 
 EXCHANGES = 1000
 PROFILES = ("openai-chat", "anthropic", "responses", "gemini", "strict-template")

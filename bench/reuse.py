@@ -20,24 +20,24 @@ import msgspec
 
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
-from midstream.core.dialects import registry
-from midstream.core.dialects.conversations import place_of
-from midstream.core.dialects.memo import Memo
-from midstream.core.dialects.reading import read
-from midstream.core.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
-from midstream.core.replies import Finished, TextDelta
-from midstream.core.reuse.abilities import Abilities
-from midstream.core.reuse.classification import Kind, classify
-from midstream.core.reuse.fingerprint import Chain, outline
-from midstream.core.reuse.records import answered, asked_fresh, confirmed
-from midstream.runtime.pool import Pooled
-from midstream.runtime.upstreams import UpstreamEvent
-from midstream.server.gateway.app import Gateway, gateway
-from midstream.server.gateway.conversations import Conversations
+from midstream.agents.abilities import Abilities
+from midstream.agents.classification import RequestRelation, classify
+from midstream.agents.pool import Pooled
+from midstream.agents.pool_records import answered, asked_fresh, confirmed
+from midstream.agents.upstreams import UpstreamEvent
+from midstream.dialects import dialect_registry
+from midstream.dialects.conversation_index import place_of
+from midstream.dialects.gateway_app import Gateway, gateway
+from midstream.dialects.reading_cache import Memo
+from midstream.dialects.request_reading import read
+from midstream.dialects.stored_conversations import Conversations
+from midstream.environment import World
+from midstream.history.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
+from midstream.models.fingerprint import Chain, outline
+from midstream.models.replies import Finished, TextDelta
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.upstreams import ScriptedUpstream, Talk
-from midstream.world import World
+from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream
 
 MESSAGES = 10_000
 CHARS = 300
@@ -144,7 +144,9 @@ def _classifying() -> list[Time]:
     record = answered(record, agent="agent", mark="", open_calls=(), now=0.0)
 
     def cold() -> None:
-        assert classify(record, outline("Be brief.", (), (), IDENTITY, now)).kind is Kind.CONTINUATION
+        assert (
+            classify(record, outline("Be brief.", (), (), IDENTITY, now)).kind is RequestRelation.CONTINUATION
+        )
 
     def appended() -> Time:
         rounds = []
@@ -153,7 +155,7 @@ def _classifying() -> list[Time]:
             start = time.process_time()
             found = classify(record, chain.then(now).heard.outline("Be brief.", (), (), IDENTITY))
             rounds.append((time.process_time() - start) * 1e3)
-            assert found.kind is Kind.CONTINUATION
+            assert found.kind is RequestRelation.CONTINUATION
         return Time("classify, one message appended", min(rounds), statistics.median(rounds))
 
     return [_timed("classify, cold", cold), appended()]
@@ -165,16 +167,16 @@ def _reading() -> list[Time]:
     ]
     body = {"model": "m", "messages": messages[:-2], "stream": True}
     memo = Memo()
-    read(registry.CHAT, {}, msgspec.json.encode(body | {"messages": messages[:-3]}), memo)
+    read(dialect_registry.CHAT, {}, msgspec.json.encode(body | {"messages": messages[:-3]}), memo)
     raw = msgspec.json.encode(body | {"messages": messages[:-1]})
 
     def resent() -> None:
-        assert read(registry.CHAT, {}, raw, memo).known
+        assert read(dialect_registry.CHAT, {}, raw, memo).known
 
     return [
         _timed("body, known messages", resent),
         _timed("  SHA-256 of these bytes alone", lambda: hashlib.sha256(raw).digest()),
-        _timed("body, nothing known", lambda: read(registry.CHAT, {}, raw)),
+        _timed("body, nothing known", lambda: read(dialect_registry.CHAT, {}, raw)),
         _timed("  msgspec.json.decode alone", lambda: msgspec.json.decode(raw)),
     ]
 
@@ -183,7 +185,7 @@ async def _asking() -> list[Time]:
     """Time a gateway on a pool, from the bytes of a POST to the first message for the upstream."""
     sent_at = 0.0
 
-    def answer(_: Talk) -> Sequence[UpstreamEvent]:
+    def answer(_: AgentConversation) -> Sequence[UpstreamEvent]:
         nonlocal sent_at
         sent_at = time.process_time()
         return [TextDelta("well"), Finished()]

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import openai
 
-from midstream.runtime.pool import Pooled
-from midstream.server.gateway.app import gateway
-from midstream.server.serve import serve
+from midstream.agents.pool import Pooled
+from midstream.dialects.gateway_app import gateway
+from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
-from tests.integrations.openai_memory import OpenAIMemory, openai_memory
+from tests.agents.openai_memory import OpenAIMemory, openai_memory
 
 TOKEN = "bench"  # noqa: S105 - of no value to anybody
 PATIENCE_S = 120.0

@@ -12,11 +12,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from midstream.core.messages import Entry, Exchange, File, History, Text, UserMessage
-from midstream.core.reuse.abilities import Abilities
-from midstream.core.reuse.classification import Fork, Fresh, Resume, action, classify
-from midstream.core.reuse.fingerprint import outline
-from midstream.core.reuse.records import (
+from midstream.agents.abilities import Abilities
+from midstream.agents.classification import Fork, Fresh, ResumeAgent, action, classify
+from midstream.agents.pool_records import (
     PoolRecord,
     answered,
     asked_again,
@@ -25,6 +23,8 @@ from midstream.core.reuse.records import (
     confirmed,
     noted,
 )
+from midstream.history.messages import Entry, Exchange, File, History, Text, UserMessage
+from midstream.models.fingerprint import outline
 
 
 class Request(Struct):
@@ -124,7 +124,7 @@ class Ours:
         chosen = action(classify(record, asked), asked, record, self._abilities)
         agent = f"agent-{len(self._minds)}"
         match chosen:
-            case Resume(delivery):
+            case ResumeAgent(delivery):
                 assert record is not None
                 agent = record.agent
                 known, count = self._minds[agent], delivery.users

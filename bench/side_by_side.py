@@ -22,11 +22,11 @@ from starlette.types import Receive, Scope, Send
 
 from bench.streaming_server import Midstream
 from midstream.cli.listening import run_server
-from midstream.core.frames import START, EventId
-from midstream.core.server_stream import Wire
-from midstream.core.sse import BLOCK_BYTES_MAX, event_of_frame
-from midstream.server import http
-from midstream.server.serve import serve
+from midstream.protocol.frames import START, EventId
+from midstream.protocol.server_stream import FrameEncoding
+from midstream.protocol.sse import BLOCK_BYTES_MAX, event_of_frame
+from midstream.server.api import http_endpoints
+from midstream.server.uvicorn_server import serve
 from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
 
@@ -61,7 +61,7 @@ class SideBySide(Midstream):
 
     def __init__(self, store: Path | Store) -> None:
         super().__init__(store)
-        http.SSE = Wire(event_of_frame, words_of_records)
+        http_endpoints.SSE = FrameEncoding(event_of_frame, words_of_records)
         self._said: defaultdict[str, tuple[list[int], list[EventId]]] = defaultdict(lambda: ([0], [START]))
         """Of each stream, how many objects it had when, and the event that was newest then."""
 

@@ -28,9 +28,9 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from midstream.core.calls import CallPlan
-from midstream.core.messages import Call, Reply, Result, Text
-from midstream.core.records import (
+from midstream.history.messages import Call, Reply, Result, Text
+from midstream.session.calls import CallPlan
+from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,

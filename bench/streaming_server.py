@@ -31,9 +31,14 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from midstream.cli.listening import run_server
-from midstream.core import records
-from midstream.core.messages import UserMessage
-from midstream.core.records import (
+from midstream.engine.agent import Agent
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelEvent, ModelRequest, TextDelta
+from midstream.server.app import App, asgi
+from midstream.server.limits import Limits
+from midstream.server.uvicorn_server import listen, serve
+from midstream.session import records
+from midstream.session.records import (
     AttemptStarted,
     Delta,
     EpochStarted,
@@ -42,12 +47,7 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.agent import Agent
-from midstream.server.app import App, asgi
-from midstream.server.limits import Limits
-from midstream.server.serve import listen, serve
+from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import Batch, Store
 from midstream.store.sqlite import SQLiteStore
 

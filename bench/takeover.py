@@ -32,12 +32,12 @@ class Takeover(msgspec.Struct):
 
 
 async def _own(path: str) -> None:
-    from midstream.core.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
-    from midstream.core.turn.commands import SendMessage  # noqa: PLC0415
-    from midstream.runtime.agent import Agent  # noqa: PLC0415
-    from midstream.runtime.host import Host  # noqa: PLC0415
+    from midstream.engine.agent import Agent  # noqa: PLC0415
+    from midstream.engine.host import Host  # noqa: PLC0415
+    from midstream.history.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
+    from midstream.session.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
-    from midstream.testing.models import ScriptedModel, Stall  # noqa: PLC0415
+    from midstream.testing.scripted_model import ScriptedModel, Stall  # noqa: PLC0415
 
     began = time.monotonic()
     host = Host(Agent(ScriptedModel(lambda _: [Stall()])), SQLiteStore(path))

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from bench.steps import Counting
-from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import run_turn
 

@@ -9,7 +9,7 @@ import pytest
 
 from examples import client, hello, in_process
 from midstream import asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
 
 ANSWER = "Let me look. Take a coat: it is 8 degrees in Oslo."
 

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 SOURCE = ROOT / "src"
+FOLDERS = ("agents", "frameworks", "models", "observability", "tools", "demo/local")
 MODULES = sorted(
     ".".join(path.relative_to(SOURCE).with_suffix("").parts)
     for path in [
-        *(SOURCE / "midstream" / "integrations").rglob("*.py"),
+        *(path for folder in FOLDERS for path in (SOURCE / "midstream" / folder).rglob("*.py")),
         SOURCE / "midstream" / "store" / "encryption" / "ciphers.py",
     ]
     if path.stem != "__init__"
@@ -74,7 +75,7 @@ def test_each_integration_names_the_extra_that_it_needs() -> None:
         name: re.findall(r"pip install 'midstream\[([\w-]+)\]'", message) for name, message in told.items()
     }
     assert {name for name, extras in named.items() if len(extras) != 1 or extras[0] not in EXTRAS} == set()
-    assert named["midstream.integrations.claude_agent"] == ["claude"]
+    assert named["midstream.agents.claude"] == ["claude"]
     assert named["midstream.store.encryption.ciphers"] == ["crypto"]
     assert len(named) > 15
 

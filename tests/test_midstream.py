@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import midstream
-from midstream.client.ways import Way
-from midstream.core.calls import OnDoubt
-from midstream.core.frames import SnapshotWhen
-from midstream.core.turn.commands import WhenBusy
+from midstream.client.transport_selection import TransportKind
+from midstream.protocol.frames import SnapshotWhen
+from midstream.session.calls import OnDoubt
+from midstream.session.turn.commands import WhenBusy
 from tests.house.source import ROOT
 
 FROM_PEOPLE = {"Client.answer(choice)"}
@@ -64,6 +64,6 @@ def test_an_option_that_takes_one_of_several_words_names_them_in_its_type() -> N
                 assert set(kinds[0]) <= words, option
                 found[option] = words
     assert found["tool(on_doubt)"] == {*OnDoubt}
-    assert found["connect(transport)"] == {"auto", *Way}
+    assert found["connect(transport)"] == {"auto", *TransportKind}
     assert found["Client.send(when_busy)"] == {*WhenBusy}
     assert found["Client.follow(snapshots)"] == {*SnapshotWhen}

@@ -53,7 +53,7 @@ def error_codes() -> str:
 
 
 def provider_errors() -> str:
-    from midstream.core import provider_errors as tables  # noqa: PLC0415 - see error_codes
+    from midstream.models import provider_errors as tables  # noqa: PLC0415 - see error_codes
 
     kinds = {*tables.STATUSES.values(), *tables.CODES.values(), *tables.TYPES.values()}
     rows = ""
@@ -258,7 +258,7 @@ def _streamed(row: dict[str, Any] | None) -> str:
 def turn_machine() -> str:
     """Return the states of a turn and what leads from one to another, as the search of the tests finds them."""
     sys.path.append(str(ROOT))
-    from tests.core.edges import diagram, explored  # noqa: PLC0415 - see error_codes
+    from tests.session.edges import diagram, explored  # noqa: PLC0415 - see error_codes
 
     return diagram(explored())
 
@@ -386,7 +386,7 @@ OPENAPI = ROOT / "docs" / "reference" / "openapi.json"
 
 def openapi() -> str:
     """Return the description of the HTTP interface as the file in `docs/reference` holds it."""
-    from midstream.server.openapi import description  # noqa: PLC0415 - see error_codes
+    from midstream.server.api.openapi import description  # noqa: PLC0415 - see error_codes
 
     return json.dumps(description(), indent=1, ensure_ascii=False) + "\n"
 

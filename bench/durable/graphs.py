@@ -55,7 +55,7 @@ def contestant_with(guard_of: Any) -> Contestant:
 
 
 def _guard(play: Play) -> Any:
-    from midstream.integrations.langgraph import at_most_once  # noqa: PLC0415 - only where it is measured
+    from midstream.frameworks.langgraph import at_most_once  # noqa: PLC0415 - only where it is measured
 
     return at_most_once(play.folder / "calls.db")
 

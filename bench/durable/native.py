@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from bench.durable.play import ANSWER, STEP_ARGUMENT, Contestant, Play, Turn
-from midstream.core.messages import Exchange, Finish, UserMessage
-from midstream.core.records import TurnEnded, decode
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.history.messages import Exchange, Finish, UserMessage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.session.records import TurnEnded, decode
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 
 
 class PlayedModel:
@@ -28,7 +28,7 @@ class PlayedModel:
         self._play = play
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """See `midstream.runtime.models.Model`."""
+        """See `midstream.models.model.Model`."""
         exchanges = [each for each in request.history.entries if isinstance(each, Exchange)]
         names = self._play.calls(sum(len(each.reply.calls) for each in exchanges))
         for name in names:

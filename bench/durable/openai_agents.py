@@ -57,10 +57,10 @@ async def session(play: Play) -> AsyncIterator[Turn]:
 @asynccontextmanager
 async def midstream(play: Play) -> AsyncIterator[Turn]:
     """The same run in the same turn; nobody says whether it is the first time."""
-    from midstream.integrations.openai_agents import Midstream  # noqa: PLC0415 - only where it is measured
+    from midstream.frameworks.openai_agents import DurableAgents  # noqa: PLC0415 - only where it is measured
 
     set_tracing_disabled(True)
-    durable = Midstream(play.folder / "agent.db")
+    durable = DurableAgents(play.folder / "agent.db")
     tools = durable.tools([tool_of(play)])
     agent = Agent(name="bench", model=durable.model(PlayedModel(play)), tools=tools)
 

@@ -52,9 +52,9 @@ async def alone(play: Play) -> AsyncIterator[Turn]:
 @asynccontextmanager
 async def midstream(play: Play) -> AsyncIterator[Turn]:
     """The same run in the same turn; nobody says whether it is the first time."""
-    from midstream.integrations.pydantic_ai_durable import Midstream  # noqa: PLC0415 - not in every environment
+    from midstream.frameworks.pydantic_ai_durable import DurableTurns  # noqa: PLC0415 - not in every environment
 
-    durable: Midstream[None] = Midstream(play.folder / "agent.db")
+    durable: DurableTurns[None] = DurableTurns(play.folder / "agent.db")
     agent = agent_of(play, [durable])
 
     async def turn(session: str) -> str:

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from bench.steps import Counting
 from midstream.cli.listening import run_server
-from midstream.core.messages import Finish, Text, UserMessage
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.runtime.agent import Agent
+from midstream.engine.agent import Agent
+from midstream.history.messages import Finish, Text, UserMessage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.server.app import asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
 from midstream.store.contract import Store
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.encrypted_store import encrypted
 from midstream.store.sqlite import SQLiteStore
 
 CALLS = 20

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from midstream.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from midstream.agents.pool import Pooled
     from midstream.client import Client, ClientSettings, connect
-    from midstream.core.events import Event
-    from midstream.core.retention import Retention
-    from midstream.core.settings import StreamSettings
+    from midstream.engine.agent import Agent, sub_agent
+    from midstream.engine.host import Host
+    from midstream.engine.sleeping import MemoryLimits
     from midstream.errors import MidstreamError, TurnFailedError
-    from midstream.history import Repaired, check, convert, repair
-    from midstream.runtime.agent import Agent, sub_agent
-    from midstream.runtime.host import Host
-    from midstream.runtime.models import Model
-    from midstream.runtime.pool import Pooled
-    from midstream.runtime.sleeping import MemoryLimits
+    from midstream.history.operations import Repaired, check, convert, repair
+    from midstream.models.model import Model
+    from midstream.protocol.events import Event
+    from midstream.protocol.stream_settings import StreamSettings
     from midstream.server.app import asgi
-    from midstream.tools import (
+    from midstream.session.retention import Retention
+    from midstream.tools.function_tools import (
         DidNotHappen,
         Happened,
         Tool,
@@ -35,32 +35,32 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "Agent": "midstream.runtime.agent",
+    "Agent": "midstream.engine.agent",
     "Client": "midstream.client",
     "ClientSettings": "midstream.client",
-    "DidNotHappen": "midstream.tools",
-    "Event": "midstream.core.events",
-    "Happened": "midstream.tools",
-    "Host": "midstream.runtime.host",
+    "DidNotHappen": "midstream.tools.function_tools",
+    "Event": "midstream.protocol.events",
+    "Happened": "midstream.tools.function_tools",
+    "Host": "midstream.engine.host",
     "MidstreamError": "midstream.errors",
-    "Model": "midstream.runtime.models",
-    "Pooled": "midstream.runtime.pool",
-    "Repaired": "midstream.history",
-    "MemoryLimits": "midstream.runtime.sleeping",
-    "Retention": "midstream.core.retention",
-    "StreamSettings": "midstream.core.settings",
-    "Tool": "midstream.tools",
+    "Model": "midstream.models.model",
+    "Pooled": "midstream.agents.pool",
+    "Repaired": "midstream.history.operations",
+    "MemoryLimits": "midstream.engine.sleeping",
+    "Retention": "midstream.session.retention",
+    "StreamSettings": "midstream.protocol.stream_settings",
+    "Tool": "midstream.tools.function_tools",
     "TurnFailedError": "midstream.errors",
     "asgi": "midstream.server.app",
-    "check": "midstream.history",
+    "check": "midstream.history.operations",
     "connect": "midstream.client",
-    "convert": "midstream.history",
-    "current_call": "midstream.tools",
-    "question": "midstream.tools",
-    "repair": "midstream.history",
-    "report_progress": "midstream.tools",
-    "sub_agent": "midstream.runtime.agent",
-    "tool": "midstream.tools",
+    "convert": "midstream.history.operations",
+    "current_call": "midstream.tools.function_tools",
+    "question": "midstream.tools.function_tools",
+    "repair": "midstream.history.operations",
+    "report_progress": "midstream.tools.function_tools",
+    "sub_agent": "midstream.engine.agent",
+    "tool": "midstream.tools.function_tools",
 }
 
 __all__ = [

@@ -150,7 +150,7 @@ class HistoryRefusedError(InvalidHistoryError):
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.findings = tuple(findings)
-        """A `midstream.history.Finding` for each refusal."""
+        """A `midstream.history.operations.Finding` for each refusal."""
 
 
 class UnreadableHistoryError(InvalidHistoryError):

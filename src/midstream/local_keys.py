@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.places import Places, made
-from midstream.world import World
+from midstream.paths import Paths, made
 
 KEY_FILE = "server-key"
 TOKEN_VARIABLE = "MIDSTREAM_TOKEN"  # noqa: S105 - the name of a variable
@@ -53,7 +53,7 @@ def token_for(key: str, port: int) -> str:
     return hmac.digest(key.encode(), b"midstream server on port %d" % port, hashlib.sha256).hex()
 
 
-def shown_to(url: str, places: Places | None = None) -> dict[str, str]:
+def shown_to(url: str, places: Paths | None = None) -> dict[str, str]:
     """Return the headers by which a server knows us; none where nothing is known to show.
 
     Args:
@@ -73,7 +73,7 @@ def shown_to(url: str, places: Places | None = None) -> dict[str, str]:
     if not is_loopback(parts.hostname or ""):
         return {}
     try:
-        key = ((places or Places.found()).data / KEY_FILE).read_text(encoding="ascii").strip()
+        key = ((places or Paths.found()).data / KEY_FILE).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError, RuntimeError):  # the last one of pathlib: this user has no home
         return {}
     return {"authorization": f"Bearer {token_for(key, port)}"} if key else {}

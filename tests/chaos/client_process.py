@@ -19,9 +19,9 @@ import msgspec
 
 from midstream.client import Client, Event, PlaybackLost, connect
 from midstream.client.client import InterruptedTurn
-from midstream.client.ways import TransportName
-from midstream.core.frames import EventId, Gone, Snapshot
-from midstream.core.records import CallStarted, TurnEnded, decode, encode
+from midstream.client.transport_selection import TransportName
+from midstream.protocol.frames import EventId, Gone, SnapshotFrame
+from midstream.session.records import CallStarted, TurnEnded, decode, encode
 from tests.chaos.turns import ENOUGH, SESSIONS_AT_ONCE, TURNS, Told, client_tools, is_stopped, message_of
 from tests.fault.client_process import HastyWorld, Shown, read_notes
 from tests.fault.turn import Ledger
@@ -46,7 +46,7 @@ class Log:
 
     def add(self, event: Event) -> bool:
         """Write an event down; return False for one that an earlier life had."""
-        assert not isinstance(event.record, Gone | Snapshot | PlaybackLost), "nothing was lost"
+        assert not isinstance(event.record, Gone | SnapshotFrame | PlaybackLost), "nothing was lost"
         position = EventId.parse(event.id).position
         assert self._in_life in (0, position - 1), f"{event.id} came after position {self._in_life}"
         self._in_life = position

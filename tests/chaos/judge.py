@@ -9,17 +9,10 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from midstream.client.local_tools import offered
-from midstream.core.calls import UNKNOWN_CONTENT
-from midstream.core.frames import (
-    AbortPayload,
-    EventId,
-    ResultPayload,
-    SayPayload,
-    digest_of,
-    encode,
-)
-from midstream.core.messages import Outcome, Result, UserMessage
-from midstream.core.records import (
+from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.protocol.frames import AbortPayload, EventId, ResultPayload, SayPayload, digest_of, encode
+from midstream.session.calls import UNKNOWN_CONTENT
+from midstream.session.records import (
     CallEnded,
     ChunkAccepted,
     MessageAccepted,
@@ -30,9 +23,9 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.core.turn.states import SUSPECTED_CODE
-from midstream.store.contract import Stored
-from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
+from midstream.session.turn.states import SUSPECTED_CODE
+from midstream.store.contract import StoredRecord
+from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
 from tests.chaos.turns import ASK_REPLY, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
 from tests.fault.client_process import Shown, read_notes
 from tests.fault.matrix import read_ledger
@@ -68,7 +61,7 @@ class Verdict(Struct):
     problems: list[str] = field(default_factory=list)
 
 
-def judge(folder: Path, journals: Mapping[str, Sequence[Stored]]) -> Verdict:
+def judge(folder: Path, journals: Mapping[str, Sequence[StoredRecord]]) -> Verdict:
     """Compare everything; all turns have ended."""
     verdict = Verdict(sessions=len(journals))
     executed: dict[str, list[Execution]] = {}
@@ -90,7 +83,7 @@ def judge(folder: Path, journals: Mapping[str, Sequence[Stored]]) -> Verdict:
 def _judge_session(
     folder: Path,
     name: str,
-    stored: Sequence[Stored],
+    stored: Sequence[StoredRecord],
     ledger: Sequence[Execution],
     payloads: _Payloads,
     verdict: Verdict,
@@ -98,7 +91,9 @@ def _judge_session(
     notes = folder / name.partition("-")[0]
     seen, read = (read_notes(notes / f"{name}.{what}") for what in ("seen", "read"))
     records = [decode(each.body) for each in stored]
-    reader = ClientLog("reader", name, start=0, seen=[Seen(line.id, bytes(line.record)) for line in read])
+    reader = ClientLog(
+        "reader", name, start=0, seen=[ShownEvent(line.id, bytes(line.record)) for line in read]
+    )
     logs = [*_streams(name, seen, records, payloads), reader]
     verdict.problems += map(str, check_ended(Evidence({name: stored}, logs, ledger)))
     verdict.events += len(stored)
@@ -121,10 +116,10 @@ def _streams(
     name: str, seen: Sequence[Shown], records: Sequence[Record], payloads: _Payloads
 ) -> Iterator[ClientLog]:
     """Yield what the client was shown of each of its streams, each of which has one turn and ends with it."""
-    of_stream: list[Seen] = []
+    of_stream: list[ShownEvent] = []
     turn = 0
     for line in seen:
-        of_stream.append(Seen(line.id, bytes(line.record)))
+        of_stream.append(ShownEvent(line.id, bytes(line.record)))
         if isinstance(decode(bytes(line.record)), TurnEnded):
             first = decode(of_stream[0].body)
             stream = first.stream if isinstance(first, StreamOpened) else ""

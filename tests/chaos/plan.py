@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from midstream.world import Fault
+from midstream.environment import Fault
 
 SWEPT_BYTES = 800
 """Cuts go over the offsets from 0 to here in turn, both ways: handshake, heads, welcome, the first frames."""

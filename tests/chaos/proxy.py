@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from typing import Literal
 
-from midstream.world import World
+from midstream.environment import World
 from tests.chaos.plan import UNHARMED, Cut, Fate, Harm, Plan
 
 HEAD_END = b"\r\n\r\n"

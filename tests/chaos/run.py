@@ -14,9 +14,9 @@ import httpx2
 import msgspec
 from msgspec import Struct, field
 
-from midstream.core.frames import EventId
-from midstream.store.contract import Stored
-from midstream.world import World
+from midstream.environment import World
+from midstream.protocol.frames import EventId
+from midstream.store.contract import StoredRecord
 from tests.chaos.judge import Verdict, judge
 from tests.chaos.plan import SWEPT_BYTES, Plan
 from tests.chaos.proxy import Proxy
@@ -153,7 +153,7 @@ async def run(
     report = Report(plan.seed)
     world = World()
     began_at = world.monotonic()
-    journals: dict[str, list[Stored]] = {}
+    journals: dict[str, list[StoredRecord]] = {}
     kills: Counter[str] = Counter()
     with held_port() as port:
         proxy = Proxy(plan, port)
@@ -244,9 +244,9 @@ class _Line(Struct, frozen=True):
     record: msgspec.Raw
 
 
-async def _journals(url: str) -> dict[str, list[Stored]]:
+async def _journals(url: str) -> dict[str, list[StoredRecord]]:
     """Ask the server for all it has, as anybody may."""
-    journals: dict[str, list[Stored]] = {}
+    journals: dict[str, list[StoredRecord]] = {}
     async with httpx2.AsyncClient(base_url=url, timeout=60.0, trust_env=False) as http:
         query: str | None = "?limit=200"
         while query is not None:
@@ -258,10 +258,10 @@ async def _journals(url: str) -> dict[str, list[Stored]]:
     return journals
 
 
-def _stored(line: bytes) -> Stored:
+def _stored(line: bytes) -> StoredRecord:
     read = msgspec.json.decode(line, type=_Line)
     event_id = EventId.parse(read.id)
-    return Stored(event_id.position, event_id.epoch, bytes(read.record))
+    return StoredRecord(event_id.position, event_id.epoch, bytes(read.record))
 
 
 def _note(report: Report, folder: Path, proxy: Proxy, kills: Counter[str]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from midstream.core.settings import StreamSettings
-from midstream.runtime.agent import Agent
+from midstream.engine.agent import Agent
+from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import ScriptedModel
+from midstream.testing.scripted_model import ScriptedModel
 from midstream.testing.worlds import KillingWorld
 from tests.chaos.turns import Told, script, server_tools
 from tests.fault.turn import Ledger

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstream.store.contract import Stored
+from midstream.store.contract import StoredRecord
 from tests.chaos.judge import judge
 from tests.chaos.plan import SWEPT_BYTES, Cut, Harm, Plan
 from tests.chaos.proxy import Requests
@@ -55,7 +55,7 @@ def _every_class_of_harm_was_done(report: Report) -> None:
     assert {where.partition(" ")[0] for where in report.kills} == {"server", "client"}
 
 
-def _an_event_less_and_a_run_more_are_seen(folder: Path, journals: dict[str, list[Stored]]) -> None:
+def _an_event_less_and_a_run_more_are_seen(folder: Path, journals: dict[str, list[StoredRecord]]) -> None:
     assert judge(folder, journals).problems == []
     notes = next(folder.glob("poll/*.read"))
     lines = notes.read_bytes().splitlines(keepends=True)

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from midstream.core.messages import Finish
-from midstream.core.replies import CallRequested, Finished, ThinkingDelta
-from midstream.testing.models import Step
-from midstream.tools import Tool, tool
-from midstream.world import Fault, World
+from midstream.environment import Fault, World
+from midstream.history.messages import Finish
+from midstream.models.replies import CallRequested, Finished, ThinkingDelta
+from midstream.testing.scripted_model import Step
+from midstream.tools.function_tools import Tool, tool
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
 
 TURNS = 3

@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from midstream.cli import midstream_command
-from midstream.core.messages import UserMessage
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.history.messages import UserMessage
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, text
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 from tests.cli.on_terminal import OnTerminal, runner
 from tests.client.conftest import ring  # noqa: F401 - a fixture
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from midstream import Agent, question, report_progress, sub_agent
 from midstream.demo.script import scripted_model
-from midstream.core.messages import Text
+from midstream.history.messages import Text
 from midstream.testing import Pause, ScriptedModel, calls, text
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 
 
 @tool(has_effects=False)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.agents import find_agent, find_server
+from midstream.engine.agent import Agent
 from midstream.errors import AgentNotFoundError, UsageError
-from midstream.runtime.agent import Agent
 
 APP = """
 from midstream import Agent
@@ -112,6 +112,6 @@ def test_a_tool_server_named_in_another_form_is_refused(text: str) -> None:
 
 
 def test_a_missing_extra_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "midstream.integrations.mcp", None)
+    monkeypatch.setitem(sys.modules, "midstream.tools.mcp", None)
     with pytest.raises(UsageError, match=r"pip install 'midstream\[mcp\]'"):
         find_server("files=npx")

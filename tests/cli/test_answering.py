@@ -13,14 +13,10 @@ from midstream.cli.keyboard import Keyboard
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import PLAIN
 from midstream.client import Event
-from midstream.core.calls import CHOICES, Choice, QuestionKind
-from midstream.core.questions import Question
-from midstream.core.records import (
-    QuestionAsked,
-    QuestionClosed,
-    WhyClosed,
-)
 from midstream.errors import ConnectionLostError
+from midstream.session.calls import CHOICES, Choice, QuestionKind
+from midstream.session.questions import Question
+from midstream.session.records import QuestionAsked, QuestionClosed, WhyClosed
 from midstream.testing.worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run

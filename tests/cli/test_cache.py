@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from midstream.agents.pool import Pooled
 from midstream.cli.terminal import width_of
-from midstream.core.messages import Usage, UserMessage
-from midstream.core.replies import Finished, ModelRequest, TextDelta
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
-from midstream.runtime.pool import Pooled
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.history.messages import Usage, UserMessage
+from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn
-from midstream.testing.models import Step
-from midstream.testing.upstreams import ScriptedUpstream, Trouble
+from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 

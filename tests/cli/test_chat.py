@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from midstream.cli import Surroundings
-from midstream.cli.chat import Talk
+from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
 from midstream.cli.exits import FAILURE
 from midstream.cli.terminal import width_of
 from midstream.client.sync import connect
 from midstream.errors import StoreFullError
-from midstream.places import Places
+from midstream.paths import Paths
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import WAIT_S, Serving, run
@@ -116,8 +116,8 @@ def test_a_path_without_midstream_is_told_as_such(server: Serving, environment: 
 
 
 def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    places = Places(tmp_path, tmp_path)
-    talk = Talk(Surroundings(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
+    places = Paths(tmp_path, tmp_path)
+    talk = ChatSession(Surroundings(places, "never"), Chats(tmp_path), "http://nowhere", "s", is_json=False)
     full = StoreFullError("no space left")
     for is_reconnecting in (True, False, True, False):
         talk._tell_of_connection(full, is_reconnecting=is_reconnecting)

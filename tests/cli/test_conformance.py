@@ -13,14 +13,14 @@ from starlette.requests import HTTPConnection
 
 from midstream.cli import midstream_command
 from midstream.cli.exits import FAILURE, USAGE, VERIFICATION
-from midstream.client.ways import Way
-from midstream.conformance.scripts import scripts
-from midstream.core.settings import StreamSettings
+from midstream.client.transport_selection import TransportKind
 from midstream.local_keys import made_key, shown_to
-from midstream.places import Places
-from midstream.server.access import Access, this_user
-from midstream.server.subjects import Subject
-from midstream.testing.models import text
+from midstream.paths import Paths
+from midstream.protocol.stream_settings import StreamSettings
+from midstream.server.auth.access import Access, this_user
+from midstream.server.auth.principals import Principal
+from midstream.testing.conformance.scripts import scripts
+from midstream.testing.scripted_model import text
 from tests.cli.conftest import Run
 from tests.server.serving import make_app, served
 
@@ -41,7 +41,7 @@ async def test_our_own_server_keeps_everything_and_is_left_clean() -> None:
     result, left = await tried("--json")
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line for line in lines if not line["is_kept"]] == []
-    told = {way: sum(script.fits(way) for script in scripts("server")) for way in Way}
+    told = {way: sum(script.fits(way) for script in scripts("server")) for way in TransportKind}
     assert Counter(line["transport"] for line in lines) == told
     assert (result.exit_code, left) == (0, 0)
     assert f"{len(lines)} of {len(lines)} scripts are kept." in result.stderr
@@ -61,7 +61,7 @@ async def test_a_server_of_this_user_is_shown_who_asks(
 ) -> None:
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path))
     monkeypatch.delenv("MIDSTREAM_TOKEN", raising=False)
-    access = Access(authenticate=this_user(made_key(Places.found().data)))
+    access = Access(authenticate=this_user(made_key(Paths.found().data)))
     result, _ = await tried("--only", "STREAM-31", access=access)
     assert (result.exit_code, result.stdout.count("kept")) == (0, 6)
 
@@ -75,8 +75,8 @@ async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
 
 
 async def test_who_is_let_in_by_a_header_leaves_nothing_behind_either() -> None:
-    async def alice(request: HTTPConnection) -> Subject | None:
-        return Subject("alice") if request.headers.get("authorization") == "Bearer a" else None
+    async def alice(request: HTTPConnection) -> Principal | None:
+        return Principal("alice") if request.headers.get("authorization") == "Bearer a" else None
 
     async with served(make_app([text("ready")] * 9, access=Access(authenticate=alice))) as server:
         for url in (server.url, server.url.replace("http:", "ws:")):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
+from midstream.cli.findings_screen import ProgressLine, check_lines, report_lines, summary
 from midstream.cli.terminal import PLAIN, width_of
-from midstream.doctor.findings import Finding, Report, Status
-from midstream.doctor.installation import Check, Verdict
-from midstream.world import World
+from midstream.doctor.findings import HistoryReport, LocatedFinding, Status
+from midstream.doctor.installation import Check, CheckResult
+from midstream.environment import World
 
 
 class Clock(World):
@@ -23,14 +23,14 @@ class Clock(World):
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_no_line_is_wider_than_the_screen(width: int) -> None:
-    found = Finding(
+    found = LocatedFinding(
         "dangling-call", "a call has no result", "added " + "words " * 30, 3, 4, 5, "id" * 40, "lost" * 40
     )
-    report = Report(
+    report = HistoryReport(
         "x.json", Status.LOSSY, "anthropic", "bedrock-claude", 1000, 3, (found,) * 7, ("a note " * 20,)
     )
     lines = list(report_lines(report, PLAIN, width, limit=2))
-    lines += check_lines(Check("file system", Verdict.PROBLEM, "words " * 40), PLAIN, width)
+    lines += check_lines(Check("file system", CheckResult.PROBLEM, "words " * 40), PLAIN, width)
     assert max(map(width_of, lines)) <= width
 
 
@@ -43,7 +43,7 @@ def test_progress_is_quiet_first_then_one_line_and_gone_in_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world = Clock()
-    with Progress(is_terminal=True, world=world) as progress:
+    with ProgressLine(is_terminal=True, world=world) as progress:
         progress.next("a.jsonl")
         assert capsys.readouterr().err == ""
         world.at += 0.4
@@ -56,7 +56,7 @@ def test_progress_is_quiet_first_then_one_line_and_gone_in_the_end(
 
 def test_progress_is_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     world = Clock()
-    with Progress(is_terminal=False, world=world) as progress:
+    with ProgressLine(is_terminal=False, world=world) as progress:
         world.at += 9.0
         progress.next(Path("a").name)
     assert capsys.readouterr().err == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midstream.client.sync import connect
-from midstream.core.records import CallProgressed, QuestionAsked, TurnEnded, TurnStatus
+from midstream.session.records import CallProgressed, QuestionAsked, TurnEnded, TurnStatus
 from tests.cli.processes import Serving, run
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from midstream.client.sync import Client, connect
-from midstream.core.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
+from midstream.client.sync import SyncClient, connect
 from midstream.local_keys import shown_to
+from midstream.session.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
 
@@ -296,7 +296,7 @@ def test_a_stop_stops_the_tool_and_the_next_turn_goes_on_behind_it(tmp_path: Pat
     assert count(tmp_path, "look") == 1
 
 
-def stop_at_the_tool(client: Client) -> None:
+def stop_at_the_tool(client: SyncClient) -> None:
     with contextlib.closing(client.send("mine", "look")) as events:
         for event in events:
             if isinstance(event.record, CallProgressed):

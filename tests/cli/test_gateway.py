@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.agents.scripted_peer import Orders
 from tests.cli.conftest import Run
-from tests.integrations.scripted_peer import Orders
 
 WAIT_S = 30.0
 
@@ -129,7 +129,7 @@ def test_an_agent_is_given_the_servers_the_mode_and_the_limits_that_are_named(tm
         "shop": {"url": "https://b.example", "oauth": {"clientId": "id"}},
     }
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    agent = f"cd {ROOT} && exec {sys.executable} -m tests.integrations.acp_agent {folder} load"
+    agent = f"cd {ROOT} && exec {sys.executable} -m tests.agents.acp_agent {folder} load"
     options = ["--upstream", f"acp:sh -c '{agent}'", "--mcp-servers", str(tmp_path / "mcp.json")]
     options += ["--pool-records", "1", "--key-file", str(key_file), "--store", str(store)]
     command = [sys.executable, "-m", "midstream", "--home", str(tmp_path), "gateway", "--port", "0", "--json"]

@@ -11,8 +11,8 @@ import pytest
 from midstream.cli.kept_secrets import check_secrets
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
-from midstream.doctor.installation import Check, Verdict
-from midstream.world import World
+from midstream.doctor.installation import Check, CheckResult
+from midstream.environment import World
 from tests.cli.conftest import Run
 from tests.client.keyrings import FileKeyring
 
@@ -36,22 +36,22 @@ def _keep(path: Path, *keepers: Keeper, keyring: OsKeyring | None = None) -> Non
 
 def test_without_any_nothing_is_warned_of_and_nothing_is_made(path: Path) -> None:
     check = check_secrets(path)
-    assert (check.verdict, path.exists()) == (Verdict.OK, False)
+    assert (check.verdict, path.exists()) == (CheckResult.OK, False)
 
 
 def test_a_check_has_the_numbers_in_the_file_and_in_the_keyring(path: Path, ring: FileKeyring) -> None:
     _keep(path, Keeper("one", str(path)), Keeper("two", str(path)))
     words = f"2 stand in {str(path)!r}, which only this user may read"
-    assert check_secrets(path) == Check("secrets", Verdict.OK, words)
+    assert check_secrets(path) == Check("secrets", CheckResult.OK, words)
     _keep(path, *[Keeper("one", str(path))] * 3, keyring=OsKeyring(answer_s=WAIT_S))
-    assert check_secrets(path) == Check("secrets", Verdict.OK, f"{words}; the keyring has 1")
+    assert check_secrets(path) == Check("secrets", CheckResult.OK, f"{words}; the keyring has 1")
     assert ring.kept() == ["a-secret"]
 
 
 def test_secrets_of_a_checkpoint_that_is_gone_are_warned_of(path: Path, tmp_path: Path) -> None:
     _keep(path, Keeper("one", str(tmp_path / "gone.db")))
     check = check_secrets(path)
-    assert (check.verdict, "1 belong to nothing any more" in check.words) == (Verdict.WARNING, True)
+    assert (check.verdict, "1 belong to nothing any more" in check.words) == (CheckResult.WARNING, True)
 
 
 def test_a_file_that_others_may_read_is_a_problem_and_told_as_json_too(run: Run, path: Path) -> None:

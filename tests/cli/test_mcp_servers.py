@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.mcp_servers import read_servers
-from midstream.core.reuse.servers import McpServer
 from midstream.errors import UsageError
+from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 
 def written(folder: Path, told: object) -> Path:
@@ -31,11 +31,15 @@ def test_the_file_of_other_hosts_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         },
     )
     assert read_servers(path) == (
-        McpServer("files", command="npx", args=("-y", "files"), env={"A": "b"}),
-        McpServer("mail", "http", url="https://a.example", headers={"Authorization": "Bearer t0ken"}),
-        McpServer("old", "sse", url="https://a.example/sse"),
-        McpServer("shop", "http", url="https://b.example", client_id="i", scope="r w", needs_auth=True),
-        McpServer("wiki", "http", url="https://c", client_id="w", needs_auth=True),
+        ForwardedMcpServer("files", command="npx", args=("-y", "files"), env={"A": "b"}),
+        ForwardedMcpServer(
+            "mail", "http", url="https://a.example", headers={"Authorization": "Bearer t0ken"}
+        ),
+        ForwardedMcpServer("old", "sse", url="https://a.example/sse"),
+        ForwardedMcpServer(
+            "shop", "http", url="https://b.example", client_id="i", scope="r w", needs_auth=True
+        ),
+        ForwardedMcpServer("wiki", "http", url="https://c", client_id="w", needs_auth=True),
     )
 
 

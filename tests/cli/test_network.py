@@ -10,11 +10,11 @@ import pytest
 
 from midstream.cli.network import NAMES, exit_code_of, is_address, network_lines
 from midstream.cli.terminal import Ink, width_of
-from midstream.client.probe import POST, Finding, NetworkReport, Probed
-from midstream.client.ways import Way
+from midstream.client.network_probe import POST, NetworkReport, Probed, ProbeOutcome
+from midstream.client.transport_selection import TransportKind
 from midstream.local_keys import TOKEN_VARIABLE
-from midstream.server.access import Access, tokens
-from midstream.server.subjects import Subject
+from midstream.server.auth.access import Access, tokens
+from midstream.server.auth.principals import Principal
 from tests.cli.conftest import Run
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.in_thread import in_a_thread
@@ -22,10 +22,10 @@ from tests.server.serving import make_app, served
 
 TOKEN = "a token of the server's"
 WORKS = (
-    Probed("websocket", Finding.WORKS, 5, 0.012),
-    Probed("sse", Finding.WORKS, 5, 0.02),
-    Probed("poll", Finding.WORKS, 5, 0.02),
-    Probed("post", Finding.WORKS, 1, 0.004),
+    Probed("websocket", ProbeOutcome.WORKS, 5, 0.012),
+    Probed("sse", ProbeOutcome.WORKS, 5, 0.02),
+    Probed("poll", ProbeOutcome.WORKS, 5, 0.02),
+    Probed("post", ProbeOutcome.WORKS, 1, 0.004),
 )
 
 
@@ -39,7 +39,7 @@ async def _proxied() -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def _asking() -> AsyncIterator[str]:
-    async with served(make_app(access=Access(authenticate=tokens({TOKEN: Subject("ann")})))) as app:
+    async with served(make_app(access=Access(authenticate=tokens({TOKEN: Principal("ann")})))) as app:
         yield app.url
 
 
@@ -54,14 +54,14 @@ def test_a_script_reads_json_and_the_exit_code(run: Run, proxied: str) -> None:
     done = run("doctor", proxied, "--json")
     report = json.loads(done.stdout)
     assert (done.exit_code, report["transport"], report["is_clear"]) == (6, "poll", False)
-    assert [each["what"] for each in report["probed"]] == [*Way, POST]
+    assert [each["what"] for each in report["probed"]] == [*TransportKind, POST]
     assert [each["finding"] for each in report["probed"]] == ["refused", "buffered", "works", "works"]
 
 
 def test_the_exit_code_says_whether_a_stream_gets_through() -> None:
-    clear = NetworkReport("http://s", WORKS, Way.WEBSOCKET)
-    refused = Probed("websocket", Finding.REFUSED)
-    hindered = NetworkReport("http://s", (refused, *WORKS[1:]), Way.SSE)
+    clear = NetworkReport("http://s", WORKS, TransportKind.WEBSOCKET)
+    refused = Probed("websocket", ProbeOutcome.REFUSED)
+    hindered = NetworkReport("http://s", (refused, *WORKS[1:]), TransportKind.SSE)
     shut = NetworkReport("http://s", (refused,), None)
     assert [exit_code_of(each) for each in (clear, hindered, shut)] == [0, 6, 1]
 
@@ -78,7 +78,7 @@ def test_a_server_is_probed_alone(run: Run, more: list[str]) -> None:
 
 
 def test_what_a_person_reads() -> None:
-    report = NetworkReport("http://s", WORKS, Way.WEBSOCKET)
+    report = NetworkReport("http://s", WORKS, TransportKind.WEBSOCKET)
     assert [*network_lines(report, Ink(is_terminal=False, is_colored=False), 80)] == [
         "✓ WebSocket    works: 5 chunks, the first after 0.01 s",
         "✓ events (SSE) works: 5 chunks, the first after 0.02 s",
@@ -91,8 +91,8 @@ def test_what_a_person_reads() -> None:
 def test_what_a_person_reads_where_nothing_gets_through() -> None:
     detail = "the first chunk came after 2.4 s: something holds answers back until they are whole"
     probed = (
-        Probed("websocket", Finding.REFUSED, detail="the handshake was answered with HTTP status 403"),
-        Probed("sse", Finding.BUFFERED, 5, 2.4, detail),
+        Probed("websocket", ProbeOutcome.REFUSED, detail="the handshake was answered with HTTP status 403"),
+        Probed("sse", ProbeOutcome.BUFFERED, 5, 2.4, detail),
     )
     lines = [
         *network_lines(
@@ -113,11 +113,16 @@ def test_what_a_person_reads_where_nothing_gets_through() -> None:
 
 
 def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_disturbed() -> None:
-    cut = Probed("websocket", Finding.INCOMPLETE, 3, 0.01, "3 of 5 chunks came: something cuts answers short")
-    late = Probed("sse", Finding.BUFFERED, 5, 3.0, "the first chunk came after 3.0 s")
+    cut = Probed(
+        "websocket", ProbeOutcome.INCOMPLETE, 3, 0.01, "3 of 5 chunks came: something cuts answers short"
+    )
+    late = Probed("sse", ProbeOutcome.BUFFERED, 5, 3.0, "the first chunk came after 3.0 s")
     last = [
         [*network_lines(NetworkReport("http://s", probed, way), Ink(is_terminal=False, is_colored=False), 80)]
-        for probed, way in (((cut, *WORKS[1:]), Way.SSE), ((cut, late, *WORKS[2:]), Way.POLL))
+        for probed, way in (
+            ((cut, *WORKS[1:]), TransportKind.SSE),
+            ((cut, late, *WORKS[2:]), TransportKind.POLL),
+        )
     ]
     assert last[0][-2:] == [
         "Works: events (SSE). A client may stay with WebSocket unless it is told:",
@@ -148,4 +153,4 @@ def test_only_an_address_is_probed() -> None:
         False,
         False,
     ]
-    assert set(NAMES) == {*Way, POST}
+    assert set(NAMES) == {*TransportKind, POST}

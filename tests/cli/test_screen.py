@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.cli.screen import Flow, Screen
 from midstream.cli.terminal import PLAIN, Ink
-from midstream.core.messages import (
+from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
@@ -15,7 +15,7 @@ from midstream.core.messages import (
     UpstreamCall,
     UserMessage,
 )
-from midstream.core.records import (
+from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
     AttemptStarted,
@@ -27,13 +27,13 @@ from midstream.core.records import (
     MessageAccepted,
     Record,
     ReplyCompleted,
-    StalledOn,
     StallEnded,
     StallNoticed,
     ToolsChanged,
     TurnEnded,
     TurnStatus,
 )
+from midstream.timing import StalledOn
 
 CALLED = ReplyCompleted(1, 1, 1, Reply((Text("Hm."), Call("c1", "look", "{}")), Finish.CALLS), 1.0)
 STARTED = CallStarted(1, 1, "c1", 1, 1.0)

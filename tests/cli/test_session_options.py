@@ -10,11 +10,11 @@ from midstream.cli import Surroundings
 from midstream.cli.session_options import json_of, source_of
 from midstream.cli.sources import ServerSource, StoreSource
 from midstream.errors import UsageError
-from midstream.places import Places
+from midstream.paths import Paths
 
 
 def test_one_place_is_looked_into(tmp_path: Path) -> None:
-    surroundings = Surroundings(Places(tmp_path, tmp_path), "never")
+    surroundings = Surroundings(Paths(tmp_path, tmp_path), "never")
     assert isinstance(source_of(surroundings, None, None), StoreSource)
     assert isinstance(source_of(surroundings, None, "http://127.0.0.1:8000"), ServerSource)
     with pytest.raises(UsageError, match="two places"):

@@ -9,13 +9,13 @@ import pytest
 
 from midstream.cli.session_secret import brought_secret, forget_for, shown_for
 from midstream.client.secret_store import SecretStore
-from midstream.client.session_secrets import SessionSecrets, Shown
+from midstream.client.session_secrets import SecretsToShow, SessionSecrets
+from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.places import Places
+from midstream.paths import Paths
 from midstream.store.contract import ESCROW
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.sqlite.reading import reading
-from midstream.world import World
+from midstream.store.sqlite.reads import reading
 from tests.cli.conftest import Run
 from tests.cli.processes import Serving
 from tests.cli.processes import run as run_process
@@ -35,7 +35,7 @@ def test_a_secret_is_brought_by_a_file_or_the_environment(
     file.chmod(0o600)
     monkeypatch.setenv("MIDSTREAM_SECRET_FILE", str(file))
     assert brought_secret() == "f" * 43
-    assert shown_for("http://127.0.0.1:1", "s", None) == Shown("f" * 43)
+    assert shown_for("http://127.0.0.1:1", "s", None) == SecretsToShow("f" * 43)
     file.chmod(0o644)
     with pytest.raises(UsageError, match="others may read"):
         brought_secret()
@@ -51,15 +51,15 @@ async def _kept(path: Path) -> None:
 
 
 def test_else_the_one_is_shown_that_chat_keeps(tmp_path: Path) -> None:
-    places = Places.found(tmp_path)
-    assert shown_for("http://127.0.0.1:1", "s", places) == Shown()
+    places = Paths.found(tmp_path)
+    assert shown_for("http://127.0.0.1:1", "s", places) == SecretsToShow()
     asyncio.run(_kept(places.secrets))
-    assert shown_for("http://127.0.0.1:1/", "s::child", places) == Shown(SECRET)
-    assert shown_for("http://127.0.0.1:1", "other", places) == Shown()
+    assert shown_for("http://127.0.0.1:1/", "s::child", places) == SecretsToShow(SECRET)
+    assert shown_for("http://127.0.0.1:1", "other", places) == SecretsToShow()
     forget_for("http://127.0.0.1:1", "s::child", places)  # a part was deleted, and the whole is there
-    assert shown_for("http://127.0.0.1:1", "s", places) == Shown(SECRET)
+    assert shown_for("http://127.0.0.1:1", "s", places) == SecretsToShow(SECRET)
     forget_for("http://127.0.0.1:1/", "s", places)
-    assert shown_for("http://127.0.0.1:1", "s", places) == Shown()
+    assert shown_for("http://127.0.0.1:1", "s", places) == SecretsToShow()
 
 
 @spec("STREAM-84", "STREAM-95")
@@ -95,7 +95,7 @@ def test_chat_and_sessions_show_the_secret_and_a_file_is_not_read_without(
         assert run_process("chat", server.url, "--session", "t", said="of another one").returncode == 0
         assert "x-idempotent-encryption-key" in shown_for(server.url, "t", None).headers
         assert run("sessions", "delete", "t", "--yes", "--url", server.url).exit_code == 0
-        assert shown_for(server.url, "t", None) == Shown()
+        assert shown_for(server.url, "t", None) == SecretsToShow()
         assert server.interrupt() == (0, "")
     assert run("sessions", "delete", "s", "--yes", "--store", server.store).exit_code == 0
     with reading(server.store) as reader:

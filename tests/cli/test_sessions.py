@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.terminal import width_of
-from midstream.core.records import decode
+from midstream.session.records import decode
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal

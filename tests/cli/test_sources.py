@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from midstream.cli.sources import ServerSource, StoreSource, error_of, resolve
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
 from midstream.errors import (
     ConnectionLostError,
     MidstreamError,
@@ -20,12 +22,10 @@ from midstream.errors import (
     SessionNotFoundError,
     UsageError,
 )
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 from tests.cli.conftest import Run
 from tests.cli.processes import Serving
 from tests.cli.processes import run as run_process

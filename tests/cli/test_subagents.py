@@ -6,9 +6,9 @@ import msgspec
 
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import PLAIN
-from midstream.core.calls import QuestionKind
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UpstreamCall, UserMessage
-from midstream.core.records import (
+from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UpstreamCall, UserMessage
+from midstream.session.calls import QuestionKind
+from midstream.session.records import (
     CallEnded,
     CallProgressed,
     CallStarted,

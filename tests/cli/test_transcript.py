@@ -10,15 +10,14 @@ from midstream.cli.transcript import (
     CONTINUED_NOTE,
     Called,
     Noted,
-    Said,
+    SpokenText,
     call_line,
     lines,
     note_of,
     read,
     tools_note,
 )
-from midstream.core.calls import Choice, QuestionKind
-from midstream.core.messages import (
+from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
@@ -29,7 +28,8 @@ from midstream.core.messages import (
     UpstreamCall,
     UserMessage,
 )
-from midstream.core.records import (
+from midstream.session.calls import Choice, QuestionKind
+from midstream.session.records import (
     AnswerUsed,
     AttemptContinued,
     AttemptFailed,
@@ -52,7 +52,6 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
-    StalledOn,
     StallNoticed,
     ToolsChanged,
     TurnEnded,
@@ -61,7 +60,8 @@ from midstream.core.records import (
     WhyClosed,
     encode,
 )
-from midstream.core.session import fold, pruned
+from midstream.session.session import fold, pruned
+from midstream.timing import StalledOn
 
 ASKED = MessageAccepted(1, UserMessage.of("hi"), at=10.0)
 
@@ -70,7 +70,7 @@ def said(words: str, *, attempt: int = 1, part: int = 0) -> Delta:
     return Delta(1, 1, attempt, part, "text", words)
 
 
-def entries(*records: Record) -> list[Said | Called | Noted]:
+def entries(*records: Record) -> list[SpokenText | Called | Noted]:
     (turn,) = read([EpochStarted(1, "me", 9.0), ASKED, *records])
     return turn.entries[1:]
 
@@ -78,7 +78,7 @@ def entries(*records: Record) -> list[Said | Called | Noted]:
 def test_a_whole_reply_takes_the_place_of_its_words() -> None:
     reply = Reply((Thinking("hm"), Text("Hello.")))
     found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), ReplyCompleted(1, 1, 1, reply, 11.0))
-    assert found == [Said("thinking", "hm"), Said("agent", "Hello.")]
+    assert found == [SpokenText("thinking", "hm"), SpokenText("agent", "Hello.")]
 
 
 def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
@@ -89,7 +89,7 @@ def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
         return Delta(1, 1, 1, 1, "thinking", "", call)
 
     begun = (AttemptStarted(1, 1, 1, 10.0), said("I look"), told(ran()), said("found", part=2))
-    cut = [Said("agent", "I look", is_cut=True), Said("agent", "found", is_cut=True)]
+    cut = [SpokenText("agent", "I look", is_cut=True), SpokenText("agent", "found", is_cut=True)]
     running = Called("grep", "{}", is_elsewhere=True)
     ended = Called("grep", "{}", outcome="ok", content="line 1", is_elsewhere=True)
     assert entries(*begun) == [cut[0], running, cut[1]]
@@ -97,14 +97,14 @@ def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
 
     reply = Reply((Text("I look"), ran("line 1", Outcome.OK), Text("found")))
     whole = entries(*begun, ReplyCompleted(1, 1, 1, reply, 11.0))
-    assert whole == [Said("agent", "I look"), ended, Said("agent", "found")]
+    assert whole == [SpokenText("agent", "I look"), ended, SpokenText("agent", "found")]
     assert call_line(running, PLAIN, 60) == "       · grep {} running, elsewhere"
     assert call_line(ended, PLAIN, 60) == "       ✓ grep {} ok, elsewhere"
 
 
 def test_words_that_were_never_finished_are_marked() -> None:
     found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), said("lo"))
-    assert found == [Said("agent", "Hello", is_cut=True)]
+    assert found == [SpokenText("agent", "Hello", is_cut=True)]
 
 
 def test_the_words_of_a_cut_attempt_go_and_why_it_was_cut_stays() -> None:
@@ -117,7 +117,7 @@ def test_the_words_of_a_cut_attempt_go_and_why_it_was_cut_stays() -> None:
     )
     assert found == [
         Noted("attempt 1 failed: silence [model_stalled]"),
-        Said("agent", "Hello.", is_cut=True),
+        SpokenText("agent", "Hello.", is_cut=True),
     ]
 
 
@@ -130,7 +130,7 @@ def test_an_attempt_that_goes_on_keeps_its_words_and_silence_is_noted() -> None:
         said("word"),
     )
     assert found == [
-        Said("agent", "Half a word", is_cut=True),
+        SpokenText("agent", "Half a word", is_cut=True),
         Noted("the model has been silent for 15 s"),
         Noted(CONTINUED_NOTE),
     ]
@@ -257,7 +257,7 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
     again = MessageAccepted(2, UserMessage.of("again"), at=100.0)
     first, second = read([begins, again])
     called = Called("read", "{}", outcome="ok", content="it says")
-    assert first.entries == [Said("user", "hi"), Said("agent", "look"), called]
+    assert first.entries == [SpokenText("user", "hi"), SpokenText("agent", "look"), called]
     assert (first.turn, first.status, first.at, second.turn, second.at) == (1, "failed", 0.0, 2, 100.0)
     shown = list(lines([first], PLAIN, 70))
     assert "turn 1 · its events are not kept any more" in shown[0]

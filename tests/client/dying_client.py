@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from midstream.client import connect
+from midstream.environment import Fault
 from midstream.testing.worlds import KillingWorld
-from midstream.tools import Tool, tool
-from midstream.world import Fault
+from midstream.tools.function_tools import Tool, tool
 
 
 def pushing(ledger: Path) -> Tool:

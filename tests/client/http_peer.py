@@ -12,16 +12,16 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from msgspec import Struct
 
-from midstream.core import frames
-from midstream.core.frames import Ack, Chunk, Open, decode_client, secret_digest_of
-from midstream.core.server_stream import NATIVE, ServerStream, Wire, read_chunk
-from midstream.core.sse import ServerSentEvent, encode, event_of_frame, events_of_records
-from midstream.core.turn.commands import Refused
-from midstream.server.problems import problem_of
+from midstream.protocol import frames
+from midstream.protocol.frames import Ack, Chunk, Open, decode_client, secret_digest_of
+from midstream.protocol.server_stream import NATIVE, FrameEncoding, ServerStream, read_chunk
+from midstream.protocol.sse import ServerSentEvent, encode, event_of_frame, events_of_records
+from midstream.server.api.problems import problem_of
+from midstream.session.turn.commands import Refused
 from tests.client.peer import HALF, Script
-from tests.core.stream_link import MemoryHost
+from tests.protocol.stream_link import MemoryHost
 
-SSE = Wire(event_of_frame, events_of_records)
+SSE = FrameEncoding(event_of_frame, events_of_records)
 
 
 class Asked(Struct, frozen=True):
@@ -113,7 +113,7 @@ class HttpPeer:
         else:
             await self._poll(asked, writer)
 
-    def _admitted(self, asked: Asked, wire: Wire) -> ServerStream:
+    def _admitted(self, asked: Asked, wire: FrameEncoding) -> ServerStream:
         stream = ServerStream(wire=wire, degraded_reason=self._degraded_reason, now=time.monotonic())
         stream.receive(asked.body, now=time.monotonic())
         return stream

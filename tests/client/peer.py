@@ -16,10 +16,10 @@ from msgspec import Struct
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
-from midstream.core import frames
-from midstream.core.frames import ServerFrame
-from midstream.core.server_stream import ServerStream
-from tests.core.stream_link import MemoryHost
+from midstream.protocol import frames
+from midstream.protocol.frames import ServerFrame
+from midstream.protocol.server_stream import ServerStream
+from tests.protocol.stream_link import MemoryHost
 
 WAIT_S = 30.0
 

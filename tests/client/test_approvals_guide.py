@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from midstream.agents.permission_rules import Ask, Permission
 from midstream.client import Question
-from midstream.core.calls import CHOICES
-from midstream.runtime.permissions import Ask, Permission
 from midstream.server.app import asgi
+from midstream.session.calls import CHOICES
 from midstream.store.memory import MemoryStore
 from tests.server.serving import served
 

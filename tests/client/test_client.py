@@ -14,24 +14,9 @@ import msgspec
 import pytest
 
 from midstream.client import Client, ClientSettings, Event, PlaybackLost, connect
-from midstream.client.checkpoint import StreamBegun
-from midstream.client.ways import Way
-from midstream.core import records
-from midstream.core.calls import CallPlan, OnDoubtName, Site
-from midstream.core.checkpoint import ChunkKept
-from midstream.core.frames import Ack, Error, Gone, Welcome
-from midstream.core.messages import Call, Finish, Outcome, Reply, Text
-from midstream.core.records import (
-    CallEnded,
-    CallStarted,
-    Delta,
-    StreamOpened,
-    TurnEnded,
-    TurnStatus,
-)
-from midstream.core.replies import TextDelta
-from midstream.core.turn.commands import ModelReplied
-from midstream.core.turn.states import AwaitingModel
+from midstream.client.checkpoint_file import StreamBegun
+from midstream.client.transport_selection import TransportKind
+from midstream.environment import Fault, World
 from midstream.errors import (
     AccessError,
     ConnectionLostError,
@@ -44,11 +29,19 @@ from midstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
+from midstream.history.messages import Call, Finish, Outcome, Reply, Text
+from midstream.models.replies import TextDelta
+from midstream.protocol.checkpoint import ChunkKept
+from midstream.protocol.frames import Ack, Error, Gone, Welcome
+from midstream.session import records
+from midstream.session.calls import CallPlan, OnDoubtName, Site
+from midstream.session.records import CallEnded, CallStarted, Delta, StreamOpened, TurnEnded, TurnStatus
+from midstream.session.turn.commands import ModelReplied
+from midstream.session.turn.states import AwaitingModel
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, calls, text
 from midstream.testing.worlds import Crashed, FakeWorld
-from midstream.tools import Tool, tool
-from midstream.world import Fault, World
+from midstream.tools.function_tools import Tool, tool
 from tests.client.http_peer import HttpPeer
 from tests.client.peer import Cutter, Peer, breaks_in_a_frame, says
 from tests.server.serving import KEYS, Served, Socket, make_app, served
@@ -88,21 +81,21 @@ class Hand:
         self.tool: Tool = push
 
 
-@pytest.fixture(params=[*Way])
-def way(request: pytest.FixtureRequest) -> Way:
+@pytest.fixture(params=[*TransportKind])
+def way(request: pytest.FixtureRequest) -> TransportKind:
     """Every promise holds over every transport."""
-    return Way(request.param)
+    return TransportKind(request.param)
 
 
 @pytest.fixture
-def dial(way: Way) -> Dial:
+def dial(way: TransportKind) -> Dial:
     return partial(connect, transport=way)
 
 
 @pytest.fixture
-def scripted(way: Way) -> Scripted:
+def scripted(way: TransportKind) -> Scripted:
     """A server that may say what a correct one does not."""
-    return Peer if way is Way.WEBSOCKET else HttpPeer
+    return Peer if way is TransportKind.WEBSOCKET else HttpPeer
 
 
 @pytest.fixture
@@ -360,7 +353,7 @@ async def test_a_reader_sees_what_others_say(dial: Dial) -> None:
 
 @spec("STREAM-58")
 @pytest.mark.parametrize("beginning", ["0", "0-0"])
-async def test_zero_is_the_beginning(dial: Dial, server: Served, way: Way, beginning: str) -> None:
+async def test_zero_is_the_beginning(dial: Dial, server: Served, way: TransportKind, beginning: str) -> None:
     hand = Hand()
     async with dial(server.url, tools=[hand.tool]) as client:
         await _all(client.send("s1", "push it"))
@@ -368,12 +361,12 @@ async def test_zero_is_the_beginning(dial: Dial, server: Served, way: Way, begin
             assert (await anext(aiter(events))).id == "1-1"
     lines = (await server.http.get(f"/v1/sessions/s1/records?after={beginning}")).text.splitlines()
     assert json.loads(lines[0])["id"] == "1-1"
-    if way is Way.WEBSOCKET:
+    if way is TransportKind.WEBSOCKET:
         async with Socket(server.socket("s1", query=f"?after={beginning}")) as socket:
             await socket.hear_until("epoch_started")
     else:
         shown = {**KEYS, "accept": "text/event-stream", "last-event-id": beginning}
-        path = "events" if way is Way.SSE else "poll?n=0"
+        path = "events" if way is TransportKind.SSE else "poll?n=0"
         async with server.http.stream("GET", f"/v1/sessions/s2/{path}", headers=shown) as answer:
             assert answer.status_code == 200, "one that has seen nothing may begin a session"
 
@@ -420,7 +413,9 @@ async def test_one_state_file_serves_one_process_at_a_time(tmp_path: Path) -> No
 
 
 @spec("STREAM-14", "STREAM-21")
-@pytest.mark.parametrize(("way", "step"), [*((way, 401) for way in Way), (Way.WEBSOCKET, 53)])
+@pytest.mark.parametrize(
+    ("way", "step"), [*((way, 401) for way in TransportKind), (TransportKind.WEBSOCKET, 53)]
+)
 async def test_a_turn_survives_a_cut_at_every_so_many_bytes(dial: Dial, step: int) -> None:
     script = [calls(("c1", "push", '{"button":"red"}')), text(WORDS)]
     async with served(make_app(script)) as server, Cutter(server.url).listening() as wire:
@@ -480,9 +475,9 @@ async def test_a_server_that_is_not_there_ends_patience_and_loses_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("way", "point", "policy"),
     [
-        *((Way.WEBSOCKET, point, policy) for point in DEATHS for policy in ("unknown", "rerun")),
-        (Way.SSE, Fault.AFTER_CHECKPOINT, "unknown"),
-        (Way.POLL, Fault.AFTER_TOOL, "rerun"),
+        *((TransportKind.WEBSOCKET, point, policy) for point in DEATHS for policy in ("unknown", "rerun")),
+        (TransportKind.SSE, Fault.AFTER_CHECKPOINT, "unknown"),
+        (TransportKind.POLL, Fault.AFTER_TOOL, "rerun"),
     ],
 )
 async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(

@@ -12,12 +12,12 @@ import pytest
 from keyring.core import load_keyring
 
 from midstream.client import Event, connect
-from midstream.client.secret_store import Survey, survey
-from midstream.core.messages import Outcome
-from midstream.core.records import CallEnded, TurnEnded, TurnStatus
-from midstream.places import Places
+from midstream.client.secret_store import SecretFileSummary, survey
+from midstream.environment import Fault
+from midstream.history.messages import Outcome
+from midstream.paths import Paths
+from midstream.session.records import CallEnded, TurnEnded, TurnStatus
 from midstream.testing import calls, text
-from midstream.world import Fault
 from tests.client.dying_client import note, pushing
 from tests.client.keyrings import FileKeyring, chosen
 from tests.house.source import ROOT
@@ -63,14 +63,16 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
         "KEYRING_PROPERTY_PATH": ring.path,
     }
     more = {"MIDSTREAM_HOME": str(home), **(more if is_in_keyring else {})}
-    state, ledger, secrets = tmp_path / "client" / "state.db", tmp_path / "ledger", Places.found(home).secrets
+    state, ledger, secrets = tmp_path / "client" / "state.db", tmp_path / "ledger", Paths.found(home).secrets
     ledger.touch()
     script = [calls(("c1", "push", '{"button":"red"}')), text("one two")]
     with chosen(ring if is_in_keyring else load_keyring(NO_KEYRING)):
         async with served(make_app(script)) as server:
             assert await _live(server.url, state, ledger, point, 1, **more) == -signal.SIGKILL
             left = survey(secrets)  # the stream's, and the session's, which the server may need
-            assert left == (Survey(in_keyring=2) if is_in_keyring else Survey(in_file=2))
+            assert left == (
+                SecretFileSummary(in_keyring=2) if is_in_keyring else SecretFileSummary(in_file=2)
+            )
             assert len(ring.kept()) == left.in_keyring
             client = connect(
                 server.url, state=state, secrets=secrets, keyring=is_in_keyring, tools=[pushing(ledger)]
@@ -81,7 +83,7 @@ async def test_a_killed_client_leaves_no_secret_that_belongs_to_nothing(
                 following = turns[0] if turns else client.send("s1", "again")
                 async with asyncio.timeout(WAIT_S):
                     assert [event async for event in following][-1].is_end
-    assert (survey(secrets), ring.kept()) == (Survey(), [])
+    assert (survey(secrets), ring.kept()) == (SecretFileSummary(), [])
 
 
 @pytest.mark.fault

@@ -10,12 +10,12 @@ import pytest
 from keyring.core import load_keyring
 
 from midstream.client import Client, Event, PlaybackLost, connect
-from midstream.client.secret_store import Survey, survey
-from midstream.core.records import TurnEnded, TurnStatus
+from midstream.client.secret_store import SecretFileSummary, survey
+from midstream.environment import Fault, World
 from midstream.errors import UnavailableError, UsageError
+from midstream.session.records import TurnEnded, TurnStatus
 from midstream.testing import Gate, text
 from midstream.testing.worlds import Crashed, FakeWorld
-from midstream.world import Fault, World
 from tests.client.keyrings import FileKeyring, chosen
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
@@ -76,7 +76,7 @@ async def test_the_keyring_has_the_secret_while_the_stream_lives_and_no_file_eve
         written = _bytes_in(tmp_path / "client")
         gate.set()
         assert _status(await _rest(turn)) is TurnStatus.COMPLETED
-        assert (ring.kept(), survey(tmp_path / "secrets.db")) == ([], Survey())
+        assert (ring.kept(), survey(tmp_path / "secrets.db")) == ([], SecretFileSummary())
     written += _bytes_in(tmp_path / "client")
     assert (b"s1" in written, secret.encode() in written) == (True, False)
 

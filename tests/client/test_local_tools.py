@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.client.checkpoint import CallAnswered, CallAsked, CallIntended, CallNoted, KeptCall
+from midstream.client.checkpoint_file import CallAnswered, CallAsked, CallIntended, CallNoted, KeptCall
 from midstream.client.local_tools import (
     ALLOWED_ONCE_CONTENT,
     RESULT_BYTES_MAX,
     LocalTools,
-    Start,
+    StartLocally,
     offered,
     refuse_foreign,
 )
-from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
-from midstream.core.frames import ResultPayload, encode
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result
-from midstream.core.records import CallEnded, CallStarted, ReplyCompleted
 from midstream.errors import ToolDefinitionError
-from midstream.tools import DidNotHappen, Happened, Probed, by_name, current_call, question, tool
+from midstream.history.messages import Call, Finish, Outcome, Reply, Result
+from midstream.protocol.frames import ResultPayload, encode
+from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
+from midstream.session.records import CallEnded, CallStarted, ReplyCompleted
+from midstream.tools.function_tools import (
+    DidNotHappen,
+    Happened,
+    Probed,
+    by_name,
+    current_call,
+    question,
+    tool,
+)
 from tests.spec import spec
 
 CALL = Call("c1", "look", '{"path":"a"}')
@@ -39,7 +47,7 @@ def test_a_call_is_noted_then_asked_then_run() -> None:
     assert (tools.writes(), tools.to_start()) == ([CallNoted(1, 1, CALL, PLAN)], [])
     tools.take(STARTED)
     assert tools.writes() == [CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
-    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+    assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
 @spec("STREAM-18")
@@ -77,7 +85,7 @@ def test_the_calls_of_others_and_impossible_ones_are_left_alone(plan: CallPlan) 
 def test_a_call_in_doubt_runs_again_where_its_tool_allows(on_doubt: OnDoubt) -> None:
     tools = _tools(_kept(on_doubt, runs=1))
     assert tools.writes() == [CallIntended(*PLACE, 2, 7)]
-    assert tools.to_start() == [Start(PLACE, CALL, 2)]
+    assert tools.to_start() == [StartLocally(PLACE, CALL, 2)]
 
 
 @spec("STREAM-18")
@@ -93,14 +101,14 @@ def test_a_call_in_doubt_that_may_not_run_again_is_answered_as_unknown(on_doubt:
 
 def test_a_call_that_was_asked_for_and_never_begun_begins() -> None:
     tools = _tools(_kept(OnDoubt.UNKNOWN, runs=0))
-    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+    assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
 def test_a_call_that_nobody_asked_for_yet_waits() -> None:
     tools = _tools(KeptCall(1, 1, CallState(CALL, PLAN), is_asked=False))
     assert (tools.writes(), tools.to_start()) == ([], [])
     tools.take(STARTED)
-    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+    assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
 def test_a_call_that_has_its_outcome_is_left_alone() -> None:
@@ -118,7 +126,7 @@ def test_another_call_in_the_same_place_is_another_call() -> None:
     tools.take(_reply(other))
     tools.take(STARTED)
     assert tools.writes() == [CallNoted(1, 1, CALL, other), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
-    assert tools.to_start() == [Start(PLACE, CALL, 1)]
+    assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
 
 
 def test_the_servers_word_ends_a_call_that_still_runs() -> None:
@@ -131,12 +139,12 @@ def test_the_servers_word_ends_a_call_that_still_runs() -> None:
 
 async def test_a_tool_knows_its_call() -> None:
     tools = _started()
-    result = await tools.run(Start(PLACE, CALL, 1))
+    result = await tools.run(StartLocally(PLACE, CALL, 1))
     assert result == Result("c1", "a: s1/1/1/c1")
 
 
 async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> None:
-    result = await _tools().run(Start(PLACE, Call("c1", "gone"), 1))
+    result = await _tools().run(StartLocally(PLACE, Call("c1", "gone"), 1))
     assert result is not None
     assert (result.outcome, "no tool named 'gone'" in result.content) == (Outcome.ERROR, True)
 
@@ -165,7 +173,7 @@ def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next
     tools.take(EDITED)
     edited = Call("c1", "look", '{"path":"b"}')
     assert tools.writes() == [CallNoted(1, 1, edited, PLAN), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
-    assert tools.to_start() == [Start(PLACE, edited, 1)]
+    assert tools.to_start() == [StartLocally(PLACE, edited, 1)]
     for again in (_reply(), EDITED):  # events that come again
         tools.take(again)
     assert (tools.writes(), tools.to_start()) == ([CallAsked(*PLACE)], [])
@@ -173,7 +181,7 @@ def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next
     kept = KeptCall(1, 1, CallState(edited, PLAN), is_asked=True)
     later = _tools(kept)
     later.take(_reply())
-    assert later.to_start() == [Start(PLACE, edited, 1)]
+    assert later.to_start() == [StartLocally(PLACE, edited, 1)]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +197,7 @@ async def test_a_call_in_doubt_with_a_probe_is_asked_about(says: Probed, content
 
     tools = LocalTools("s1", by_name([probed]), epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
     (probe,) = tools.to_start()
-    assert probe == Start(PLACE, CALL, 1, is_probe=True)
+    assert probe == StartLocally(PLACE, CALL, 1, is_probe=True)
     tools.ended(PLACE, await tools.run(probe))
     again = tools.to_start()
     assert len(again) == runs

@@ -12,11 +12,11 @@ import pytest
 from midstream.cli.network import network_lines
 from midstream.cli.terminal import COLUMNS, Ink
 from midstream.client.client import REMEMBERED
-from midstream.client.probe import Finding, NetworkReport, Pace, Probed, judged
-from midstream.client.ways import FIRST_FRAME_S, Way
-from midstream.core.client_stream import STALL_AFTER_S
+from midstream.client.network_probe import NetworkReport, Pace, Probed, ProbeOutcome, judged
+from midstream.client.transport_selection import FIRST_FRAME_S, TransportKind
+from midstream.protocol.client_stream import STALL_AFTER_S
 from midstream.testing import text
-from tests.client.test_probe import arrived
+from tests.client.test_network_probe import arrived
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
@@ -44,18 +44,18 @@ def test_the_script_talks(
 
 def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
     probed = (
-        Probed("websocket", Finding.REFUSED, detail="the handshake was answered with HTTP status 403"),
+        Probed("websocket", ProbeOutcome.REFUSED, detail="the handshake was answered with HTTP status 403"),
         judged("sse", arrived(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
-        Probed("poll", Finding.WORKS, 5, 0.03),
-        Probed("post", Finding.WORKS, 1, 0.02),
+        Probed("poll", ProbeOutcome.WORKS, 5, 0.03),
+        Probed("post", ProbeOutcome.WORKS, 1, 0.02),
     )
-    report = NetworkReport("https://agents.example", probed, Way.POLL)
+    report = NetworkReport("https://agents.example", probed, TransportKind.POLL)
     shown = "\n".join(network_lines(report, Ink(is_terminal=False, is_colored=False), COLUMNS))
     assert f"$ midstream doctor https://agents.example\n{shown}\n```" in GUIDE
 
 
 def test_the_names_and_numbers_are_true() -> None:
-    assert [way for way in Way if f"| `{way}` |" not in GUIDE] == []
+    assert [way for way in TransportKind if f"| `{way}` |" not in GUIDE] == []
     assert REMEMBERED in GUIDE
     assert f"within {FIRST_FRAME_S:g} s" in GUIDE
     assert f"`stall_after_s` ({STALL_AFTER_S:g} s)" in GUIDE

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from midstream.client import connect
-from midstream.client.ways import Way
-from midstream.core.records import CallEnded, MessageAccepted, decode
+from midstream.client.transport_selection import TransportKind
 from midstream.errors import EventsLostError
+from midstream.session.records import CallEnded, MessageAccepted, decode
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import calls, text
-from midstream.testing.models import Stall
-from midstream.tools import tool
+from midstream.testing.scripted_model import Stall
+from midstream.tools.function_tools import tool
 from tests.server.serving import WAIT_S, make_app, served
 from tests.spec import spec
 
@@ -37,9 +37,9 @@ def _set_back(memory: Memory) -> None:
 
 
 @spec("STREAM-100")
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("way", TransportKind)
 async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_it_has(
-    way: Way, tmp_path: Path, port: int, caplog: pytest.LogCaptureFixture
+    way: TransportKind, tmp_path: Path, port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="midstream.server")
     memory, state = Memory(), tmp_path / "state.db"
@@ -65,9 +65,9 @@ async def test_a_client_of_a_server_that_was_set_back_is_told_so_and_keeps_what_
 
 
 @spec("STREAM-105")
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize("way", TransportKind)
 async def test_a_server_that_was_set_back_and_gave_out_the_same_event_ids_since_is_noticed_too(
-    way: Way, tmp_path: Path, port: int
+    way: TransportKind, tmp_path: Path, port: int
 ) -> None:
     memory, state = Memory(), tmp_path / "state.db"
     async with asyncio.timeout(WAIT_S):

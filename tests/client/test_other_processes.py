@@ -14,9 +14,9 @@ from keyring.core import load_keyring
 
 from midstream.client import Event, connect
 from midstream.client.client import Client
-from midstream.client.ways import TransportName
-from midstream.core.records import Delta, TurnEnded
+from midstream.client.transport_selection import TransportName
 from midstream.errors import WrongSecretError
+from midstream.session.records import Delta, TurnEnded
 from tests.client.keyrings import FileKeyring, chosen
 from tests.client.proxies import Proxy
 from tests.house.source import ROOT

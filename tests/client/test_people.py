@@ -9,17 +9,8 @@ from pathlib import Path
 import pytest
 
 from midstream.client import Event, connect
-from midstream.core.messages import Outcome
-from midstream.core.records import (
-    CallEnded,
-    ChildSaid,
-    MessageQueued,
-    MessageWithdrawn,
-    TurnEnded,
-    TurnResumed,
-    TurnStatus,
-)
-from midstream.core.replies import ModelRequest, TextDelta
+from midstream.engine.agent import Agent, sub_agent
+from midstream.environment import Fault, World
 from midstream.errors import (
     AnswerMismatchError,
     ModelRejectedError,
@@ -30,14 +21,23 @@ from midstream.errors import (
     ToolDefinitionError,
     UsageError,
 )
-from midstream.runtime.agent import Agent, sub_agent
+from midstream.history.messages import Outcome
+from midstream.models.replies import ModelRequest, TextDelta
 from midstream.server.app import asgi
+from midstream.session.records import (
+    CallEnded,
+    ChildSaid,
+    MessageQueued,
+    MessageWithdrawn,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, calls, text
-from midstream.testing.models import Step
+from midstream.testing.scripted_model import Step
 from midstream.testing.worlds import Crashed, FakeWorld
-from midstream.tools import question, tool
-from midstream.world import Fault, World
+from midstream.tools.function_tools import question, tool
 from tests.server.serving import make_app, served
 from tests.spec import spec
 

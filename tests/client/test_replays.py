@@ -14,10 +14,10 @@ import pytest
 from midstream.client import Event, connect
 from midstream.client.replays import answer_until
 from midstream.client.sync import connect as connect_in_a_script
-from midstream.core.events import Reading
-from midstream.core.frames import EventId, Gone
-from midstream.core.records import Delta
 from midstream.errors import SessionNotFoundError, TurnFailedError
+from midstream.protocol.events import EventReader
+from midstream.protocol.frames import EventId, Gone
+from midstream.session.records import Delta
 from tests.cli.processes import Serving
 from tests.house.source import ROOT
 
@@ -116,7 +116,7 @@ async def told(*events: Event, error: SessionNotFoundError | None = None) -> Asy
 
 
 async def test_what_was_handled_is_read_and_nothing_behind_it() -> None:
-    reading = Reading()
+    reading = EventReader()
     events = [reading.event(f"1-{number}", Delta(1, 1, 1, 0, "text", f"{number} ")) for number in range(2, 6)]
     end = EventId(1, 3)
     assert (await answer_until(told(*events), end)).now.transcript == "2 3 "

@@ -16,7 +16,7 @@ from midstream.errors import (
     SessionNotFoundError,
 )
 from midstream.testing import calls, text
-from midstream.tools import question
+from midstream.tools.function_tools import question
 from tests.client.peer import Peer
 from tests.server.serving import make_app, said, served
 

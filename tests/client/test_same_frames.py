@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.client.transports import Transport
-from midstream.client.ways import RememberedWays, Way, Ways
-from midstream.core import frames
-from midstream.core.frames import (
+from midstream.errors import MidstreamError
+from midstream.history.messages import Text
+from midstream.models.replies import TextDelta
+from midstream.protocol import frames
+from midstream.protocol.frames import (
     AbortPayload,
     Ack,
     Chunk,
@@ -20,7 +23,7 @@ from midstream.core.frames import (
     Error,
     Events,
     Gone,
-    Heartbeat,
+    HeartbeatFrame,
     Open,
     Payload,
     Ping,
@@ -28,11 +31,8 @@ from midstream.core.frames import (
     ServerFrame,
     Welcome,
 )
-from midstream.core.messages import Text
-from midstream.core.replies import TextDelta
-from midstream.errors import MidstreamError
 from midstream.testing import Gate, text
-from midstream.testing.models import Script
+from midstream.testing.scripted_model import Script
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 
@@ -46,9 +46,9 @@ def stuck() -> Script:
     return [[TextDelta("half a"), Gate(asyncio.Event())]]
 
 
-@pytest.fixture(params=[*Way])
-def way(request: pytest.FixtureRequest) -> Way:
-    return Way(request.param)
+@pytest.fixture(params=[*TransportKind])
+def way(request: pytest.FixtureRequest) -> TransportKind:
+    return TransportKind(request.param)
 
 
 class Raw:
@@ -90,8 +90,8 @@ class Raw:
 
 
 @contextlib.asynccontextmanager
-async def raw(server: Served, way: Way) -> AsyncIterator[Raw]:
-    ways = Ways(server.url, transport=way, headers=dict, remembered=RememberedWays(None))
+async def raw(server: Served, way: TransportKind) -> AsyncIterator[Raw]:
+    ways = TransportSelection(server.url, transport=way, headers=dict, remembered=RememberedTransports(None))
     transport = await ways.connect("s1")
     try:
         yield Raw(transport)
@@ -111,7 +111,7 @@ def chunk(seqno: int, payload: Payload = SayPayload((Text("hi"),))) -> Chunk:  #
 
 
 @spec("STREAM-3", "STREAM-7", "STREAM-13", "STREAM-20")
-async def test_a_turn_is_welcome_ack_and_events_in_order(way: Way) -> None:
+async def test_a_turn_is_welcome_ack_and_events_in_order(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server, raw(server, way) as peer:
         await peer.say(opening(), chunk(0))
         welcome = await peer.hear()
@@ -125,7 +125,7 @@ async def test_a_turn_is_welcome_ack_and_events_in_order(way: Way) -> None:
 
 
 @spec("STREAM-4", "STREAM-21")
-async def test_who_comes_back_hears_exactly_what_follows(way: Way) -> None:
+async def test_who_comes_back_hears_exactly_what_follows(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
             await first.say(opening(), chunk(0))
@@ -140,7 +140,7 @@ async def test_who_comes_back_hears_exactly_what_follows(way: Way) -> None:
 
 
 @spec("STREAM-12", "STREAM-28")
-async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: Way) -> None:
+async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
         await peer.say(opening(), chunk(0))
         await peer.until("delta")
@@ -159,7 +159,7 @@ async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: Way)
 
 
 @spec("STREAM-8", "STREAM-40")
-async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: Way) -> None:
+async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as older:
         await older.say(opening(), chunk(0))
         await older.until("delta")
@@ -174,7 +174,7 @@ async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: Wa
 
 
 @spec("STREAM-15", "STREAM-25")
-async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: Way) -> None:
+async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server:
         async with raw(server, way) as first:
             await first.say(opening(), chunk(0))
@@ -187,26 +187,28 @@ async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: Way) -> Non
 
 
 @spec("STREAM-55")
-async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_stream(way: Way) -> None:
+async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_stream(
+    way: TransportKind,
+) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
         await peer.say(Open("k1", SECRET, cancel_after_s=29.5), chunk(0))
         await peer.until("delta")
         kept = (await server.app.host.session("s1")).state.streams["k1"].cancel_after_s
-        assert kept == (29.5 if way is Way.WEBSOCKET else 30.0)
+        assert kept == (29.5 if way is TransportKind.WEBSOCKET else 30.0)
 
 
 @spec("STREAM-31", "STREAM-39")
-async def test_a_ping_is_answered_by_a_heartbeat(way: Way) -> None:
+async def test_a_ping_is_answered_by_a_heartbeat(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
         await peer.say(opening(), chunk(0))
         await peer.until("delta")
         await peer.say(Ping())
-        heartbeat = await peer.until(Heartbeat)
-        assert heartbeat == Heartbeat(peer.ids[-1], "model")
+        heartbeat = await peer.until(HeartbeatFrame)
+        assert heartbeat == HeartbeatFrame(peer.ids[-1], "model")
 
 
 @spec("STREAM-25", "STREAM-39")
-async def test_a_close_gives_the_place_back(way: Way) -> None:
+async def test_a_close_gives_the_place_back(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
         await peer.say(opening(), chunk(0))
         await peer.until("delta")
@@ -220,7 +222,7 @@ async def test_a_close_gives_the_place_back(way: Way) -> None:
 
 
 @spec("STREAM-23")
-async def test_an_event_of_another_line_is_gone(way: Way) -> None:
+async def test_an_event_of_another_line_is_gone(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
             await first.say(opening(), chunk(0))
@@ -243,7 +245,7 @@ async def test_an_event_of_another_line_is_gone(way: Way) -> None:
         (Open("k" * 300, SECRET), "malformed_frame"),
     ],
 )
-async def test_who_is_not_let_in_is_told_why(way: Way, said: Open, code: str) -> None:
+async def test_who_is_not_let_in_is_told_why(way: TransportKind, said: Open, code: str) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
             await first.say(opening(), chunk(0))
@@ -255,7 +257,7 @@ async def test_who_is_not_let_in_is_told_why(way: Way, said: Open, code: str) ->
             assert (refused.code, refused.retry) == (code, "never")
 
 
-async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: Way) -> None:
+async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
         await peer.say(opening(), chunk(0))
         await peer.until("delta")
@@ -265,7 +267,7 @@ async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: Way) -> N
         assert (ended.code, ended.retry) == ("draining", "later")
 
 
-async def test_a_reader_says_nothing_and_hears_what_comes(way: Way) -> None:
+async def test_a_reader_says_nothing_and_hears_what_comes(way: TransportKind) -> None:
     async with (
         served(make_app([text(WORDS)])) as server,
         raw(server, way) as speaker,

@@ -19,14 +19,14 @@ from midstream.client.secret_store import (
     ABANDONED_S,
     APPLICATION_ID,
     Keeper,
+    SecretFileSummary,
     SecretKey,
     SecretStore,
-    Survey,
     survey,
 )
+from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UnavailableError, UsageError
 from midstream.testing.worlds import FakeWorld
-from midstream.world import World
 from tests.client.keyrings import BrokenKeyring, FileKeyring, LockedKeyring, chosen, keyring_in
 from tests.house.source import ROOT
 
@@ -125,7 +125,7 @@ async def test_what_a_keyring_keeps_stands_nowhere_else(
 ) -> None:
     with chosen(ring):
         await store.put(STREAM, SECRET)
-        assert (ring.kept(), survey(path)) == ([SECRET], Survey(in_keyring=1))
+        assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
         await store.close()
         assert SECRET.encode() not in _bytes(path)
         assert SERVER not in str(ring._all()), "a list of the keyring tells nothing of servers"
@@ -139,7 +139,7 @@ async def test_without_a_keyring_it_is_a_file_of_its_owner_and_what_is_forgotten
     await store.put(STREAM, SECRET)
     modes = {each.name: _mode(each) for each in path.parent.iterdir()}
     assert set(modes.values()) == {0o600}
-    assert (_mode(path.parent), survey(path)) == (0o700, Survey(in_file=1))
+    assert (_mode(path.parent), survey(path)) == (0o700, SecretFileSummary(in_file=1))
     assert SECRET.encode() in _bytes(path)
     await store.forget(STREAM)
     assert SECRET.encode() not in _bytes(path)
@@ -240,7 +240,7 @@ async def test_secrets_in_the_file_and_in_the_keyring_are_both_read_whatever_is_
         plain = SecretStore(path, world=World())
         assert [await plain.get(key) for key in (SESSION, STREAM)] == [SECRET, SECRET]
         assert await plain.put(STREAM, OTHER, replaces=SECRET) == OTHER
-        assert (ring.kept(), survey(path)) == ([OTHER], Survey(in_file=1, in_keyring=1))
+        assert (ring.kept(), survey(path)) == ([OTHER], SecretFileSummary(in_file=1, in_keyring=1))
         await plain.close()
 
 
@@ -275,7 +275,7 @@ async def test_a_checkpoint_that_was_deleted_is_waited_for_and_then_its_secrets_
     here.touch()
     for place in (gone, here):
         await store.put(SecretKey(SERVER, "s1", place.name), SECRET, keeper=Keeper(place.name, str(place)))
-    assert survey(path) == Survey(in_file=2, orphans=1)
+    assert survey(path) == SecretFileSummary(in_file=2, orphans=1)
     opened = Keeper("mine", str(tmp_path / "mine.db"))
     await make(world=FakeWorld(at=now + ABANDONED_S - 60)).settle(opened, ())
     assert await store.get(SecretKey(SERVER, "s1", "gone.db")) == SECRET
@@ -298,14 +298,14 @@ async def test_a_checkpoint_made_anew_in_the_same_place_does_not_take_what_may_b
 
 async def test_settling_makes_no_file(store: SecretStore, path: Path) -> None:
     await store.settle(Keeper("ours", str(path)), ())
-    assert ([*path.parent.parent.iterdir()], survey(path)) == ([], Survey())
+    assert ([*path.parent.parent.iterdir()], survey(path)) == ([], SecretFileSummary())
 
 
 WRITER = """
 import asyncio, sys
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import Keeper, SecretKey, SecretStore
-from midstream.world import World
+from midstream.environment import World
 
 async def main(path, name, *_):
     keyring = OsKeyring() if len(sys.argv) > 3 else None
@@ -343,7 +343,7 @@ async def test_whoever_is_killed_while_the_keyring_keeps_it_leaves_a_trace_by_wh
     )
     assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
     with chosen(ring):
-        assert (ring.kept(), survey(path)) == ([SECRET], Survey(in_keyring=1))
+        assert (ring.kept(), survey(path)) == ([SECRET], SecretFileSummary(in_keyring=1))
         await make().settle(Keeper("ours", str(path)), ())
         assert (ring.kept(), _rows(path)) == ([], [])
 

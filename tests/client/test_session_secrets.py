@@ -10,15 +10,15 @@ import pytest
 
 from midstream.client import connect
 from midstream.client.client import Client
-from midstream.client.secret_store import SecretKey, SecretStore, Survey, survey
-from midstream.client.session_secrets import NEXT, SessionSecrets, Shown
-from midstream.client.ways import TransportName
-from midstream.core.parts import root_of
-from midstream.core.records import Delta, TurnEnded
+from midstream.client.secret_store import SecretFileSummary, SecretKey, SecretStore, survey
+from midstream.client.session_secrets import NEXT, SecretsToShow, SessionSecrets
+from midstream.client.transport_selection import TransportName
+from midstream.environment import World
 from midstream.errors import AccessError, MidstreamError, WrongSecretError
+from midstream.session.child_names import root_of
+from midstream.session.records import Delta, TurnEnded
 from midstream.store.memory import Memory
-from midstream.testing.models import text
-from midstream.world import World
+from midstream.testing.scripted_model import text
 from tests.server.escrowing import OTHER, escrowed_app
 from tests.server.serving import SECRET, Served, make_app, served
 from tests.spec import spec
@@ -38,19 +38,19 @@ async def store() -> AsyncIterator[SecretStore]:
 
 
 def test_what_is_shown_is_not_written_anywhere() -> None:
-    shown = Shown(SECRET, OTHER)
+    shown = SecretsToShow(SECRET, OTHER)
     assert SECRET not in repr(shown)
     assert OTHER not in repr(shown)
     assert shown.headers == {
         "x-idempotent-encryption-key": SECRET,
         "x-idempotent-encryption-key-old": OTHER,
     }
-    assert Shown().headers == {}
+    assert SecretsToShow().headers == {}
 
 
 async def test_a_session_and_its_sub_agents_have_one_secret_for_good(store: SecretStore) -> None:
     secrets = _secrets(store)
-    assert await secrets.known("s") == Shown()
+    assert await secrets.known("s") == SecretsToShow()
     made = await secrets.made("s")
     assert len(made.secret) == 43
     assert await secrets.made("s::child") == made
@@ -61,15 +61,15 @@ async def test_a_session_and_its_sub_agents_have_one_secret_for_good(store: Secr
 
 async def test_of_two_that_make_one_the_same_counts_for_both(store: SecretStore) -> None:
     one, other = _secrets(store), _secrets(store)
-    assert await one.known("s") == await other.known("s") == Shown()
+    assert await one.known("s") == await other.known("s") == SecretsToShow()
     assert await one.made("s") == await other.made("s")
 
 
 async def test_another_one_is_kept_in_its_place(store: SecretStore) -> None:
     secrets = _secrets(store)
     await secrets.made("s")
-    assert await secrets.keep("s", OTHER) == Shown(OTHER)
-    assert await _secrets(store).known("s") == Shown(OTHER)
+    assert await secrets.keep("s", OTHER) == SecretsToShow(OTHER)
+    assert await _secrets(store).known("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-95")
@@ -80,9 +80,9 @@ async def test_what_is_forgotten_opens_nothing_and_is_not_kept(tmp_path: Path) -
         connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client,
     ):
         assert isinstance([event async for event in client.send("s", "hi")][-1].record, TurnEnded)
-        assert survey(secrets) == Survey(in_file=1)
+        assert survey(secrets) == SecretFileSummary(in_file=1)
         await client.forget_secret("s")
-        assert survey(secrets) == Survey()
+        assert survey(secrets) == SecretFileSummary()
         with pytest.raises(WrongSecretError):
             await client.let_look("s")
 
@@ -92,10 +92,10 @@ async def test_none_is_kept_where_the_server_has_no_use_for_it(store: SecretStor
     secrets = _secrets(store)
     made = await secrets.made("s")
     await secrets.release("s::child")
-    assert await _secrets(store).known("s") == Shown()
+    assert await _secrets(store).known("s") == SecretsToShow()
     assert (await secrets.made("s")).secret not in ("", made.secret)
-    assert await _secrets(store).known("s") == Shown()
-    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == Shown(OTHER)
+    assert await _secrets(store).known("s") == SecretsToShow()
+    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == SecretsToShow(OTHER)
 
 
 async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is_needed(
@@ -105,7 +105,7 @@ async def test_a_change_ends_also_where_a_stream_was_told_meanwhile_that_none_is
     both = await secrets.begin_change("s")
     await secrets.release("s")
     await secrets.end_change("s", both)
-    assert await _secrets(store).known("s") == Shown()
+    assert await _secrets(store).known("s") == SecretsToShow()
 
 
 @spec("STREAM-95")
@@ -120,10 +120,10 @@ async def test_a_secret_outlives_its_streams_where_it_opens_their_session(
         async with connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client:
             for _ in range(2):
                 assert isinstance([event async for event in client.send("s1", "hi")][-1].record, TurnEnded)
-                assert survey(secrets) == Survey(in_file=int(is_encrypted))
+                assert survey(secrets) == SecretFileSummary(in_file=int(is_encrypted))
         async with connect(server.url, state=tmp_path / "client.db", secrets=secrets) as client:
             await client.cancel("s1")  # nothing runs: it is only acknowledged
-            assert survey(secrets) == Survey(in_file=int(is_encrypted))
+            assert survey(secrets) == SecretFileSummary(in_file=int(is_encrypted))
 
 
 @spec("STREAM-88")
@@ -135,7 +135,7 @@ async def test_while_it_is_changed_both_are_shown_also_by_the_next_process(store
     assert await again.known("s") == both
     assert await again.begin_change("s") == both  # the same one, as the server may know it already
     await again.end_change("s", both)
-    assert await again.known("s") == Shown(both.secret) == await _secrets(store).known("s")
+    assert await again.known("s") == SecretsToShow(both.secret) == await _secrets(store).known("s")
 
 
 @spec("STREAM-96")
@@ -144,11 +144,11 @@ async def test_what_another_process_changes_is_known_at_once(store: SecretStore)
     made = await one.made("s")
     assert await other.known("s") == made
     both = await other.begin_change("s")
-    assert await one.known("s") == both == Shown(both.secret, made.secret)
+    assert await one.known("s") == both == SecretsToShow(both.secret, made.secret)
     await other.end_change("s", both)
-    assert await one.made("s") == Shown(both.secret)
+    assert await one.made("s") == SecretsToShow(both.secret)
     await other.keep("s", OTHER)
-    assert await one.known("s") == Shown(OTHER)
+    assert await one.known("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-88")
@@ -167,16 +167,16 @@ async def test_a_change_that_died_between_its_two_writes_is_ended_by_the_next_on
     secrets = _secrets(store)
     both = await secrets.begin_change("s")
     await store.put(SecretKey("http://here", "s"), both.secret, replaces=both.old_secret)
-    assert await secrets.known("s") == Shown(both.secret)
+    assert await secrets.known("s") == SecretsToShow(both.secret)
     again = await secrets.begin_change("s")
     await secrets.end_change("s", again)
-    assert (await store.get(SecretKey("http://here", "s", NEXT)), again) == (None, Shown(both.secret))
+    assert (await store.get(SecretKey("http://here", "s", NEXT)), again) == (None, SecretsToShow(both.secret))
 
 
 async def test_another_one_is_kept_also_while_it_is_being_changed(store: SecretStore) -> None:
     secrets = _secrets(store)
     await secrets.begin_change("s")
-    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == Shown(OTHER)
+    assert await secrets.keep("s", OTHER) == await _secrets(store).known("s") == SecretsToShow(OTHER)
 
 
 @spec("STREAM-95")

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from midstream.client import Event, connect
-from midstream.core.records import MessageQueued, MessageWithdrawn, TurnEnded, TurnStatus
-from midstream.core.replies import TextDelta
 from midstream.errors import SessionNotFoundError
-from midstream.testing.models import Gate
+from midstream.models.replies import TextDelta
+from midstream.session.records import MessageQueued, MessageWithdrawn, TurnEnded, TurnStatus
+from midstream.testing.scripted_model import Gate
 from tests.server.serving import Served, make_app, served
 from tests.spec import spec
 

@@ -15,12 +15,12 @@ import pytest
 from midstream.client import ClientSettings, sync
 from midstream.client import client as asynchronous
 from midstream.client.sync import Portal, connect
-from midstream.core.records import TurnEnded, TurnStatus
-from midstream.core.replies import TextDelta
 from midstream.errors import SessionNotFoundError, UsageError
+from midstream.models.replies import TextDelta
+from midstream.session.records import TurnEnded, TurnStatus
 from midstream.testing import Gate, calls, text
-from midstream.testing.models import Script, Stall
-from midstream.tools import question
+from midstream.testing.scripted_model import Script, Stall
+from midstream.tools.function_tools import question
 from tests.server.in_thread import in_a_thread
 from tests.server.serving import make_app, served
 
@@ -220,7 +220,7 @@ def test_a_callback_may_not_wait_for_its_own_thread() -> None:
     assert ["callbacks" in error.message for error in told] == [True]
 
 
-def _asked(client: sync.Client) -> UsageError:
+def _asked(client: sync.SyncClient) -> UsageError:
     with pytest.raises(UsageError) as caught:
         client.waiting_on("s1")
     return caught.value
@@ -232,5 +232,5 @@ async def _call_soon(what: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in vars(asynchronous.Client) if not name.startswith("_")])
 def test_every_method_is_there_with_the_same_parameters(name: str) -> None:
-    ours, theirs = getattr(sync.Client, name), getattr(asynchronous.Client, name)
+    ours, theirs = getattr(sync.SyncClient, name), getattr(asynchronous.Client, name)
     assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters

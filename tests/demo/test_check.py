@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from midstream.core.calls import CallPlan
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
-from midstream.core.records import (
+from midstream.demo.check import DemoVerdict, Journaled, PrintedText, journal_of, judge
+from midstream.demo.folder import LedgerEntry
+from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.session.calls import CallPlan
+from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
@@ -19,8 +21,6 @@ from midstream.core.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.demo.check import Journaled, Shown, Verdict, journal_of, judge
-from midstream.demo.folder import Entry
 
 ANSWER = Reply((Text("one two"),))
 
@@ -46,15 +46,18 @@ RECORDS: list[Record] = [
     ExchangeCommitted(1, 2),
     TurnEnded(1, TurnStatus.COMPLETED, 3.0),
 ]
-SHOWN = [Shown("1-9", "one "), Shown("1-10", "two")]
-LEDGER = [Entry(7, "write_note", "s/1/1/c1", "started"), Entry(7, "write_note", "s/1/1/c1", "finished")]
+SHOWN = [PrintedText("1-9", "one "), PrintedText("1-10", "two")]
+LEDGER = [
+    LedgerEntry(7, "write_note", "s/1/1/c1", "started"),
+    LedgerEntry(7, "write_note", "s/1/1/c1", "finished"),
+]
 
 
 def judged(
     records: list[Record] | None = None,
-    shown: list[Shown] | None = None,
-    ledger: list[Entry] | None = None,
-) -> Verdict:
+    shown: list[PrintedText] | None = None,
+    ledger: list[LedgerEntry] | None = None,
+) -> DemoVerdict:
     journal = [
         Journaled(f"1-{position}", 1, record)
         for position, record in enumerate(RECORDS if records is None else records, start=1)
@@ -78,8 +81,10 @@ def test_a_piece_that_was_shown_again_is_twice() -> None:
 
 
 def test_words_that_are_not_in_the_journal_so_are_wrong() -> None:
-    assert judged(shown=[SHOWN[0], Shown("1-10", "three")]).problems == ["1 pieces not as in the journal"]
-    assert judged(shown=[*SHOWN, Shown("2-3", "more")]).problems == ["1 pieces not as in the journal"]
+    assert judged(shown=[SHOWN[0], PrintedText("1-10", "three")]).problems == [
+        "1 pieces not as in the journal"
+    ]
+    assert judged(shown=[*SHOWN, PrintedText("2-3", "more")]).problems == ["1 pieces not as in the journal"]
     assert judged(shown=SHOWN[::-1]).problems == ["1 pieces not as in the journal"]
 
 
@@ -88,7 +93,7 @@ def test_a_call_that_ran_again_is_found_in_the_ledger() -> None:
 
 
 def test_an_execution_that_nobody_asked_for_is_found() -> None:
-    stray = Entry(7, "write_note", "s/9/9/c9", "started")
+    stray = LedgerEntry(7, "write_note", "s/9/9/c9", "started")
     assert judged(ledger=[*LEDGER, stray]).problems == ["1 executions nobody asked for"]
 
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from midstream.demo.cutter import Cutter
+from midstream.environment import World
 from midstream.errors import UnavailableError
-from midstream.world import World
 
 WAIT_S = 30.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.demo.folder import NOTES, Entry, Folder
-from midstream.world import World
+from midstream.demo.folder import NOTES, Folder, LedgerEntry
+from midstream.environment import World
 
 
 def test_notes_are_written_once_and_never_over(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_the_ledger_tells_each_session_apart(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.log("read_file", "one/1/1/c1", "started", World())
     folder.log("write_note", "two/1/1/c1", "wrote 2/5", World())
-    assert folder.entries("two") == [Entry(os.getpid(), "write_note", "two/1/1/c1", "wrote 2/5")]
+    assert folder.entries("two") == [LedgerEntry(os.getpid(), "write_note", "two/1/1/c1", "wrote 2/5")]
 
 
 @pytest.mark.parametrize("name", ["", "..", "../ledger.txt", "a/b", ".hidden", "/etc/passwd"])

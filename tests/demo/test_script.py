@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
-from midstream.core.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
-from midstream.demo.agent import tools_over
+from midstream.demo.demo_agent import tools_over
 from midstream.demo.folder import Folder
 from midstream.demo.script import LINES, scripted_model
+from midstream.environment import World
+from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
+from midstream.models.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
 from midstream.testing.worlds import FakeWorld
-from midstream.tools import by_name, plan_call
-from midstream.world import World
+from midstream.tools.function_tools import by_name, plan_call
 
 
 async def reply_to(history: History) -> list[ModelEvent]:

@@ -9,13 +9,13 @@ import pytest
 
 from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.terminal import PLAIN
-from midstream.demo.check import Verdict
+from midstream.demo.check import DemoVerdict
+from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import Folder
 from midstream.demo.script import LINES, Lines
-from midstream.demo.server import DemoServer
 from midstream.demo.story import Story
+from midstream.environment import World
 from midstream.errors import UnavailableError
-from midstream.world import World
 
 SHORT = "something the scripted model does not know"
 
@@ -33,7 +33,7 @@ class Stage:
         return Story(self.folder, self.server, DemoScreen(self.seen.append, PLAIN), World(), lines=lines)
 
 
-async def told(story: Story) -> Verdict:
+async def told(story: Story) -> DemoVerdict:
     await story.tell("")
     assert story.verdict is not None
     assert story.timings is not None

@@ -10,11 +10,11 @@ from typing import Any
 import apsw
 import pytest
 
-from midstream.core.repair.words import UNKNOWN
 from midstream.doctor.examination import Examined, examine
 from midstream.doctor.findings import Status
 from midstream.doctor.shapes import Json
 from midstream.errors import ConflictError, UnavailableError
+from midstream.history.repair.placeholders import UNKNOWN
 
 SCHEMA = """
 create table session (id text primary key, project_id text, time_created integer, revert text);

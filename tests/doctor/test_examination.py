@@ -297,7 +297,7 @@ def test_a_cut_last_request_is_no_defect(tmp_path: Path) -> None:
 def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.doctor.reading.DOCUMENT_BYTES_MAX", 10)
+    monkeypatch.setattr("midstream.doctor.file_reading.DOCUMENT_BYTES_MAX", 10)
     told = examine(put(tmp_path, "openai-chat.valid.json")).report
     assert told.reason == "too-large"
 

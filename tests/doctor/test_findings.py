@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from midstream.core.repair.refusals import REFUSALS
-from midstream.core.repair.report import Edit
 from midstream.doctor.findings import RULES, Status, finding, finding_of, rule_of, status_of
+from midstream.history.repair.report import Edit
+from midstream.history.repair.rules import REFUSALS
 
 
 def test_rules_of_messages_are_the_repairs_and_those_of_files_ours() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.doctor.installation import Verdict, checks, file_system_of, has_wal_reset_bug
-from midstream.world import World
+from midstream.doctor.installation import CheckResult, checks, file_system_of, has_wal_reset_bug
+from midstream.environment import World
 
 NAMES = ["versions", "sqlite", "file system", "permissions", "locks", "disk clock", "clock", "port"]
 
@@ -25,12 +25,12 @@ def test_a_good_machine_has_no_problem_and_is_left_as_it_was(tmp_path: Path) -> 
     tmp_path.chmod(0o700)
     done = list(checks(tmp_path, port=0))
     assert [check.name for check in done] == NAMES
-    assert [check for check in done if check.verdict is not Verdict.OK] == []
+    assert [check for check in done if check.verdict is not CheckResult.OK] == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_not_there_yet_is_not_made(tmp_path: Path) -> None:
-    assert all(check.verdict is not Verdict.PROBLEM for check in checks(tmp_path / "a" / "b", port=0))
+    assert all(check.verdict is not CheckResult.PROBLEM for check in checks(tmp_path / "a" / "b", port=0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -42,12 +42,12 @@ def test_others_looking_in_a_wrong_clock_and_a_taken_port_are_told(tmp_path: Pat
         found = {
             check.name: check for check in checks(tmp_path, port=door.getsockname()[1], world=_Dated(10.0))
         }
-    told = {name: check.verdict for name, check in found.items() if check.verdict is not Verdict.OK}
+    told = {name: check.verdict for name, check in found.items() if check.verdict is not CheckResult.OK}
     assert told == {
-        "permissions": Verdict.WARNING,
-        "disk clock": Verdict.WARNING,
-        "clock": Verdict.PROBLEM,
-        "port": Verdict.WARNING,
+        "permissions": CheckResult.WARNING,
+        "disk clock": CheckResult.WARNING,
+        "clock": CheckResult.PROBLEM,
+        "port": CheckResult.WARNING,
     }
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import apsw
 import pytest
 
-from midstream.core.messages import UserMessage
-from midstream.core.records import EpochStarted, MessageAccepted, Sync, decode, encode
-from midstream.core.session import Session, fold, pruned
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.journals import is_export, judged
 from midstream.errors import ConflictError
-from midstream.store.contract import Batch, Mark
+from midstream.history.messages import UserMessage
+from midstream.session.records import EpochStarted, MessageAccepted, Sync, decode, encode
+from midstream.session.session import Session, fold, pruned
+from midstream.store.contract import Batch, SessionListing
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.encrypted_store import encrypted
 from midstream.store.sqlite import SQLiteStore
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture is found by its name
@@ -36,7 +36,7 @@ async def store(tmp_path: Path) -> Path:
     opened = SQLiteStore(path)
     await opened.open()
     epoch = await opened.claim("harbour", at=1.0)
-    mark = Mark(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
+    mark = SessionListing(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
     await opened.append("harbour", Batch(RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await opened.close()
     return path
@@ -151,7 +151,7 @@ async def sealed(tmp_path: Path) -> tuple[Path, Path]:
     opened = encrypted(SQLiteStore(path), FileKeys(keys))
     await opened.open()
     epoch = await opened.claim("harbour", at=1.0)
-    mark = Mark(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
+    mark = SessionListing(is_live=True, at=2.0, title="Hello.", turns=1, status="running")
     await opened.append("harbour", Batch(RECORDS, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await opened.close()
     return path, keys

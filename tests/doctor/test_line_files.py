@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from midstream.doctor.conversations import Threads
 from midstream.doctor.examination import examine
-from midstream.doctor.findings import Report, Status
-from midstream.doctor.threads import Threads
+from midstream.doctor.findings import HistoryReport, Status
 from tests.doctor.files import (
     Json,
     answered,
@@ -217,7 +217,7 @@ def test_an_open_shell_call_of_codex_gets_the_output_that_codex_can_read(tmp_pat
 def test_a_line_beyond_the_limit_is_told_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.doctor.reading.LINE_BYTES_MAX", 400)
+    monkeypatch.setattr("midstream.doctor.file_reading.LINE_BYTES_MAX", 400)
     session = [line(1, 0, prompt("Hi.")), line(2, 1, said("m1", "x" * 500)), line(3, 2, said("m2", "Yes."))]
     done = examine(write_lines(tmp_path / "s.jsonl", session))
     told = [(found.code, found.line) for found in done.report.findings]
@@ -350,7 +350,7 @@ def test_however_branches_share_their_lines_the_copy_is_clean(session: list[Json
     _is_repaired(session)
 
 
-def _examined_whole(path: Path) -> Report:
+def _examined_whole(path: Path) -> HistoryReport:
     made: Callable[..., Any] = Threads
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -360,5 +360,5 @@ def _examined_whole(path: Path) -> Report:
         return examine(path).report
 
 
-def _told(report: Report) -> set[tuple[str, int, str | None]]:
+def _told(report: HistoryReport) -> set[tuple[str, int, str | None]]:
     return {(found.code, found.line, found.call_id) for found in report.findings}

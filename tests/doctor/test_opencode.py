@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from midstream.core.repair.words import UNKNOWN
 from midstream.doctor.opencode import StoredMessage, ended, is_open, messages_of
 from midstream.doctor.shapes import Json
+from midstream.history.repair.placeholders import UNKNOWN
 
 
 def _tool(state: Json | None) -> Json:

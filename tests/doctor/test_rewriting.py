@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.doctor.ledgers import Entry, Messages
-from midstream.doctor.reading import lines_of
+from midstream.doctor.file_reading import lines_of
+from midstream.doctor.jsonl_formats import MessageLine, Messages
 from midstream.doctor.rewriting import Patch, _rising, encoded, gathered, mend
 from midstream.doctor.shapes import Json
 from tests.doctor.files import called, line, said
@@ -34,7 +34,7 @@ def test_lines_after_a_change_get_their_new_parent_and_those_before_keep_theirs(
 
 def test_a_moved_message_takes_its_line_along_and_the_others_stay() -> None:
     messages: list[Json] = [{"role": "user", "content": f"message number {at}"} for at in range(4)]
-    entries = [Entry(at + 1, message, [message]) for at, message in enumerate(messages)]
+    entries = [MessageLine(at + 1, message, [message]) for at, message in enumerate(messages)]
     patch = Patch()
     mend(
         gathered(entries), entries, [messages[0], messages[3], messages[1], messages[2]], Messages("x"), patch
@@ -49,7 +49,9 @@ def test_pieces_of_one_reply_are_one_message_and_longer_states_take_the_place_of
         line(3, 2, called("m", "a")),
         line(4, 3, called("m", "a")),
     ]
-    found = gathered([Entry(at, each, [each["message"]], None, "m") for at, each in enumerate(lines, 1)])
+    found = gathered(
+        [MessageLine(at, each, [each["message"]], None, "m") for at, each in enumerate(lines, 1)]
+    )
     assert [block["type"] for block in found.messages[0]["content"]] == ["text", "tool_use"]
     assert found.messages[0]["content"][0]["text"] == "Hello"
     assert found.folded == 2

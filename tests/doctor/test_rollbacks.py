@@ -9,7 +9,7 @@ import pytest
 
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
-from midstream.doctor.ledgers import Codex
+from midstream.doctor.jsonl_formats import CodexRollout
 from midstream.doctor.rollbacks import Rollbacks
 from tests.doctor.files import Json, read_lines, write_lines
 
@@ -72,7 +72,7 @@ META: Json = {"type": "session_meta", "payload": {"id": "1"}}
     ],
 )
 def test_the_turns_that_count_are_those_of_codex(lines: list[Json], taken_back: list[int]) -> None:
-    rollbacks = Rollbacks(Codex())
+    rollbacks = Rollbacks(CodexRollout())
     for number, line in enumerate(lines, 1):
         rollbacks.note(number, line)
     assert [number for number in range(1, len(lines) + 1) if rollbacks.has(number)] == taken_back

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from midstream.core.formats.recognition import speaks_for
 from midstream.doctor.shapes import at, format_of, known_format, shape_of, with_value
 from midstream.errors import UnreadableHistoryError, UsageError
+from midstream.history.codecs.recognition import speaks_for
 
 USER = {"role": "user", "content": "hi"}
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.repair.words import UNKNOWN
 from midstream.doctor.examination import examine
 from midstream.doctor.findings import Status
 from midstream.doctor.shapes import Json
 from midstream.doctor.tinyagent import repaired
+from midstream.history.repair.placeholders import UNKNOWN
 from tests.search import tried
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from midstream.core.messages import UserMessage
-from midstream.core.turn.commands import SendMessage
-from midstream.integrations.openai_responses import OpenAIResponses
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.environment import Fault
+from midstream.history.messages import UserMessage
+from midstream.models.openai_responses import OpenAIResponses
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import KillingWorld
-from midstream.world import Fault
 
 
 async def main(path: str, url: str, point: str = "", time: str = "1") -> None:

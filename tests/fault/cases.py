@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from midstream.world import Fault
+from midstream.environment import Fault
 from tests.fault.matrix import Case, Kill, Report, Side
 
 APPENDS = (Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH)

@@ -9,13 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
-from midstream.core.replies import ModelRequest
-from midstream.runtime.agent import Agent, sub_agent
+from midstream.engine.agent import Agent, sub_agent
+from midstream.models.replies import ModelRequest
 from midstream.server.app import asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import ScriptedModel, Step, calls
-from midstream.tools import tool
+from midstream.testing.scripted_model import ScriptedModel, Step, calls
+from midstream.tools.function_tools import tool
 from tests.fault.turn import Ledger
 
 

@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Struct
 
 from midstream.client import Client, Event, PlaybackLost, connect
-from midstream.core.frames import Gone, Snapshot
-from midstream.core.records import CallStarted, TurnEnded, decode, encode
+from midstream.environment import World
+from midstream.protocol.frames import Gone, SnapshotFrame
+from midstream.session.records import CallStarted, TurnEnded, decode, encode
 from midstream.testing.worlds import KillingWorld
-from midstream.world import World
 from tests.fault.options import Options
 from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
 
@@ -51,7 +51,7 @@ class Notes:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def add(self, event: Event) -> None:
-        assert not isinstance(event.record, Gone | Snapshot | PlaybackLost), (
+        assert not isinstance(event.record, Gone | SnapshotFrame | PlaybackLost), (
             "nothing was lost, nothing is old"
         )
         if event.id not in self._ids:

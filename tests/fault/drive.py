@@ -15,10 +15,11 @@ import httpx2
 import msgspec
 
 from midstream.client import connect
-from midstream.core.calls import Choice, OnDoubt, QuestionKind
-from midstream.core.frames import AnswerPayload
-from midstream.core.messages import Outcome
-from midstream.core.records import (
+from midstream.environment import World
+from midstream.history.messages import Outcome
+from midstream.protocol.frames import AnswerPayload
+from midstream.session.calls import Choice, OnDoubt, QuestionKind
+from midstream.session.records import (
     CallEnded,
     ChildSaid,
     MessageAccepted,
@@ -28,10 +29,9 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.store.contract import Stored
+from midstream.store.contract import StoredRecord
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.history_checker import Evidence, Execution, check_ended
-from midstream.world import World
 from tests.fault.client_process import HastyWorld
 from tests.fault.matrix import CASE_S, Case, Process, Report, reached, read_ledger
 from tests.fault.stories import CLIENT_POLICIES, MCP_POLICIES, MESSAGES, POLICIES, RESUMED
@@ -188,7 +188,7 @@ def _lives(pid: str) -> bool:
         return False
 
 
-async def journals_of(folder: Path) -> dict[str, list[Stored]]:
+async def journals_of(folder: Path) -> dict[str, list[StoredRecord]]:
     store = SQLiteStore(folder / "server.db")
     await store.open()
     try:

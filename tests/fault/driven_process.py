@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from midstream.core.calls import OnDoubt
+from midstream.environment import Fault
+from midstream.session.calls import OnDoubt
 from midstream.testing.worlds import KillingWorld
-from midstream.world import Fault
 
 ANSWER = "all done"
 SESSION = "s"
@@ -62,14 +62,14 @@ async def pydantic_ai(folder: Path, play: Play, world: KillingWorld, policy: OnD
     )
     from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-    from midstream.integrations.pydantic_ai_durable import Midstream
+    from midstream.frameworks.pydantic_ai_durable import DurableTurns
 
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
         names = play.asked(sum(isinstance(each, ModelResponse) for each in messages))
         calls: list[Any] = [ToolCallPart("act", {"name": name}, name) for name in names]
         return ModelResponse(parts=calls or [TextPart(ANSWER)])
 
-    durable = Midstream[object](folder / DB, on_doubt={"act": policy}, world=world)
+    durable = DurableTurns[object](folder / DB, on_doubt={"act": policy}, world=world)
     agent = Agent(FunctionModel(model), capabilities=[durable])
 
     @agent.tool_plain
@@ -90,7 +90,7 @@ async def langgraph(folder: Path, play: Play, world: KillingWorld, policy: OnDou
     from langgraph.graph import END, START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode
 
-    from midstream.integrations.langgraph import at_most_once
+    from midstream.frameworks.langgraph import at_most_once
 
     @tool
     async def act(name: str) -> str:
@@ -124,7 +124,7 @@ async def openai_agents(folder: Path, play: Play, world: KillingWorld, policy: O
     from agents.models.interface import Model
     from agents.testing import assistant_message, function_call
 
-    from midstream.integrations.openai_agents import Midstream
+    from midstream.frameworks.openai_agents import DurableAgents
 
     class Scripted(Model):
         async def get_response(self, system: Any, input: Any, *args: Any, **keywords: Any) -> ModelResponse:
@@ -143,7 +143,7 @@ async def openai_agents(folder: Path, play: Play, world: KillingWorld, policy: O
         return await play.work(name)
 
     set_tracing_disabled(True)
-    durable = Midstream(folder / DB, on_doubt={"act": policy}, world=world)
+    durable = DurableAgents(folder / DB, on_doubt={"act": policy}, world=world)
     agent = Agent(name="agent", model=durable.model(Scripted()), tools=durable.tools([act]))
     async with durable.turn(SESSION, "go", key="k"):
         result = await Runner.run(agent, "go")

@@ -14,17 +14,17 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from midstream.core.replies import ModelRequest, TextDelta
-from midstream.integrations.opentelemetry import OpenTelemetry
-from midstream.integrations.prometheus import Prometheus
-from midstream.runtime.agent import Agent
+from midstream.engine.agent import Agent
+from midstream.models.replies import ModelRequest, TextDelta
+from midstream.observability.opentelemetry import OpenTelemetry
+from midstream.observability.prometheus import Prometheus
 from midstream.server.app import asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.escrow import escrowed
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import Reply, ScriptedModel, Stall, calls, exchanges_since_user, text
-from midstream.tools import tool
+from midstream.testing.scripted_model import Reply, ScriptedModel, Stall, calls, exchanges_since_user, text
+from midstream.tools.function_tools import tool
 
 CANARY = "canary-7f3a"
 

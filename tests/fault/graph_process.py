@@ -22,14 +22,14 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import interrupt
 
-from midstream.core.calls import Choice
-from midstream.core.messages import Exchange
-from midstream.core.questions import questions_of
-from midstream.core.turn.commands import Answer
-from midstream.integrations.langgraph_served import served
-from midstream.runtime.host import Host
+from midstream.engine.host import Host
+from midstream.frameworks.langgraph_served import served
+from midstream.history.messages import Exchange
+from midstream.session.calls import Choice
+from midstream.session.questions import questions_of
+from midstream.session.turn.commands import Answer
 from midstream.store.sqlite import SQLiteStore
-from tests.integrations.graph_model import asked, calling, saying
+from tests.frameworks.graph_model import asked, calling, saying
 
 WAIT_S = 60.0
 WRITES_MAX = 200

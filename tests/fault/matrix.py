@@ -22,10 +22,11 @@ import msgspec
 from msgspec import Struct, field
 
 from midstream.client.local_tools import offered
-from midstream.core.calls import UNKNOWN_CONTENT
-from midstream.core.frames import AbortPayload, Payload, ResultPayload, SayPayload, digest_of, encode
-from midstream.core.messages import Outcome, Result, Text
-from midstream.core.records import (
+from midstream.environment import Fault
+from midstream.history.messages import Outcome, Result, Text
+from midstream.protocol.frames import AbortPayload, Payload, ResultPayload, SayPayload, digest_of, encode
+from midstream.session.calls import UNKNOWN_CONTENT
+from midstream.session.records import (
     AttemptStarted,
     ChunkAccepted,
     Delta,
@@ -36,10 +37,9 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.store.contract import Stored
+from midstream.store.contract import StoredRecord
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.history_checker import ClientLog, Evidence, Execution, Seen, check_ended
-from midstream.world import Fault
+from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
 from tests.fault.client_process import read_notes
 from tests.fault.options import Point
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
@@ -276,7 +276,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     _measure_takeovers(folder, server, report)
 
 
-async def _journal(folder: Path) -> list[Stored]:
+async def _journal(folder: Path) -> list[StoredRecord]:
     store = SQLiteStore(folder / "server.db")
     await store.open()
     try:
@@ -314,7 +314,7 @@ def client_log(
     folder: Path, records: Sequence[Record], acked: set[int], say: SayPayload, later: Sequence[Payload]
 ) -> ClientLog:
     """Return the client's notes; what it sent follows from the script: first `say`, then any of `later`."""
-    seen = [Seen(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
+    seen = [ShownEvent(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
     opened = [decode(each.body) for each in seen]
     stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
     stored = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == stream]
@@ -325,7 +325,7 @@ def client_log(
 
 
 def reader_log(folder: Path) -> ClientLog:
-    seen = [Seen(line.id, bytes(line.record)) for line in read_notes(folder / "reader.seen")]
+    seen = [ShownEvent(line.id, bytes(line.record)) for line in read_notes(folder / "reader.seen")]
     return ClientLog("reader", SESSION, start=0, seen=seen)
 
 

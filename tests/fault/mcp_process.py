@@ -16,8 +16,8 @@ import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import ToolAnnotations
 
-from midstream.integrations.mcp import EFFECT_KEY
-from midstream.world import World
+from midstream.environment import World
+from midstream.tools.mcp import EFFECT_KEY
 from tests.fault.turn import PIDS, Line
 
 folder, how = Path(sys.argv[1]), sys.argv[2]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from midstream.environment import Fault
 from midstream.testing.worlds import KillingWorld
-from midstream.world import Fault
 
 
 class Inside(StrEnum):

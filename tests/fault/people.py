@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from midstream.client.local_tools import ALLOWED_ONCE_CONTENT, offered
-from midstream.core.calls import UNKNOWN_CONTENT
-from midstream.core.frames import Payload, ResultPayload, SayPayload
-from midstream.core.messages import Outcome, Result, Text
-from midstream.core.records import decode
+from midstream.environment import Fault, World
+from midstream.history.messages import Outcome, Result, Text
+from midstream.protocol.frames import Payload, ResultPayload, SayPayload
+from midstream.session.calls import UNKNOWN_CONTENT
+from midstream.session.records import decode
 from midstream.testing.history_checker import Evidence
-from midstream.world import Fault, World
 from tests.fault.cases import CHECKPOINTS
 from tests.fault.drive import journals_of, judge
 from tests.fault.matrix import Case, Kill, Process, Report, Side, client_log, read_ledger, reader_log, run

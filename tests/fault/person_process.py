@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from midstream.client import Client, Event, connect
-from midstream.core.records import QuestionAsked
+from midstream.environment import World
 from midstream.errors import QuestionClosedError
-from midstream.world import World
+from midstream.session.records import QuestionAsked
 from tests.fault.client_process import HAND_S, HastyWorld, Notes
 from tests.fault.drive import truth
 from tests.fault.options import Options

@@ -16,12 +16,12 @@ from pathlib import Path
 from openai._models import construct_type
 from openai.types.responses import ResponseStreamEvent
 
-from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
-from midstream.core.replies import ModelRequest, TextDelta
+from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConversation
+from midstream.agents.pool import Pooled
+from midstream.agents.pool_entries import POOL_NAMESPACE
 from midstream.errors import ModelError
-from midstream.integrations.openai_conversation import Memory, OpenAIChain, OpenAIConversation
-from midstream.runtime.pool import Pooled
-from midstream.runtime.pool_entries import POOL_NAMESPACE
+from midstream.history.messages import Exchange, History, Reply, Text, UserMessage
+from midstream.models.replies import ModelRequest, TextDelta
 from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.store.sqlite import SQLiteStore
 

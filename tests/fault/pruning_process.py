@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from midstream.core.retention import Retention
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
-from midstream.runtime.pruning import Pruner
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.pruning import Pruner
+from midstream.environment import Fault
+from midstream.session.retention import Retention
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, text
 from midstream.testing.worlds import KillingWorld
-from midstream.world import Fault
 
 DONE_WITHIN_S = 20
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 
-from midstream.runtime.agent import Agent
+from midstream.engine.agent import Agent
 from midstream.server.app import asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import ScriptedModel
+from midstream.testing.scripted_model import ScriptedModel
 from tests.fault.options import Options
 from tests.fault.stories import Stage
 from tests.fault.turn import Ledger, script, server_tools

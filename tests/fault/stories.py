@@ -13,14 +13,14 @@ import signal
 import sys
 from pathlib import Path
 
-from midstream.core.calls import OnDoubt
-from midstream.core.messages import Finish, Outcome
-from midstream.core.replies import CallRequested, Finished, ModelRequest
+from midstream.engine.agent import Agent, sub_agent
+from midstream.environment import World
 from midstream.errors import ModelRejectedError
-from midstream.runtime.agent import Agent, sub_agent
-from midstream.testing.models import Script, ScriptedModel, Step, calls, exchanges_since_user, text
-from midstream.tools import Answer, DidNotHappen, Happened, Probed, Tool, question, tool
-from midstream.world import World
+from midstream.history.messages import Finish, Outcome
+from midstream.models.replies import CallRequested, Finished, ModelRequest
+from midstream.session.calls import OnDoubt
+from midstream.testing.scripted_model import Script, ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.tools.function_tools import DidNotHappen, Happened, Probed, StatedOutcome, Tool, question, tool
 from tests.fault.turn import Ledger
 
 RESUMED = "resumed"
@@ -136,7 +136,7 @@ class Stage:
     def _with_mcp(self, how: str) -> Agent:
         """Make an agent whose tools are in another process, which may be killed, or kill this one, in a call."""
         # Slow to import: longer than all else in each of the processes, hundreds, that tell another story.
-        from midstream.integrations.mcp import McpServer
+        from midstream.tools.mcp import McpServer
 
         arguments = ["-m", "tests.fault.mcp_process", str(self._folder), how]
         path = os.environ.get("PYTHONPATH", "")
@@ -157,15 +157,15 @@ class Stage:
     def _program(self, name: str) -> Tool:
         """Make a tool that starts a process; in one story that process is killed in the middle."""
 
-        async def run() -> Answer:
+        async def run() -> StatedOutcome:
             self._ledger.note(name, "began")
             command = "kill -9 $$" if name == "program_dies" else "exit 0"
             process = await asyncio.create_subprocess_exec("/bin/sh", "-c", command)
             if self._dies_inside:
                 os.kill(os.getpid(), signal.SIGKILL)
             if await process.wait() != 0:
-                return Answer("the program was killed", Outcome.UNKNOWN)
+                return StatedOutcome("the program was killed", Outcome.UNKNOWN)
             self._ledger.note(name, "ended")
-            return Answer("it was done")
+            return StatedOutcome("it was done")
 
         return tool(name=name)(run)

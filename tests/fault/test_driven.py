@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from midstream.core.calls import UNKNOWN_CONTENT
-from midstream.core.records import CallEnded, decode
+from midstream.environment import Fault
+from midstream.session.calls import UNKNOWN_CONTENT
+from midstream.session.records import CallEnded, decode
 from midstream.store.sqlite import SQLiteStore
-from midstream.world import Fault
 from tests.fault.driven_process import ANSWER, DB, SESSION
 from tests.fault.matrix import ROOT
 from tests.spec import spec

@@ -15,8 +15,8 @@ import pytest
 
 from midstream.client import connect
 from midstream.client.client import Client
-from midstream.core.records import Delta, TurnEnded, TurnStatus
 from midstream.errors import WrongSecretError
+from midstream.session.records import Delta, TurnEnded, TurnStatus
 from midstream.store.encryption.ciphers import FileKeys
 from tests.fault.escrow_process import CANARY
 from tests.spec import spec

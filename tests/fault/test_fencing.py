@@ -6,7 +6,7 @@ from pathlib import Path
 
 import websockets
 
-from midstream.core.records import ChunkAccepted, StreamTaken, TurnEnded
+from midstream.session.records import ChunkAccepted, StreamTaken, TurnEnded
 from tests.fault.workers import Worker, lines, problems, records, until, until_there
 from tests.server.serving import Socket, abort, chunk, opening
 from tests.spec import spec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.calls import UNKNOWN_CONTENT
+from midstream.session.calls import UNKNOWN_CONTENT
 
 pytestmark = pytest.mark.fault
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.messages import Outcome
-from midstream.core.records import CallEnded, CallStarted, TurnEnded, TurnStatus, decode
-from midstream.world import Fault
+from midstream.environment import Fault
+from midstream.history.messages import Outcome
+from midstream.session.records import CallEnded, CallStarted, TurnEnded, TurnStatus, decode
 from tests.fault.matrix import ROOT
 from tests.fault.transaction_process import WHATS, WITHIN
 from tests.spec import spec

@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from midstream.world import Fault
+from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
 from tests.fault.matrix import ROOT, Case, Report, run
 from tests.fault.test_pruning import POINTS

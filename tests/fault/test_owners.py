@@ -16,8 +16,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from midstream.core.messages import Outcome
-from midstream.core.records import (
+from midstream.environment import Fault
+from midstream.history.messages import Outcome
+from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
@@ -27,7 +28,6 @@ from midstream.core.records import (
     ReplyCompleted,
     TurnEnded,
 )
-from midstream.world import Fault
 from tests.fault.workers import (
     WAIT_S,
     Worker,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.calls import OnDoubt
-from midstream.world import Fault
+from midstream.environment import Fault
+from midstream.session.calls import OnDoubt
 from tests.fault.matrix import Case
 from tests.fault.options import Inside
 from tests.fault.people import every_case, kills, meet

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.integrations.openai_conversation import Memory
-from midstream.world import World
+from midstream.agents.openai_conversation import Memory
+from midstream.environment import World
+from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.fault.pool_process import Point, Turns, live
-from tests.integrations.openai_memory import OpenAIMemory, openai_memory
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.session import Session, fold
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
-from midstream.runtime.journal import Journal
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.journal import Journal
+from midstream.environment import Fault, World
+from midstream.session.session import Session, fold
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text
-from midstream.world import Fault, World
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault

@@ -21,9 +21,9 @@ import pytest
 pytest.importorskip("agents.testing", reason="the SDK is in its own environment: `make contract`")
 
 from midstream.client.sync import connect
-from midstream.core.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
+from midstream.session.records import CallProgressed, Delta, QuestionAsked, TurnEnded, TurnStatus
 from tests.cli.processes import WAIT_S, Serving, run
-from tests.integrations.responses_server import asked, call_item, completed, said
+from tests.models.responses_server import asked, call_item, completed, said
 from tests.ports import held_port
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ from pathlib import Path
 from agents import Agent, function_tool
 
 from midstream import report_progress
-from midstream.integrations.openai_agents_served import served
+from midstream.frameworks.openai_agents_served import served
 
 
 def book_in(city):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.calls import OnDoubt
-from midstream.world import Fault
+from midstream.environment import Fault
+from midstream.session.calls import OnDoubt
 from tests.fault.cases import IN_RECOVERY
 from tests.fault.drive import play
 from tests.fault.matrix import Case, Kill, Report

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from midstream.core.records import TurnEnded
-from midstream.core.turn.states import SUSPECTED_CODE
+from midstream.session.records import TurnEnded
+from midstream.session.turn.states import SUSPECTED_CODE
 from tests.fault.workers import Worker, ends, lines, problems, records, until
 from tests.spec import spec
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from midstream.core.records import EpochStarted, MessageAccepted, TurnEnded, decode
-from midstream.core.turn.states import SUSPECTED_CODE
+from midstream.environment import World
 from midstream.errors import NotFoundError
-from midstream.store.sqlite.reading import Reader, reading
-from midstream.world import World
+from midstream.session.records import EpochStarted, MessageAccepted, TurnEnded, decode
+from midstream.session.turn.states import SUSPECTED_CODE
+from midstream.store.sqlite.reads import ReadConnection, reading
 from tests.fault.workers import WAIT_S, Worker, ends, lines, problems, records, until
 from tests.spec import spec
 
@@ -143,7 +143,7 @@ class _Ends:
             async with self._changed:
                 self._changed.notify_all()
 
-    def _read(self, session: str, reader: Reader) -> None:
+    def _read(self, session: str, reader: ReadConnection) -> None:
         for stored in reader.records(session, self._position[session], 100_000):
             record = decode(stored.body)
             self._begun[session] += isinstance(record, MessageAccepted)

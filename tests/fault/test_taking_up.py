@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.records import (
+from midstream.environment import Fault, World
+from midstream.session.records import (
     AttemptContinued,
     AttemptResumable,
     AttemptStarted,
@@ -22,8 +23,7 @@ from midstream.core.records import (
     decode,
 )
 from midstream.store.sqlite import SQLiteStore
-from midstream.world import Fault, World
-from tests.integrations.responses_server import Link, ResponsesServer, completed, responses_server, said
+from tests.models.responses_server import Link, ResponsesServer, completed, responses_server, said
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault

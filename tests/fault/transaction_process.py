@@ -12,15 +12,15 @@ import signal
 import sys
 from pathlib import Path
 
-from midstream.core.messages import UserMessage
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.environment import Fault
+from midstream.history.messages import UserMessage
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, calls, text
 from midstream.testing.worlds import KillingWorld
-from midstream.tools import Tool, current_call, tool, transaction
-from midstream.world import Fault
+from midstream.tools.function_tools import Tool, current_call, tool, transaction
 
 SESSION = "s"
 WITHIN = "within"

@@ -12,11 +12,11 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from midstream.core.messages import Finish
-from midstream.core.replies import CallRequested, Finished, TextDelta, ThinkingDelta
-from midstream.testing.models import Pause, Step
-from midstream.tools import Tool, current_call, tool
-from midstream.world import World
+from midstream.environment import World
+from midstream.history.messages import Finish
+from midstream.models.replies import CallRequested, Finished, TextDelta, ThinkingDelta
+from midstream.testing.scripted_model import Pause, Step
+from midstream.tools.function_tools import Tool, current_call, tool
 
 SESSION = "s"
 PIDS = "mcp.pids"

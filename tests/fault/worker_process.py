@@ -13,19 +13,19 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime import runner as runner_module
-from midstream.runtime.agent import Agent
+from midstream.engine import runner as runner_module
+from midstream.engine.agent import Agent
+from midstream.environment import Fault
+from midstream.history.messages import UserMessage
+from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.server.app import App, asgi
-from midstream.server.serve import serve
+from midstream.server.uvicorn_server import serve
+from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.store import LEASE_S
-from midstream.testing.models import ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.testing.scripted_model import ScriptedModel, Step, calls, exchanges_since_user, text
 from midstream.testing.worlds import KillingWorld
-from midstream.tools import Tool, tool
-from midstream.world import Fault
+from midstream.tools.function_tools import Tool, tool
 from tests.fault.turn import Ledger
 
 POLL_S = 0.005

@@ -17,12 +17,12 @@ from typing import Self
 import httpx2
 import msgspec
 
-from midstream.core.records import Record, TurnEnded, decode
+from midstream.environment import World
 from midstream.errors import NotFoundError
-from midstream.store.contract import Stored
-from midstream.store.sqlite.reading import reading
+from midstream.session.records import Record, TurnEnded, decode
+from midstream.store.contract import StoredRecord
+from midstream.store.sqlite.reads import reading
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
-from midstream.world import World
 from tests.fault.turn import Line
 from tests.server.serving import KEYS
 
@@ -111,7 +111,7 @@ class Worker:
         return await self._client.request(method, path, **options)  # type: ignore[arg-type] # httpx2's own
 
 
-def journal(folder: Path, session: str) -> list[Stored]:
+def journal(folder: Path, session: str) -> list[StoredRecord]:
     """Read a whole journal without being an owner."""
     with reading(folder / "server.db") as reader:
         return reader.records(session, 0, 100_000)

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from midstream.errors import HistoryRefusedError, MidstreamError
-from midstream.history import check, convert, repair
+from midstream.history.operations import check, convert, repair
 
 Json = dict[str, Any]
 

@@ -10,14 +10,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from midstream.conformance.scripts import scripts
+from midstream.testing.conformance.scripts import scripts
 from tests.chaos.plan import Plan
 from tests.chaos.test_chaos import CONNECTIONS_PER_KILL, SEED
 from tests.chaos.turns import WAYS
 
 ROOT = Path(__file__).parents[2]
 PATH = Path(__file__).parent / "data" / "cases.json"
-FOLDERS = ("fault", "chaos", "conformance", "simulation")
+FOLDERS = ("fault", "chaos", "testing/conformance", "simulation")
 COLLECT_S = 150
 FATES = 200
 """Connections of the short chaos run whose fates are recorded."""

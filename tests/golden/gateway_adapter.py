@@ -7,7 +7,7 @@ A script is JSON. Each answer is a list of steps. Steps of a `provider` (chat co
 - `{"status": …, "message": …, "headers": …}` refuses, instead of all others
 
 Steps of an `agent` (stateful, in a pool): `{"text": …}`, `{"tool": [id, name, arguments, result]}` (run by the agent
-itself), `{"trouble": …}` (`midstream.testing.upstreams.Trouble`).
+itself), `{"trouble": …}` (`midstream.testing.scripted_upstream.Trouble`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from midstream.core.messages import Usage
-from midstream.core.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
-from midstream.core.reuse.abilities import Abilities
-from midstream.integrations.openai_compatible import OpenAICompatible
-from midstream.runtime.models import Model
-from midstream.runtime.pool import Pooled
-from midstream.runtime.upstreams import UpstreamEvent
-from midstream.server.gateway.app import gateway
-from midstream.server.serve import serve
+from midstream.agents.abilities import Abilities
+from midstream.agents.pool import Pooled
+from midstream.agents.upstreams import UpstreamEvent
+from midstream.dialects.gateway_app import gateway
+from midstream.history.messages import Usage
+from midstream.models.model import Model
+from midstream.models.openai_compatible import OpenAICompatible
+from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.server.uvicorn_server import serve
 from midstream.store.memory import MemoryStore
-from midstream.testing.upstreams import ScriptedUpstream, Talk, Trouble, words_of
-from tests.integrations.chat_server import call, delta, served, usage
+from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, Trouble, words_of
+from tests.models.chat_server import call, delta, served, usage
 
 Json = dict[str, Any]
 
@@ -126,7 +126,7 @@ class StatefulAgent:
         forgotten = self.upstream.memory.forgotten
         return [*sent, {"opened": self.upstream.opened, "taken by": taken, "forgotten": forgotten}]
 
-    def _answer(self, talk: Talk) -> Sequence[UpstreamEvent]:
+    def _answer(self, talk: AgentConversation) -> Sequence[UpstreamEvent]:
         del talk
         events: list[UpstreamEvent] = []
         for step in self._script.pop(0):

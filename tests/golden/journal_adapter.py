@@ -15,12 +15,14 @@ from typing import Any, get_args
 import msgspec
 from msgspec import Struct
 
-from midstream.core import session as sessions
-from midstream.core.events import Reading
-from midstream.core.frames import EventId
-from midstream.core.profiles import PROFILES
-from midstream.core.questions import questions_of
-from midstream.core.records import (
+from midstream.history.profiles import PROFILES
+from midstream.history.rendering import render
+from midstream.protocol.events import EventReader
+from midstream.protocol.frames import EventId
+from midstream.server.api.session_snapshot import snapshot_of
+from midstream.session import session as sessions
+from midstream.session.questions import questions_of
+from midstream.session.records import (
     JournalPruned,
     JournalReader,
     OutcomeDamaged,
@@ -29,17 +31,20 @@ from midstream.core.records import (
     encode,
     is_durable,
 )
-from midstream.core.rendering import render
-from midstream.core.session import Session, StreamState
-from midstream.core.turn.deciding import reply_so_far
-from midstream.core.turn.states import AwaitingModel
-from midstream.server.snapshot import snapshot_of
+from midstream.session.session import Session, StreamState
+from midstream.session.turn.deciding import reply_so_far
+from midstream.session.turn.states import AwaitingModel
 
 Json = dict[str, Any]
 Journal = list[tuple[int, str]]
 """The epoch and the stored body of each record."""
 
-RENAMED: Mapping[str, str] = {}
+RENAMED: Mapping[str, str] = {
+    "Left": "UnfinishedTurn",
+    "Obligation": "PendingWork",
+    "Verdict": "CallVerdict",
+    "owed": "pending_work",
+}
 """Names in the data and their new ones.
 
 A key is a tag (`turn_ended`), a field of a stored body by its path (`reply_completed.body.parts`), a class
@@ -64,7 +69,7 @@ def outcome(journal: Journal) -> Json:
     pending work and open questions where they change.
     """
     state, before = Session(), _state(Session())
-    reading = Reading()
+    reading = EventReader()
     steps = []
     for (epoch, record), (_, body) in zip(read(journal), journal, strict=True):
         state = sessions.evolve(state, record, epoch=epoch)
@@ -88,7 +93,7 @@ def _state(session: Session) -> Json:
     shown: Json = _plain(session)
     shown["history"] = len(session.history.entries)
     shown["status"] = session.status.value
-    shown["work"] = [_plain(each) for each in sessions.owed(session)]
+    shown["work"] = [_plain(each) for each in sessions.pending_work(session)]
     shown["questions"] = [_plain(each) for each in questions_of(NAME, session)]
     shown["is"] = {
         "live": session.is_live,
@@ -99,7 +104,7 @@ def _state(session: Session) -> Json:
     return shown
 
 
-def _event(reading: Reading, event_id: EventId, record: Record) -> Json:
+def _event(reading: EventReader, event_id: EventId, record: Record) -> Json:
     event = reading.event(str(event_id), record)
     shown: Json = {"id": event.id, "on disk first": is_durable(record)}
     if event.text or event.replaces:

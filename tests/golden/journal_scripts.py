@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from midstream.core import applications, driven
-from midstream.core import session as sessions
-from midstream.core.application_request import ApplicationRequest
-from midstream.core.calls import CallPlan, Choice, OnDoubt, Site, digest_of
-from midstream.core.messages import (
+from midstream.history.messages import (
     Call,
     Entry,
     Exchange,
@@ -27,7 +23,12 @@ from midstream.core.messages import (
     Usage,
     UserMessage,
 )
-from midstream.core.records import (
+from midstream.session import applications, driven_turn
+from midstream.session import session as sessions
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
+from midstream.session.model_settings import ModelSettings
+from midstream.session.records import (
     ClientTool,
     Delta,
     EpochStarted,
@@ -35,12 +36,11 @@ from midstream.core.records import (
     Parent,
     PromptHead,
     Record,
-    StalledOn,
     TurnStatus,
     encode,
 )
-from midstream.core.session import Received, Session, ToolsFound
-from midstream.core.turn.commands import (
+from midstream.session.session import Received, Session, ToolsFound
+from midstream.session.turn.commands import (
     Answer,
     CallFinished,
     CallProbed,
@@ -66,9 +66,10 @@ from midstream.core.turn.commands import (
     WhenBusy,
     Withdraw,
 )
-from midstream.core.turn.states import LOOK_BACK_S
-from midstream.core.wishes import Wishes
-from tests.core.stories import (
+from midstream.session.turn.states import LOOK_BACK_S
+from midstream.timing import StalledOn
+from tests.golden.journal_adapter import read
+from tests.session.stories import (
     AT,
     answers,
     asks,
@@ -90,7 +91,6 @@ from tests.core.stories import (
     wants,
     writes,
 )
-from tests.golden.journal_adapter import read
 
 NOTHING: Mapping[str, Result] = {}
 WORK = digest_of("work", "{}")
@@ -124,11 +124,11 @@ class Script:
         self.append(begun)
         return self.take(Recover(LOOK_BACK_S))
 
-    def take(self, *commands: Command | Received | ToolsFound | driven.DrivenCommand) -> Script:
+    def take(self, *commands: Command | Received | ToolsFound | driven_turn.DrivenCommand) -> Script:
         for command in commands:
             self.at += 1.0
-            if isinstance(command, driven.DrivenCommand):
-                self.append(*driven.decide(self.session, command, epoch=self.epoch, at=self.at))
+            if isinstance(command, driven_turn.DrivenCommand):
+                self.append(*driven_turn.decide(self.session, command, epoch=self.epoch, at=self.at))
             else:
                 self.append(*sessions.decide(self.session, command, epoch=self.epoch, at=self.at))
         return self
@@ -416,20 +416,32 @@ def _damaged_late() -> Script:
 def _driven() -> Script:
     asked = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
     story = Script().take(
-        driven.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"), driven.Ask(1, NOTHING)
+        driven_turn.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"),
+        driven_turn.RequestReply(1, NOTHING),
     )
-    story.take(driven.Said((Delta(1, 1, 1, 0, "text", "o"),)), driven.AttemptLost("model_failed", "HTTP"))
     story.take(
-        driven.Ask(1, NOTHING), driven.Replied(asked, native='{"kind": "response"}'), driven.Start("a")
+        driven_turn.AddOutput((Delta(1, 1, 1, 0, "text", "o"),)),
+        driven_turn.AttemptLost("model_failed", "HTTP"),
     )
-    story.take(driven.Ended(Result("a", "done"), native='{"kind": "result"}'), driven.Start("b")).owner()
-    story.take(driven.Start("b", is_approved=True), driven.Ended(Result("b", "done")), driven.Ask(2, NOTHING))
-    story.take(driven.Replied(Reply((Text("ok"),))), driven.Close(TurnStatus.COMPLETED, NOTHING))
     story.take(
-        driven.Begin(UserMessage.of("go"), "pydantic-ai"),
-        driven.Ask(1, NOTHING),
-        driven.Replied(asked),
-        driven.Start("a"),
+        driven_turn.RequestReply(1, NOTHING),
+        driven_turn.Replied(asked, native='{"kind": "response"}'),
+        driven_turn.BeginCall("a"),
+    )
+    story.take(
+        driven_turn.Ended(Result("a", "done"), native='{"kind": "result"}'), driven_turn.BeginCall("b")
+    ).owner()
+    story.take(
+        driven_turn.BeginCall("b", is_approved=True),
+        driven_turn.Ended(Result("b", "done")),
+        driven_turn.RequestReply(2, NOTHING),
+    )
+    story.take(driven_turn.Replied(Reply((Text("ok"),))), driven_turn.EndTurn(TurnStatus.COMPLETED, NOTHING))
+    story.take(
+        driven_turn.Begin(UserMessage.of("go"), "pydantic-ai"),
+        driven_turn.RequestReply(1, NOTHING),
+        driven_turn.Replied(asked),
+        driven_turn.BeginCall("a"),
     )
     return story.take(Cancel())
 
@@ -452,7 +464,9 @@ def _resend(
         f"{number:032x}",
         "key" if number == 1 else "",
         "h:app",
-        Wishes(temperature=0.5, stop=("END",), reply_format={"type": "json_object"}, forced_tool="look"),
+        ModelSettings(
+            temperature=0.5, stop=("END",), reply_format={"type": "json_object"}, forced_tool="look"
+        ),
         is_ephemeral=number == 2,
         is_background=number == 3,
         form={"dialect": "responses"},

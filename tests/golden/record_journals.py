@@ -46,11 +46,11 @@ def _scripted() -> Iterator[tuple[str, Journal]]:
 
 def _lived() -> Iterator[tuple[str, Journal]]:
     """Yield random lives of a session: commands apt and out of place, over several owners."""
-    from midstream.core.records import encode
-    from midstream.core.turn.commands import Refused
     from midstream.errors import UsageError
-    from tests.core.edges import Edge, edge_of
-    from tests.core.lives import Life, lives
+    from midstream.session.records import encode
+    from midstream.session.turn.commands import Refused
+    from tests.session.edges import Edge, edge_of
+    from tests.session.lives import Life, lives
 
     import_module("tests.conftest")  # says how examples are drawn: the same every time
     refused = Refused(UsageError("whatever it was"))
@@ -88,7 +88,7 @@ def _simulated() -> Iterator[tuple[str, Journal]]:
 
 
 def _record_inputs() -> None:
-    from tests.core.edges import explored
+    from tests.session.edges import explored
 
     kinds: set[str] = set()
     steps: set[tuple[str, str, str]] = set()

@@ -31,13 +31,13 @@ def _played(page: str, module: str, kind: str, *, block: int = 0) -> Served:
     """Play the upstream of a page: an agent's software, with an account; all else of the block is as printed."""
     before = f"""
 import importlib
-from midstream.testing.upstreams import ScriptedUpstream
+from midstream.testing.scripted_upstream import ScriptedUpstream
 setattr(importlib.import_module({module!r}), {kind!r}, lambda *arguments, **options: ScriptedUpstream())
 """
     return Served(page, block, before)
 
 
-_INTEGRATIONS = "midstream.integrations"
+_INTEGRATIONS = "midstream.agents"
 SERVED = {
     "hello:agent": Served("README.md"),
     "approvals:agent": Served("approvals.md"),
@@ -134,7 +134,7 @@ asyncio.run(main())
 _SERVED = """
 import asyncio
 from midstream import Host
-from midstream.integrations.pydantic_ai import PydanticAIModel
+from midstream.models.pydantic_ai import PydanticAIModel
 from midstream.store.memory import MemoryStore
 from pydantic_ai.models.test import TestModel
 

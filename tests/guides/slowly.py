@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from midstream import Agent, Model
-from midstream.core.replies import ModelEvent, ModelRequest, TextDelta
-from midstream.world import World
+from midstream.environment import World
+from midstream.models.replies import ModelEvent, ModelRequest, TextDelta
 
 LOOK_S = 0.005
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from midstream.core.records import Delta, TurnEnded
+from midstream.session.records import Delta, TurnEnded
 from tests.fault.workers import until_there
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN
 from tests.guides.line import line_to
 from tests.guides.programs import ANYTHING, IN_A_BROWSER, SERVED, SERVED_JS, TABLE, URL, Program
 from tests.guides.reader import BLOCKS, environment, write_agent
-from tests.integrations.strict_provider import strict_provider
+from tests.models.strict_provider import strict_provider
 from tests.ports import held_port
 
 pytestmark = pytest.mark.slow

@@ -219,15 +219,15 @@ RUN: dict[tuple[Key, ...], Callable[..., None]] = {
 NOT_RUN = {
     ("README.md", "", 1): "nothing is published yet: tests/test_extras.py",
     ("doctor.md", "", 0): "output on one reader's files: tests/cli/test_doctor.py",
-    ("gateway.md", "", 1): "another vendor's program: its API is tests/server/gateway",
+    ("gateway.md", "", 1): "another vendor's program: its API is tests/dialects",
     ("mcp.md", "", 0): "a package of another registry: tests/cli/test_mcp_servers.py serves with --mcp",
     ("network.md", "", 0): "output behind one proxy: tests/cli/test_network.py",
     (
         "observability.md",
         "sh",
         0,
-    ): "needs a collector: tests/integrations/test_opentelemetry.py has the options",
-    ("reuse.md", "", 0): "a log line: tests/runtime/test_debugging.py",
+    ): "needs a collector: tests/observability/test_opentelemetry.py has the options",
+    ("reuse.md", "", 0): "a log line: tests/observability/test_debug_output.py",
 }
 """Blocks that a reader does not type as they are, and what executes the same."""
 

@@ -25,7 +25,7 @@ from tests.search import PROFILE
 
 SOURCE = python_files("src/midstream")
 
-# Clocks, chance, identity and background tasks come in through `midstream.world.World`.
+# Clocks, chance, identity and background tasks come in through `midstream.environment.World`.
 ONLY_IN_WORLD = re.compile(
     r"time\.(time|monotonic|perf_counter|process_time)(_ns)?|time\.sleep"
     r"|datetime\.(datetime|date)\.(now|utcnow|today)"
@@ -34,31 +34,31 @@ ONLY_IN_WORLD = re.compile(
 )
 # File below src/midstream: why it needs no other world than the real one.
 MAY_TOUCH_THE_WORLD: dict[str, str] = {
-    "world.py": "it is the door",
+    "environment.py": "it is the door",
     "testing/worlds.py": "it makes other worlds",
 }
 
 # File below src/midstream: why nothing narrower can be caught there.
 MAY_CATCH_EVERYTHING: dict[str, str] = {
-    "client/http.py": "what ends one of its tasks is raised by whoever reads, who would wait for ever",
+    "client/http_transport.py": "what ends one of its tasks is raised by whoever reads, who would wait for ever",
     "client/os_keyring.py": "a backend is somebody else's code: whatever it raises, the file has the secret",
-    "server/gateway/response_reader.py": "the client of a response gets an error, and the log has the defect",
+    "dialects/response_reader.py": "the client of a response gets an error, and the log has the defect",
     "cli/__init__.py": "the top of the process: it logs the traceback and sets the exit code",
-    "integrations/claude_agent.py": "the SDK raises bare `Exception`s; each is typed, or is the end of a process",
-    "integrations/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
-    "integrations/outgoing.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
-    "runtime/observing.py": "who looks on must not stop what it looks at: its error is logged, without its words",
-    "runtime/agent_runs.py": "an upstream is somebody else's code; what it raises goes to who waits for the answer",
-    "runtime/live_agents.py": "closing and forgetting is an upstream's code, on the way out: nothing depends on it",
-    "runtime/performers.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",
-    "runtime/pool.py": "a host's counter of turns is no part of the turn",
-    "runtime/runner.py": "the top of a session: it ends on a bug, the others go on",
-    "runtime/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
-    "runtime/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
-    "store/sqlite/commits.py": "whatever a commit on the event loop raises belongs to who asked, as on the thread",
-    "store/sqlite/thread.py": "whatever the work of a thread raises belongs to who asked for it",
-    "integrations/openai_agents_served.py": "tools and servers of an SDK: what one raises is its outcome",
-    "tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
+    "agents/claude.py": "the SDK raises bare `Exception`s; each is typed, or is the end of a process",
+    "tools/mcp.py": "an SDK over a network: whatever ends a connection or an answer, it is said to who waits",
+    "frameworks/http_hooks.py": "a request is worth more than its repair; what failed is logged, it goes as it was",
+    "observability/observers.py": "who looks on must not stop what it looks at: its error is logged, without its words",
+    "agents/agent_runs.py": "an upstream is somebody else's code; what it raises goes to who waits for the answer",
+    "agents/live_agents.py": "closing and forgetting is an upstream's code, on the way out: nothing depends on it",
+    "engine/executors.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",
+    "agents/pool.py": "a host's counter of turns is no part of the turn",
+    "engine/runner.py": "the top of a session: it ends on a bug, the others go on",
+    "engine/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
+    "engine/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
+    "store/sqlite/group_commit.py": "whatever a commit on the event loop raises belongs to who asked, as on the thread",
+    "store/sqlite/worker_thread.py": "whatever the work of a thread raises belongs to who asked for it",
+    "frameworks/openai_agents_served.py": "tools and servers of an SDK: what one raises is its outcome",
+    "tools/function_tools.py": "a tool is somebody else's code; whatever it raises is its outcome",
 }
 
 # What nobody can draw a second time; `random.Random` can, but not without a seed.
@@ -67,9 +67,9 @@ SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 # Test file: why nothing that it draws decides whether it fails.
 MAY_DRAW: dict[str, str] = {
     "tests/fault/test_owners.py": "only `make fault` draws its seed, and prints it",
-    "tests/integrations/acp_agent.py": "names of conversations: programs of one test must not make the same",
-    "tests/integrations/claude_cli.py": "names of messages and sessions, likewise",
-    "tests/integrations/codex_server.py": "names of threads and turns, likewise",
+    "tests/agents/acp_agent.py": "names of conversations: programs of one test must not make the same",
+    "tests/agents/claude_cli.py": "names of messages and sessions, likewise",
+    "tests/agents/codex_server.py": "names of threads and turns, likewise",
     "tests/fault/workers.py": "an idempotency key: any will do that was not used before",
 }
 

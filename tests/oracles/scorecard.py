@@ -11,7 +11,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-import midstream.history
+import midstream.history.operations
 from tests.oracles.accidents import ODD
 from tests.oracles.measures import Score, broken, score
 from tests.oracles.scripts import WRITERS, valid
@@ -40,11 +40,11 @@ def _row(form: str, cases: int, seed: int, accidents: dict[str, Any], notes: lis
     for number in range(cases):
         chance = Random(f"{form}/{seed}/{number}")
         whole, messages, how = broken(form, chance, **accidents)
-        made = score(form, messages, midstream.history.repair, whole=whole)
+        made = score(form, messages, midstream.history.operations.repair, whole=whole)
         made.how = [f"case {number}", *how]
         scores.append(made)
         fine = valid(form, Random(f"valid/{form}/{seed}/{number}"))
-        untouched += midstream.history.repair_by_name(fine, format=form).messages is fine
+        untouched += midstream.history.operations.repair_by_name(fine, format=form).messages is fine
     notes += _notes(form, scores)
     good = sum(not made.refused for made in scores)
     whole_count = sum(not made.lost and not made.refused for made in scores)

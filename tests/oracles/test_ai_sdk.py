@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import midstream.history
+import midstream.history.operations
 from tests.oracles.accidents import drop_result
 from tests.oracles.ai_sdk import judged, lacking
 from tests.oracles.measures import broken
@@ -28,7 +28,10 @@ def shown(form: str, messages: list[Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("form", WRITERS)
 def test_the_ai_sdk_takes_what_is_repaired_and_its_model_receives_every_word(form: str) -> None:
     cases = [broken(form, Random(f"{form}/ai-sdk/{number}")) for number in range(QUESTIONS)]
-    repaired = [midstream.history.repair_by_name(messages, format=form).messages for _, messages, _ in cases]
+    repaired = [
+        midstream.history.operations.repair_by_name(messages, format=form).messages
+        for _, messages, _ in cases
+    ]
     verdicts = judged([shown(form, messages) for messages in repaired])
     refused = [
         (n, how, said) for n, ((_, _, how), said) in enumerate(zip(cases, verdicts, strict=True)) if said
@@ -51,7 +54,9 @@ def test_the_ai_sdk_refuses_what_was_not_repaired(form: str) -> None:
         drop_result(form, messages, chance)
         histories.append(messages)
     raw = judged([shown(form, messages) for messages in histories])
-    repaired = [midstream.history.repair_by_name(messages, format=form).messages for messages in histories]
+    repaired = [
+        midstream.history.operations.repair_by_name(messages, format=form).messages for messages in histories
+    ]
     was_broken = [made is not messages for made, messages in zip(repaired, histories, strict=True)]
     assert [bool(said) for said in raw] == was_broken
     assert any(was_broken)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import midstream.history
+import midstream.history.operations
 from tests.oracles.accidents import ODD
 from tests.oracles.chat_templates import (
     LENIENT,
@@ -47,7 +47,7 @@ def test_templates_render_what_is_repaired_and_no_word_is_lost(form: str, profil
     asked = dict.fromkeys(TEMPLATES[profile], 0)
     for number in range(QUESTIONS):
         _, messages, how = broken(form, Random(f"{form}/templates/{profile}/{number}"))
-        done = midstream.history.repair_by_name(messages, format=form, profile=profile)
+        done = midstream.history.operations.repair_by_name(messages, format=form, profile=profile)
         chat = with_due_prompt(as_chat(form, done.messages))
         names = [name for name in TEMPLATES[profile] if can_say(name, chat)]
         asked.update({name: asked[name] + 1 for name in names})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import midstream.history
+import midstream.history.operations
 from tests.oracles.accidents import ACCIDENTS, ODD
 from tests.oracles.foreign import PACKAGES, SPEAKS_FOR, judge, missing
 from tests.oracles.measures import Score, broken, lost_words, score
@@ -26,7 +26,7 @@ QUESTIONS = 12
 def measured(form: str, number: int) -> Score:
     chance = Random(f"{form}/test/{number}")
     whole, messages, how = broken(form, chance, accidents=ODD if number % 3 == 0 else ACCIDENTS)
-    made = score(form, messages, midstream.history.repair, whole=whole)
+    made = score(form, messages, midstream.history.operations.repair, whole=whole)
     made.how = [f"{number}", *how]
     return made
 
@@ -36,7 +36,7 @@ def test_valid_histories_are_accepted_by_the_judge_and_left_alone(form: str) -> 
     for number in range(REPAIRS):
         messages = valid(form, Random(f"{form}/valid/{number}"))
         assert refusals(form, messages) == []
-        assert midstream.history.repair_by_name(messages, format=form).messages is messages
+        assert midstream.history.operations.repair_by_name(messages, format=form).messages is messages
 
 
 @pytest.mark.parametrize("form", WRITERS)
@@ -59,9 +59,9 @@ def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, fo
         chance = Random(f"{form}/{oracle}/{number}")
         _, messages, how = broken(form, chance)
         whole = valid(form, chance)
-        if not midstream.history.check_by_name(whole, profile, format=form):
+        if not midstream.history.operations.check_by_name(whole, profile, format=form):
             assert judge(oracle, form, whole) == []
-        done = midstream.history.repair_by_name(messages, format=form, profile=profile)
+        done = midstream.history.operations.repair_by_name(messages, format=form, profile=profile)
         assert (number, how, judge(oracle, form, done.messages)) == (number, how, [])
         assert (number, how, lost_words(messages, [done.messages, done.system])) == (number, how, [])
 
@@ -76,7 +76,7 @@ def test_mistral_takes_no_system_message_after_a_reply_and_its_words_stay_in_the
         {"role": "system", "content": "k3z"},
     ]
     assert "Unexpected role 'system' after role 'assistant'" in judge(oracle, "mistral", inside)[0]
-    done = midstream.history.repair_by_name(inside, format="mistral", profile=SPEAKS_FOR[oracle])
+    done = midstream.history.operations.repair_by_name(inside, format="mistral", profile=SPEAKS_FOR[oracle])
     assert done.messages == [*inside[:2], {"role": "user", "content": "[system message] k3z"}]
     assert [edit.code for edit in done.edits] == ["system-in-list"]
     assert judge(oracle, "mistral", done.messages) == []
@@ -86,12 +86,12 @@ def test_mistral_takes_no_system_message_after_a_reply_and_its_words_stay_in_the
 def test_a_defect_that_was_found_stays_repaired(path: Path) -> None:
     case: dict[str, Any] = json.loads(path.read_text())
     form, messages, profile = case["format"], case["messages"], case.get("profile")
-    repaired = midstream.history.repair_by_name(messages, format=form, profile=profile)
+    repaired = midstream.history.operations.repair_by_name(messages, format=form, profile=profile)
     assert refusals(form, repaired.messages, profile or "") == []
     assert lost_words(messages, [repaired.messages, repaired.system]) == []
     assert repaired.messages[: case["intact"]] == messages[: case["intact"]]
     assert repaired.edits
-    again = midstream.history.repair_by_name(
+    again = midstream.history.operations.repair_by_name(
         repaired.messages, format=form, profile=profile, system=repaired.system
     )
     assert again.messages is repaired.messages

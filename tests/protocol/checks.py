@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from midstream.core import frames, records
-from midstream.core.records import ChunkAccepted, StreamOpened, StreamTaken, TurnEnded
 from midstream.errors import StreamFencedError
+from midstream.protocol import frames
+from midstream.session import records
+from midstream.session.records import ChunkAccepted, StreamOpened, StreamTaken, TurnEnded
 from tests.protocol.client_process import Process
 from tests.protocol.world import World
 

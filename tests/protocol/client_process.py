@@ -8,7 +8,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from midstream.client.checkpoint import (
+from midstream.client.checkpoint_file import (
     CallAnswered,
     CallAsked,
     CallIntended,
@@ -19,13 +19,14 @@ from midstream.client.checkpoint import (
     StreamBegun,
 )
 from midstream.client.local_tools import LocalTools
-from midstream.core import frames, records
-from midstream.core.calls import CallState
-from midstream.core.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
-from midstream.core.client_stream import Applied, ClientStream, Forget, Replaced
-from midstream.core.frames import EventId
-from midstream.core.messages import Result
-from midstream.core.timing import Backoff
+from midstream.history.messages import Result
+from midstream.protocol import frames
+from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.protocol.client_stream import Applied, ClientStream, Forget, Replaced
+from midstream.protocol.frames import EventId
+from midstream.session import records
+from midstream.session.calls import CallState
+from midstream.timing import Backoff
 from tests.protocol.values import copied, told_apart
 
 AT = 0.0

@@ -11,33 +11,34 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from midstream import errors
-from midstream.core import frames, records
-from midstream.core.client_stream import ClientStream
-from midstream.core.frames import (
+from midstream.errors import DrainingError, MidstreamError, ModelError, SeqnoGapError
+from midstream.history.messages import Text, UserMessage
+from midstream.protocol import frames
+from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.frames import (
     AbortPayload,
     Ack,
     Chunk,
     Close,
     Error,
-    Event,
+    EventFrame,
     EventId,
     Events,
     Gone,
-    Heartbeat,
+    HeartbeatFrame,
     Open,
     Payload,
     Ping,
     SayPayload,
     ServerFrame,
-    Snapshot,
+    SnapshotFrame,
     Welcome,
 )
-from midstream.core.messages import Text, UserMessage
-from midstream.core.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
-from midstream.core.server_stream import ServerStream
-from midstream.core.session import CHUNKS_MAX, Session, fold
-from midstream.errors import DrainingError, MidstreamError, ModelError, SeqnoGapError
-from midstream.server.problems import status_of
+from midstream.protocol.server_stream import ServerStream
+from midstream.server.api.problems import status_of
+from midstream.session import records
+from midstream.session.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
+from midstream.session.session import CHUNKS_MAX, Session, fold
 from tests.protocol.values import copied, told_apart
 
 SECRET = "s" * 43
@@ -60,8 +61,8 @@ def _hears(frame: ServerFrame | bytes) -> Callable[[ClientStream], None]:
     return lambda half: half.receive(body, now=0.0)
 
 
-def _event(position: int, record: records.Record) -> Event:
-    return Event(f"1-{position}", msgspec.Raw(records.encode(record)))
+def _event(position: int, record: records.Record) -> EventFrame:
+    return EventFrame(f"1-{position}", msgspec.Raw(records.encode(record)))
 
 
 def _waits(half: ClientStream) -> None:
@@ -86,11 +87,11 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "welcome of another past": _hears(Welcome("a", "1-1", "1-1", acked=CHUNKS_MAX)),
     "degraded welcome": _hears(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
     "ack": _hears(Ack(0)),
-    "heartbeat": _hears(Heartbeat("1-1")),
+    "heartbeat": _hears(HeartbeatFrame("1-1")),
     "gone": _hears(Gone("1-1", "pruned")),
-    "snapshot": _hears(Snapshot("1-1", msgspec.Raw(b"{}"))),
-    "snapshot of the end": _hears(Snapshot("1-1", msgspec.Raw(b"{}"), is_over=True)),
-    "unreadable record": _hears(Events((Event("1-2", msgspec.Raw(b'{"type":"of a later version"}')),))),
+    "snapshot": _hears(SnapshotFrame("1-1", msgspec.Raw(b"{}"))),
+    "snapshot of the end": _hears(SnapshotFrame("1-1", msgspec.Raw(b"{}"), is_over=True)),
+    "unreadable record": _hears(Events((EventFrame("1-2", msgspec.Raw(b'{"type":"of a later version"}')),))),
     "end of the turn": _hears(_TOLD),
     "final error": _hears(Error("seqno_reused", "no")),
     "refused secret": _hears(Error("wrong_secret", "no")),

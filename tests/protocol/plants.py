@@ -7,15 +7,15 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from midstream.client.checkpoint import CallIntended, FileWrite
-from midstream.core.checkpoint import Checkpoint, ChunkKept, CursorMoved
-from midstream.core.client_stream import Applied, ClientStream, Forget
-from midstream.core.frame_errors import error_of
-from midstream.core.frames import Error, EventId, Open, encode
-from midstream.core.records import ChunkAccepted, EpochStarted, Record, StreamOpened
-from midstream.core.server_stream import Admit, ServerStream, Submit
-from midstream.core.session import Received, Session
-from midstream.core.turn.commands import Recover, Refused
+from midstream.client.checkpoint_file import CallIntended, FileWrite
+from midstream.protocol.checkpoint import Checkpoint, ChunkKept, CursorMoved
+from midstream.protocol.client_stream import Applied, ClientStream, Forget
+from midstream.protocol.frame_errors import error_of
+from midstream.protocol.frames import Error, EventId, Open, encode
+from midstream.protocol.server_stream import Admit, ServerStream, Submit
+from midstream.session.records import ChunkAccepted, EpochStarted, Record, StreamOpened
+from midstream.session.session import Received, Session
+from midstream.session.turn.commands import Recover, Refused
 from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
 from tests.protocol.world import Action, Connection, Scenario, World
 

@@ -13,7 +13,9 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec import inspect as types
 
-from midstream.core import calls, frames, messages, records
+from midstream.history import messages
+from midstream.protocol import frames
+from midstream.session import calls, records
 
 CLIENT: tuple[type[Struct], ...] = typing.get_args(frames.ClientFrame)
 PAYLOADS: tuple[type[Struct], ...] = typing.get_args(frames.Payload)
@@ -24,7 +26,7 @@ WITHIN: tuple[type[Struct], ...] = (
     records.ClientTool,
     messages.ToolSpec,
     messages.Result,
-    frames.Event,
+    frames.EventFrame,
     messages.UserMessage,
     messages.Reply,
     messages.Thinking,

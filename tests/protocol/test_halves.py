@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from midstream.core import frames
-from midstream.core.calls import Choice
-from midstream.core.client_stream import _State as ClientState
-from midstream.core.frames import (
+from midstream.errors import StreamFencedError, WrongSecretError
+from midstream.history.messages import Text
+from midstream.protocol import frames
+from midstream.protocol.client_stream import _State as ClientState
+from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
     AbortPayload,
     Ack,
@@ -19,13 +20,12 @@ from midstream.core.frames import (
     ResumePayload,
     SayPayload,
 )
-from midstream.core.messages import Text
-from midstream.core.server_stream import _State as ServerState
-from midstream.core.session import CHUNKS_MAX
-from midstream.errors import StreamFencedError, WrongSecretError
-from tests.conformance.core_server import CoreServer, CoreWire
+from midstream.protocol.server_stream import _State as ServerState
+from midstream.session.calls import Choice
+from midstream.session.session import CHUNKS_MAX
 from tests.protocol import halves
 from tests.spec import spec
+from tests.testing.conformance.core_server import CoreServer, CoreWire
 
 SECRET = "s" * 43
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from midstream.core import frames, records
-from midstream.core.calls import Choice
-from midstream.core.client_stream import Applied, ClientStream
-from midstream.core.frames import (
+from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUndecodableError
+from midstream.history.messages import Result, Text, UserMessage
+from midstream.protocol import frames
+from midstream.protocol.client_stream import Applied, ClientStream
+from midstream.protocol.frames import (
     START,
     AbortPayload,
     Ack,
@@ -25,28 +26,28 @@ from midstream.core.frames import (
     ClientFrame,
     Close,
     Error,
-    Event,
+    EventFrame,
     EventId,
     Events,
     Gone,
-    Heartbeat,
+    HeartbeatFrame,
     Open,
     Ping,
     ResultPayload,
     ResumePayload,
     SayPayload,
-    Snapshot,
+    SnapshotFrame,
     Welcome,
     WithdrawPayload,
 )
-from midstream.core.messages import Result, Text, UserMessage
-from midstream.core.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
-from midstream.core.server_stream import Admit, ServerStream, Submit
-from midstream.core.session import Received, Session, decide, fold
-from midstream.core.sse import ServerSentEvent, SseDecoder
-from midstream.core.sse import encode as encode_event
-from midstream.core.turn.commands import Refused
-from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUndecodableError
+from midstream.protocol.server_stream import Admit, ServerStream, Submit
+from midstream.protocol.sse import ServerSentEvent, SseDecoder
+from midstream.protocol.sse import encode as encode_event
+from midstream.session import records
+from midstream.session.calls import Choice
+from midstream.session.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
+from midstream.session.session import Received, Session, decide, fold
+from midstream.session.turn.commands import Refused
 
 SECRET = "s" * 43
 CUT = b"cut"
@@ -72,8 +73,8 @@ _FROM_CLIENT: tuple[ClientFrame, ...] = (
 CLIENT_FRAMES = [frames.encode(frame) for frame in _FROM_CLIENT]
 
 
-def _event(position: int, record: records.Record) -> Event:
-    return Event(f"1-{position}", msgspec.Raw(records.encode(record)))
+def _event(position: int, record: records.Record) -> EventFrame:
+    return EventFrame(f"1-{position}", msgspec.Raw(records.encode(record)))
 
 
 _SAID = MessageAccepted(1, UserMessage.of("x"), 0.0, stream="a")
@@ -88,10 +89,10 @@ SERVER_FRAMES = [
         Events((_event(4, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),)),
         Gone("1-1", "pruned"),
         Gone("1-1", "pruned", oldest=2, has_snapshot=True),
-        Snapshot("1-1", msgspec.Raw(b"{}")),
+        SnapshotFrame("1-1", msgspec.Raw(b"{}")),
         Error("draining", "no", "later", retry_after_s=1.0),
         Error("seqno_gap", "no", seqno=1, expected=0),
-        Heartbeat("1-9", "model"),
+        HeartbeatFrame("1-9", "model"),
     )
 ]
 

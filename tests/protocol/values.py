@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
-from midstream.core.server_stream import Submit
+from midstream.protocol.server_stream import Submit
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """A small world in which both halves of the stream protocol live: clients, a server with its journal, a bad network.
 
 Nothing here is a stand-in for our own code but the shells: the halves are the real ones, the journal is folded and
-decided by `core/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
+decided by `session/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
 in the copy, and `fingerprint` tells two worlds apart in which different things can happen from now on.
 
 The network delivers what goes through one connection in order, until that breaks; but chunks may overtake one another,
@@ -22,18 +22,18 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core import records
-from midstream.core.calls import CallPlan, Site, digest_of
-from midstream.core.frames import START, Chunk, EventId, SayPayload, decode_client
-from midstream.core.messages import Call, Finish, Reply, Text
-from midstream.core.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
-from midstream.core.server_stream import Admit, ServerStream, Submit, waiting_on
-from midstream.core.session import Received, Session, decide, fenced, fold, notice_of
-from midstream.core.turn.commands import Command, ModelReplied, ModelSaid, Recover, Refused
-from midstream.core.turn.states import AwaitingModel
-from tests.core.stories import heard
+from midstream.history.messages import Call, Finish, Reply, Text
+from midstream.protocol.frames import START, Chunk, EventId, SayPayload, decode_client
+from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
+from midstream.session import records
+from midstream.session.calls import CallPlan, Site, digest_of
+from midstream.session.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
+from midstream.session.session import Received, Session, decide, fenced, fold, notice_of
+from midstream.session.turn.commands import Command, ModelReplied, ModelSaid, Recover, Refused
+from midstream.session.turn.states import AwaitingModel
 from tests.protocol.client_process import AT, Disk, Process
 from tests.protocol.values import copied, told_apart
+from tests.session.stories import heard
 
 SECRET = "s" * 43
 ZOMBIES_MAX = 1
@@ -82,7 +82,7 @@ class Connection:
         """None once the server's process died."""
         self.up: tuple[bytes, ...] = ()
         self.down: tuple[bytes, ...] = ()
-        self.letters: tuple[Submit | Received, ...] = ()
+        self.forwarded_commands: tuple[Submit | Received, ...] = ()
         """What waits for the journal's owner: chunks, and a notice that this connection has the stream."""
 
     def clone(self) -> Self:
@@ -92,8 +92,8 @@ class Connection:
 
     def fingerprint(self) -> Hashable:
         server = self.server and told_apart(self.server)
-        letters = tuple((each.seqno, type(each)) for each in self.letters)
-        return self.owner, self.place, self.is_held, server, self.up, self.down, letters
+        forwarded_commands = tuple((each.seqno, type(each)) for each in self.forwarded_commands)
+        return self.owner, self.place, self.is_held, server, self.up, self.down, forwarded_commands
 
     @property
     def are_chunks_waiting(self) -> bool:
@@ -219,7 +219,7 @@ class World:
             server = connection.server
             if server is None:
                 continue
-            if connection.letters:
+            if connection.forwarded_commands:
                 yield "decide", number
             if connection.up and not server.is_closed:
                 yield "up", number
@@ -348,7 +348,7 @@ class World:
         if held is None:
             return
         held.is_held, held.down = False, ()
-        if held.server is None or held.server.is_closed or not (held.up or held.letters):
+        if held.server is None or held.server.is_closed or not (held.up or held.forwarded_commands):
             self.forget(held)
         zombies = [each for each in self.connections if each.owner == owner and not each.is_held]
         if len(zombies) > ZOMBIES_MAX:
@@ -361,7 +361,7 @@ class World:
     def up(self, connection: Connection) -> None:
         body, connection.up = connection.up[0], connection.up[1:]
         self.take(connection, body)
-        if not (connection.is_held or connection.up or connection.letters):
+        if not (connection.is_held or connection.up or connection.forwarded_commands):
             self.forget(connection)
 
     def repeat(self, connection: Connection) -> None:
@@ -408,7 +408,7 @@ class World:
     def give_notice(self, connection: Connection, server: ServerStream) -> None:
         """Let the other servers know of a connection, soon."""
         notice = notice_of(self.session, server.stream, server.connection) if len(self.views) > 1 else None
-        connection.letters += (notice,) if notice is not None else ()
+        connection.forwarded_commands += (notice,) if notice is not None else ()
 
     def is_before(self, connection: ServerStream, speaker: ServerStream) -> bool:
         """Whether the connection that was just admitted is older than the one that speaks."""
@@ -418,16 +418,19 @@ class World:
         if connection.place == self.owner:
             self.judge(connection, request)
         else:
-            connection.letters += (request,)
+            connection.forwarded_commands += (request,)
 
     def decide_letter(self, connection: Connection) -> None:
         """Let the owner decide what was said at another server, or that a connection has the stream."""
-        letter, connection.letters = connection.letters[0], connection.letters[1:]
-        if isinstance(letter, Submit):
-            self.judge(connection, letter)
+        forwarded, connection.forwarded_commands = (
+            connection.forwarded_commands[0],
+            connection.forwarded_commands[1:],
+        )
+        if isinstance(forwarded, Submit):
+            self.judge(connection, forwarded)
         else:
             with suppress(Refused):
-                self.do(letter)
+                self.do(forwarded)
         connection.flush()
 
     def judge(self, connection: Connection, request: Submit) -> None:
@@ -502,7 +505,7 @@ class World:
         )
         for connection in self.connections:
             if connection.place == self.owner:
-                connection.server, connection.up, connection.letters = None, (), ()
+                connection.server, connection.up, connection.forwarded_commands = None, (), ()
         self.connections = tuple(each for each in self.connections if each.is_held or each.server is not None)
         self.owner = (self.owner + 1) % len(self.views)
         self.start_epoch()

@@ -16,18 +16,34 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, Usage, UserMessage
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.core.reuse.abilities import Abilities
+from midstream.agents.abilities import Abilities
+from midstream.agents.pool import Pooled, PoolLimits
+from midstream.agents.pool_entries import POOL_NAMESPACE
+from midstream.agents.pool_turns import AgentOrigin, TurnReport
+from midstream.agents.upstreams import UpstreamEvent
+from midstream.environment import World
 from midstream.errors import ModelError
-from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.runtime.pool_entries import POOL_NAMESPACE
-from midstream.runtime.pool_turns import TurnReport, Way
-from midstream.runtime.upstreams import UpstreamEvent
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Reply,
+    Result,
+    Text,
+    Usage,
+    UserMessage,
+)
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.store import memory as stores
 from midstream.store.contract import KeyValueEntry
-from midstream.testing.upstreams import Memory, ScriptedUpstream, Talk, Trouble, words_of
-from midstream.world import World
+from midstream.testing.scripted_upstream import (
+    AgentConversation,
+    ScriptedUpstream,
+    Trouble,
+    UpstreamMemory,
+    words_of,
+)
 from tests.simulation.loop import Process, SimulatedLoop, Stuck
 
 SESSION = "s"
@@ -124,7 +140,7 @@ class Life:
         self.chance = random.Random(seed)
         self.loop = SimulatedLoop(self.chance, steps_max=steps_max)
         self.world = SeededWorld(self.loop, random.Random(seed + 1))
-        self.memory = Memory()
+        self.memory = UpstreamMemory()
         self.place = stores.Memory()
         self.problems: list[str] = []
         self.figures: Counter[str] = Counter()
@@ -199,7 +215,7 @@ class Life:
         self._tokens += 1
         return f"{kind}{self._tokens}"
 
-    def _answer(self, talk: Talk) -> Sequence[UpstreamEvent]:
+    def _answer(self, talk: AgentConversation) -> Sequence[UpstreamEvent]:
         """Answer with a name under which it is kept what the agent had been told by then."""
         told = tuple(token for heard in talk.heard for token in TOKEN.findall(words_of(heard.said)))
         self._tokens += 1
@@ -321,9 +337,9 @@ class Life:
         self.figures[report.way.value] += 1
         self.figures["replays"] += report.replays
         is_learned = report.rebuilt in {"stale", "unechoed"}
-        if not is_excused and not is_learned and (report.replays or report.way is Way.ASIDE):
+        if not is_excused and not is_learned and (report.replays or report.way is AgentOrigin.ASIDE):
             self.problems.append(f"a needless replay: {report}")
-        if report.way is Way.ASIDE:
+        if report.way is AgentOrigin.ASIDE:
             self._asides += 1
             self._is_excused = True
             if self._asides > 1:

@@ -10,10 +10,9 @@ from collections import Counter
 
 import pytest
 
-from midstream.core.reuse import retrying
+from midstream.agents import agent_failures, pool_turns
+from midstream.agents.pool_entries import Claim
 from midstream.errors import ModelError
-from midstream.runtime import pool_turns
-from midstream.runtime.pool_entries import Claim
 from tests.reuse.lives import ACTIONS, Life, lived
 from tests.spec import spec
 
@@ -50,14 +49,17 @@ def _last_only(*given: object) -> object:
 
 
 _told = pool_turns._told
-_remedy = retrying.remedy
+_remedy = agent_failures.remedy
 
 
-def _blind(error: ModelError, situation: retrying.Situation) -> retrying.Remedy:
+def _blind(error: ModelError, situation: agent_failures.FailureSituation) -> agent_failures.Remedy:
     """Say it once more to an agent that may have taken it: one that fell silent, or failed without a reason."""
-    is_doubtful = retrying.cause_of(error) in {retrying.Cause.STALLED, retrying.Cause.UNKNOWN}
+    is_doubtful = agent_failures.cause_of(error) in {
+        agent_failures.FailureCause.STALLED,
+        agent_failures.FailureCause.UNKNOWN,
+    }
     if is_doubtful and not situation.has_spoken and not situation.is_forced:
-        return retrying.Repeat(is_forced=True)
+        return agent_failures.Repeat(is_forced=True)
     return _remedy(error, situation)
 
 
@@ -70,7 +72,7 @@ async def _forgetful(claim: Claim, record: object) -> None:
     ("home", "name", "broken", "lives"),
     [
         (pool_turns, "_told", _last_only, 60),
-        (retrying, "remedy", _blind, 400),
+        (agent_failures, "remedy", _blind, 400),
         (Claim, "release", _forgetful, 60),
     ],
     ids=[

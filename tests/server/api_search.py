@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from midstream.core.blobs import blob_of
-from midstream.core.replies import ModelRequest
-from midstream.core.settings import StreamSettings
-from midstream.integrations.prometheus import Prometheus
-from midstream.runtime.agent import Agent
-from midstream.server.access import Access, bearer
+from midstream.engine.agent import Agent
+from midstream.models.replies import ModelRequest
+from midstream.observability.prometheus import Prometheus
+from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import asgi
+from midstream.server.auth.access import Access, bearer
+from midstream.session.blobs import blob_of
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import ScriptedModel, Step, calls, text
-from midstream.tools import tool
+from midstream.testing.scripted_model import ScriptedModel, Step, calls, text
+from midstream.tools.function_tools import tool
 from tests.house.source import ROOT
 from tests.server.people import KNOWN, OPERATOR, say
 from tests.server.serving import Served, served

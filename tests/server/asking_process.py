@@ -9,14 +9,14 @@ import asyncio
 import sys
 from pathlib import Path
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import ModelRequest
-from midstream.runtime.agent import Agent, sub_agent
+from midstream.engine.agent import Agent, sub_agent
+from midstream.environment import World
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelRequest
 from midstream.server.app import asgi
-from midstream.server.serve import serve
-from midstream.testing.models import ScriptedModel, Step, calls, exchanges_since_user, text
-from midstream.tools import tool
-from midstream.world import World
+from midstream.server.uvicorn_server import serve
+from midstream.testing.scripted_model import ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.tools.function_tools import tool
 
 DAY_S = 24 * 60 * 60.0
 LOOK_BACK_S = 1.0

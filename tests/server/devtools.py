@@ -16,7 +16,7 @@ from typing import Any
 
 import websockets
 
-from midstream.world import World
+from midstream.environment import World
 
 WAIT_S = 20.0
 CRASH_S = 0.2

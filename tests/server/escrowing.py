@@ -9,16 +9,16 @@ from typing import Any
 
 import httpx2
 
-from midstream.runtime.agent import Agent
-from midstream.server.access import Access
+from midstream.engine.agent import Agent
+from midstream.environment import World
 from midstream.server.app import App, asgi
+from midstream.server.auth.access import Access
 from midstream.store.contract import Store
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.escrow import escrowed
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.models import Script, ScriptedModel
-from midstream.tools import Tool
-from midstream.world import World
+from midstream.testing.scripted_model import Script, ScriptedModel
+from midstream.tools.function_tools import Tool
 from tests.server.serving import SECRET, chunk
 
 OTHER = "o" * 43

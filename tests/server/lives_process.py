@@ -9,13 +9,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import Finished, ModelRequest, TextDelta
+from midstream.engine.agent import Agent
 from midstream.errors import ModelRejectedError
-from midstream.runtime.agent import Agent
+from midstream.history.messages import UserMessage
+from midstream.models.replies import Finished, ModelRequest, TextDelta
 from midstream.server.app import asgi
-from midstream.server.serve import serve
-from midstream.testing.models import Pause, ScriptedModel, Step
+from midstream.server.uvicorn_server import serve
+from midstream.testing.scripted_model import Pause, ScriptedModel, Step
 
 WORDS = 60
 PAUSE_S = 0.03

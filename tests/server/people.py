@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 import httpx2
 import msgspec
 
-from midstream.runtime.agent import Agent
-from midstream.server.access import Access, Authorize, Verify, bearer
+from midstream.engine.agent import Agent
+from midstream.environment import World
 from midstream.server.app import App, asgi
+from midstream.server.auth.access import Access, Authorize, Verify, bearer
+from midstream.server.auth.principals import Principal
 from midstream.server.limits import Limits
-from midstream.server.subjects import Subject
 from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import Script, ScriptedModel, text
-from midstream.tools import Tool
-from midstream.world import World
+from midstream.testing.scripted_model import Script, ScriptedModel, text
+from midstream.tools.function_tools import Tool
 from tests.server.serving import KEYS, Json, chunk
 
 ADA = {"authorization": "Bearer the-token-of-ada"}
@@ -24,14 +24,14 @@ BOB = {"authorization": "Bearer the-token-of-bob"}
 EVE = {"authorization": "Bearer the-token-of-eve"}
 OPERATOR = {"authorization": "Bearer the-token-of-the-operator"}
 KNOWN = {
-    "the-token-of-ada": Subject("ada"),
-    "the-token-of-bob": Subject("bob"),
-    "the-token-of-the-operator": Subject("root", is_operator=True),
+    "the-token-of-ada": Principal("ada"),
+    "the-token-of-bob": Principal("bob"),
+    "the-token-of-the-operator": Principal("root", is_operator=True),
 }
 TENANTS = {
-    "the-token-of-ada": Subject("ada", tenant="acme"),
-    "the-token-of-bob": Subject("bob", tenant="acme"),
-    "the-token-of-eve": Subject("ada", tenant="other"),
+    "the-token-of-ada": Principal("ada", tenant="acme"),
+    "the-token-of-bob": Principal("bob", tenant="acme"),
+    "the-token-of-eve": Principal("ada", tenant="other"),
 }
 
 
@@ -51,7 +51,7 @@ class Later(World):
 def guarded_app(
     script: Script | None = None,
     *,
-    known: Mapping[str, Subject] | Verify = KNOWN,
+    known: Mapping[str, Principal] | Verify = KNOWN,
     store: Store | None = None,
     world: World | None = None,
     limits: Limits | None = None,

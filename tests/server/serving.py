@@ -14,16 +14,16 @@ import websockets
 from msgspec import Struct
 from websockets.typing import Origin
 
-from midstream.runtime.agent import Agent
-from midstream.server.access import Access
+from midstream.engine.agent import Agent
+from midstream.environment import World
 from midstream.server.app import App, asgi
+from midstream.server.auth.access import Access
 from midstream.server.limits import CONNECTIONS_MAX, Limits
-from midstream.server.serve import STOP_WITHIN_S, serve
+from midstream.server.uvicorn_server import STOP_WITHIN_S, serve
 from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import Script, ScriptedModel
-from midstream.tools import Tool
-from midstream.world import World
+from midstream.testing.scripted_model import Script, ScriptedModel
+from midstream.tools.function_tools import Tool
 
 SECRET = "s" * 43
 KEYS = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": SECRET}

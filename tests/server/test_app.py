@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import Message
 
+from midstream.engine.agent import Agent
 from midstream.errors import StoreDamagedError
-from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import ScriptedModel, Stall, text
+from midstream.testing.scripted_model import ScriptedModel, Stall, text
 from midstream.testing.worlds import FakeWorld
 from tests.server.serving import KEYS, called, chunk, make_app
 

@@ -16,8 +16,8 @@ import pytest
 from kosoku import FailureError, run_fuzzingclient
 from starlette.types import Receive, Scope, Send
 
-from midstream.server.serve import serve
-from midstream.world import World
+from midstream.environment import World
+from midstream.server.uvicorn_server import serve
 from tests.server.serving import WAIT_S, Socket, make_app, opening, served
 
 WITHIN_S = 50.0

@@ -26,25 +26,25 @@ from starlette.requests import HTTPConnection
 
 from midstream import errors
 from midstream.cli.terminal import clean
-from midstream.core.frames import Open, encode
-from midstream.core.messages import UserMessage
-from midstream.core.replies import ModelRequest
-from midstream.core.server_stream import ServerStream
-from midstream.core.turn.commands import SendMessage
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
 from midstream.errors import MidstreamError, ModelUnavailableError, SeqnoGapError, UsageError
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
-from midstream.server.access import Access, proxy_user
-from midstream.server.connection import SEND_S, Connection, Connections
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelRequest
+from midstream.protocol.frames import Open, encode
+from midstream.protocol.server_stream import ServerStream
+from midstream.server.api.problems import problem_of
+from midstream.server.auth.access import Access, proxy_user
+from midstream.server.auth.principals import Principal
 from midstream.server.pages import FOLDER
-from midstream.server.problems import problem_of
-from midstream.server.serve import serve
-from midstream.server.subjects import Subject
+from midstream.server.transports.connection import SEND_S, Connection, Connections
+from midstream.server.uvicorn_server import serve
+from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import SessionInfo
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import ScriptedModel, Step, calls, text
+from midstream.testing.scripted_model import ScriptedModel, Step, calls, text
 from midstream.testing.worlds import FakeWorld
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 from tests.house.source import nodes
 from tests.server.people import ADA, BOB, guarded_app, say, told
 from tests.server.serving import KEYS, Socket, called, chunk, make_app, served
@@ -124,7 +124,7 @@ async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_
             return calls(("look", "{}"), say=canaries["words"])
         raise ModelUnavailableError(f"the provider said {canaries['bug']}")
 
-    app = guarded_app(reply, known={canaries["token"]: Subject("ada")}, tools=[look])
+    app = guarded_app(reply, known={canaries["token"]: Principal("ada")}, tools=[look])
     who = {"authorization": f"Bearer {canaries['token']}", "x-idempotent-encryption-key": canaries["secret"]}
     async with served(app) as server:
         body = chunk(words=canaries["words"])
@@ -380,7 +380,7 @@ async def test_rule_18_a_users_header_is_believed_only_from_its_proxy() -> None:
 
 def test_rule_19_what_a_server_loads_is_what_it_says_and_nothing_hooks_the_interpreter() -> None:
     program = (
-        "import json, sys; import midstream.server.app, midstream.server.serve;"
+        "import json, sys; import midstream.server.app, midstream.server.uvicorn_server;"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run(

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from midstream.server import http as http_module
-from midstream.store.contract import Stored
+from midstream.server.api import http_endpoints as http_module
+from midstream.store.contract import StoredRecord
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.models import Gate, Stall, text
+from midstream.testing.scripted_model import Gate, Stall, text
 from midstream.testing.turns import records_until_end
 from tests.server.serving import KEYS, WAIT_S, Json, Served, called, chunk, make_app, served
 from tests.spec import spec
@@ -87,7 +87,7 @@ class LosingStore(MemoryStore):
     pages_left = -1
     lose: Callable[[], object]
 
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         self.pages_left -= 1
         if self.pages_left == 0:
             self.lose()

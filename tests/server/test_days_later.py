@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from midstream.client import Event, connect
-from midstream.core.records import CallEnded, TurnEnded, TurnStatus
 from midstream.errors import QuestionClosedError
+from midstream.session.records import CallEnded, TurnEnded, TurnStatus
 from tests.spec import spec
 
 WAIT_S = 30.0

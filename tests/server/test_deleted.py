@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx2
 
-from midstream.core.sse import ServerSentEvent, SseDecoder
 from midstream.errors import StoreBusyError
+from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import Stall, text
-from midstream.testing.stores import StoreInFront
+from midstream.testing.scripted_model import Stall, text
+from midstream.testing.store_fakes import StoreInFront
 from tests.server.people import ADA, BOB, guarded_app, say
 from tests.server.serving import KEYS, WAIT_S, Served, Socket, chunk, make_app, opening, served
 from tests.spec import spec

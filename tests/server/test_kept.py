@@ -13,24 +13,24 @@ import pytest
 
 from midstream import connect
 from midstream.client import Event
-from midstream.core.frames import EventId, Gone, Snapshot, SnapshotWhen
-from midstream.core.messages import Exchange, Reply, Text, UserMessage
-from midstream.core.records import encode
-from midstream.core.replies import TextDelta
-from midstream.core.retention import Retention
-from midstream.core.server_stream import ServerStream
-from midstream.core.session import Session, fold, is_prunable, pruned
+from midstream.engine import journal as journal_module
+from midstream.engine.host import Host
+from midstream.engine.journal import Journal
+from midstream.environment import World
 from midstream.errors import DrainingError
-from midstream.runtime import journal as journal_module
-from midstream.runtime.host import Host
-from midstream.runtime.journal import Journal
-from midstream.server import copies as copies_module
-from midstream.server.connection import Connection, Connections
-from midstream.server.snapshot import body_within, snapshot_of
+from midstream.history.messages import Exchange, Reply, Text, UserMessage
+from midstream.models.replies import TextDelta
+from midstream.protocol.frames import EventId, Gone, SnapshotFrame, SnapshotWhen
+from midstream.protocol.server_stream import ServerStream
+from midstream.server.api.session_snapshot import body_within, snapshot_of
+from midstream.server.transports import encoded_pages as copies_module
+from midstream.server.transports.connection import Connection, Connections
+from midstream.session.records import encode
+from midstream.session.retention import Retention
+from midstream.session.session import Session, fold, is_prunable, pruned
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import run_turn, text
-from midstream.testing.models import Gate, Script
-from midstream.world import World
+from midstream.testing.scripted_model import Gate, Script
 from tests.server.serving import (
     WAIT_S,
     Json,
@@ -258,7 +258,7 @@ async def _followed(server: Served, after: str | None, snapshots: SnapshotWhen) 
     async with asyncio.timeout(WAIT_S), connect(server.url) as client:
         async for event in client.follow("s1", after, snapshots=snapshots):
             heard.append(event)
-            if event.is_end or (snapshots is SnapshotWhen.BEGIN and isinstance(event.record, Snapshot)):
+            if event.is_end or (snapshots is SnapshotWhen.BEGIN and isinstance(event.record, SnapshotFrame)):
                 break
     return heard
 
@@ -269,11 +269,11 @@ async def test_the_python_client_hands_the_snapshot_to_its_application() -> None
         gone, snapshot, *rest = await _followed(server, "0-0", SnapshotWhen.GONE)
         assert isinstance(gone.record, Gone)
         assert gone.record.has_snapshot
-        assert isinstance(snapshot.record, Snapshot)
+        assert isinstance(snapshot.record, SnapshotFrame)
         assert (snapshot.id, msgspec.json.decode(snapshot.record.session)["turns"]) == (str(at), 1)
         assert "".join(event.text for event in rest) == "one two three four"
         [whole] = await _followed(server, None, SnapshotWhen.BEGIN)
-        assert isinstance(whole.record, Snapshot)
+        assert isinstance(whole.record, SnapshotFrame)
         assert msgspec.json.decode(whole.record.session)["turns"] == 2
 
 
@@ -297,7 +297,7 @@ async def test_a_client_that_comes_back_after_its_turn_was_pruned_sees_how_it_en
     ):
         [turn] = await client.resume_interrupted()
         heard = [event async for event in turn]
-        assert [type(event.record) for event in heard] == [Gone, Snapshot]
+        assert [type(event.record) for event in heard] == [Gone, SnapshotFrame]
         assert heard[-1].id == str(at)
         assert await client.resume_interrupted() == []
 

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Scope
 
 from midstream.errors import LimitReachedError
-from midstream.server.limits import CALLERS_MAX, HOUR_S, Places, Rate, RunningTurns, address_of
+from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Rate, RunningTurns, address_of
 from midstream.testing.worlds import FakeWorld
 
 
@@ -48,7 +48,7 @@ def test_rates_of_any_number_of_callers_take_bounded_memory() -> None:
 
 
 def test_a_place_is_given_back() -> None:
-    places = Places(1, "streams")
+    places = CallerSlots(1, "streams")
     places.take("ada")
     places.take("bob")
     places.take("")

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from midstream.core.records import Delta, EpochStarted, TurnEnded
+from midstream.session.records import Delta, EpochStarted, TurnEnded
 from tests.fault.workers import WAIT_S, Worker, ends, problems, until_there
 from tests.server.people import told
 

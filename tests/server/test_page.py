@@ -24,8 +24,11 @@ from playwright.async_api import (
     expect,
 )
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import (
+from midstream.engine.agent import Agent
+from midstream.environment import World
+from midstream.errors import ModelUnavailableError
+from midstream.history.messages import UserMessage
+from midstream.models.replies import (
     Finished,
     ModelRequest,
     TextDelta,
@@ -33,15 +36,20 @@ from midstream.core.replies import (
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
-from midstream.core.session import QUEUE_MAX
-from midstream.core.turn.commands import SendMessage, WhenBusy
-from midstream.errors import ModelUnavailableError
-from midstream.runtime.agent import Agent
 from midstream.server.app import App, asgi
+from midstream.session.session import QUEUE_MAX
+from midstream.session.turn.commands import SendMessage, WhenBusy
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import Gate, Pause, ScriptedModel, Step, calls, exchanges_since_user, text
-from midstream.tools import tool
-from midstream.world import World
+from midstream.testing.scripted_model import (
+    Gate,
+    Pause,
+    ScriptedModel,
+    Step,
+    calls,
+    exchanges_since_user,
+    text,
+)
+from midstream.tools.function_tools import tool
 from tests.server.serving import Json, Served, make_app, served, words_of
 from tests.spec import spec
 

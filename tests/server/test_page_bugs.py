@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from playwright.async_api import Browser, expect
 
-from midstream.core.replies import ModelRequest
 from midstream.errors import StoreFullError
-from midstream.store.contract import Stored
+from midstream.models.replies import ModelRequest
+from midstream.store.contract import StoredRecord
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import Step, text
-from midstream.testing.stores import FailingStore
+from midstream.testing.scripted_model import Step, text
+from midstream.testing.store_fakes import FailingStore
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
@@ -33,7 +33,7 @@ class BrokenStore(MemoryStore):
         super().__init__()
         self.reads = 0
 
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         self.reads += 1
         raise RuntimeError("a bug of the store")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstream.client.ways import Way
-from midstream.conformance.client_wire import Seen, WireTrial
-from midstream.conformance.scripted_server import ScriptedServer
-from midstream.conformance.scripts import Json, scripts
-from midstream.conformance.server_side import Outcome
+from midstream.client.transport_selection import TransportKind
 from midstream.server.pages import FOLDER
+from midstream.testing.conformance.client_wire import ClientView, WireTrial
+from midstream.testing.conformance.scripted_server import ScriptedServer
+from midstream.testing.conformance.scripts import Json, scripts
+from midstream.testing.conformance.server_side import ScriptOutcome
 from tests.server.devtools import DevTools, Tab
 from tests.server.test_page import CHROMIUM
 from tests.server.test_page_lifecycle import (
@@ -45,9 +45,9 @@ class PageSubject:
 
     def __init__(self, page: Tab) -> None:
         self._page = page
-        self._begun: tuple[str, Way] | None = None
+        self._begun: tuple[str, TransportKind] | None = None
 
-    async def begin(self, session: str, way: Way) -> None:
+    async def begin(self, session: str, way: TransportKind) -> None:
         self._begun = (session, way)
         await self._page.call(BEGIN, session, way)
 
@@ -70,8 +70,8 @@ class PageSubject:
     async def pass_time(self) -> None:
         await self._page.evaluate("trial.passTime()")
 
-    async def seen(self) -> Seen:
-        return msgspec.convert(await self._page.evaluate("trial.seen()"), Seen)
+    async def seen(self) -> ClientView:
+        return msgspec.convert(await self._page.evaluate("trial.seen()"), ClientView)
 
     async def end(self) -> None:
         await self._page.evaluate("trial.end()")
@@ -79,11 +79,11 @@ class PageSubject:
 
 async def test_the_browser_client_keeps_every_script(chromium: DevTools) -> None:
     """Over each transport at once, in a page of its own."""
-    found = await asyncio.gather(*(_found(chromium, way) for way in Way))
+    found = await asyncio.gather(*(_found(chromium, way) for way in TransportKind))
     assert [outcome for outcomes in found for outcome in outcomes if not outcome.is_kept] == []
 
 
-async def _found(chromium: DevTools, way: Way) -> list[Outcome]:
+async def _found(chromium: DevTools, way: TransportKind) -> list[ScriptOutcome]:
     async with ScriptedServer(FILES).listening() as server:
         trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
         return [await trial.run(script, way) for script in scripts("client")]
@@ -96,5 +96,5 @@ async def test_a_browser_client_that_breaks_a_rule_is_found(chromium: DevTools) 
     [script] = [each for each in scripts("client") if each.clauses == ("STREAM-50",)]
     async with ScriptedServer({**FILES, core: broken}).listening() as server:
         trial = WireTrial(server, PageSubject(await chromium.open(f"{server.url}/trial/")))
-        outcome = await trial.run(script, Way.WEBSOCKET)
+        outcome = await trial.run(script, TransportKind.WEBSOCKET)
     assert (outcome.step, outcome.problem) == (8, "frame 0: connection is 0, not above 0")

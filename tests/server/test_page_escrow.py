@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import ModelRequest
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelRequest
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.testing.models import Step, text
+from midstream.testing.scripted_model import Step, text
 from tests.cli.processes import Serving
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import make_app, served

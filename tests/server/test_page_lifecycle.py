@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from midstream.core.settings import StreamSettings
+from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import App
-from midstream.testing.models import text
+from midstream.testing.scripted_model import text
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.devtools import DevTools, Tab, devtools
 from tests.server.serving import make_app, served

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 from playwright.async_api import Browser, expect
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import Finished, ModelRequest, TextDelta
 from midstream.errors import ModelRejectedError
-from midstream.testing.models import Gate, Step, text
+from midstream.history.messages import UserMessage
+from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.testing.scripted_model import Gate, Step, text
 from tests.server.serving import chunk, make_app, post, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, expect
 
-from midstream.runtime.agent import Agent
-from midstream.server.access import Access, this_user
+from midstream.engine.agent import Agent
+from midstream.environment import World
 from midstream.server.app import App, asgi
+from midstream.server.auth.access import Access, this_user
 from midstream.store.memory import MemoryStore
-from midstream.testing.models import ScriptedModel, text
-from midstream.world import World
+from midstream.testing.scripted_model import ScriptedModel, text
 from tests.server.people import ADA, guarded_app
 from tests.server.serving import served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Locator, expect
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import ModelRequest, TextDelta
-from midstream.core.settings import StreamSettings
+from midstream.engine.agent import Agent, sub_agent
 from midstream.errors import ModelRejectedError
-from midstream.runtime.agent import Agent, sub_agent
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelRequest, TextDelta
+from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.models import Gate, ScriptedModel, Step, calls, text
-from midstream.tools import Tool, question, report_progress, tool
-from tests.runtime.test_asking import PUSH, Coder
+from midstream.testing.scripted_model import Gate, ScriptedModel, Step, calls, text
+from midstream.tools.function_tools import Tool, question, report_progress, tool
+from tests.engine.test_permission_prompts import PUSH, Coder
 from tests.server.serving import Served, make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, Chat, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from midstream.core.messages import UserMessage
-from midstream.core.replies import ModelRequest
-from midstream.core.turn.commands import SendMessage
+from midstream.environment import World
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelRequest
 from midstream.server.app import App
 from midstream.server.pages import FOLDER
-from midstream.testing.models import Step, text
+from midstream.session.turn.commands import SendMessage
+from midstream.testing.scripted_model import Step, text
 from midstream.version import __version__
-from midstream.world import World
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name

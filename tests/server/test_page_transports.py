@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, WebSocketRoute, expect
 
-from midstream.server.access import Access, tokens
-from midstream.server.subjects import Subject
-from midstream.testing.models import text
-from midstream.world import World
+from midstream.environment import World
+from midstream.server.auth.access import Access, tokens
+from midstream.server.auth.principals import Principal
+from midstream.testing.scripted_model import text
 from tests.client.proxies import Proxy, Upgrades
 from tests.server.serving import make_app, served, words_of
 from tests.server.test_page import (
@@ -185,7 +185,7 @@ async def test_a_server_that_was_away_is_reached_by_a_websocket_as_before(browse
 @spec("STREAM-80")
 async def test_sockets_that_need_a_ticket_are_not_judged_by_one_that_has_none(browser: Browser) -> None:
     """The server would refuse it, and that says nothing of the network."""
-    access = Access(authenticate=tokens({TOKEN: Subject("ann")}))
+    access = Access(authenticate=tokens({TOKEN: Principal("ann")}))
     async with served(make_app([text("Hello.")], access=access)) as server:
         page = await (await browser.new_context()).new_page()
 

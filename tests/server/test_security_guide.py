@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import fields
 
-from midstream.runtime.agent import Agent
+from midstream.engine.agent import Agent
 from midstream.server.limits import Limits
-from midstream.testing.models import ScriptedModel, text
+from midstream.testing.scripted_model import ScriptedModel, text
 from tests.server.people import say, told
 from tests.server.serving import called
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.settings import StreamSettings
+from midstream.environment import World
 from midstream.errors import UsageError
+from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.settings_file import SettingsFile
-from midstream.world import World
 from tests.spec import spec
 
 WAIT_S = 20.0

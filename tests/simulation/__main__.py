@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from tests.core.edges import Step, explored
+from tests.session.edges import Step, explored
 from tests.simulation.run import Outcome, run
 
 SEEDS_AT_ONCE = 50

@@ -9,11 +9,19 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from midstream.core.calls import CHOICES, Choice, QuestionKind, Site
-from midstream.core.frames import EventId
-from midstream.core.messages import Result, UserMessage
-from midstream.core.questions import Question, questions_of
-from midstream.core.records import (
+from midstream.engine.host import Host
+from midstream.errors import (
+    MidstreamError,
+    QuestionClosedError,
+    SeqnoGapError,
+    SessionBusyError,
+    SessionNotFoundError,
+)
+from midstream.history.messages import Result, UserMessage
+from midstream.protocol.frames import EventId
+from midstream.session.calls import CHOICES, Choice, QuestionKind, Site
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import (
     CallStarted,
     MessageAccepted,
     QuestionAsked,
@@ -21,8 +29,8 @@ from midstream.core.records import (
     ReplyCompleted,
     decode,
 )
-from midstream.core.session import Received
-from midstream.core.turn.commands import (
+from midstream.session.session import Received
+from midstream.session.turn.commands import (
     Answer,
     CallFinished,
     Cancel,
@@ -32,16 +40,8 @@ from midstream.core.turn.commands import (
     WhenBusy,
     Withdraw,
 )
-from midstream.errors import (
-    MidstreamError,
-    QuestionClosedError,
-    SeqnoGapError,
-    SessionBusyError,
-    SessionNotFoundError,
-)
-from midstream.runtime.host import Host
-from midstream.store.contract import Stored
-from midstream.testing.history_checker import ClientLog, Execution, Seen
+from midstream.store.contract import StoredRecord
+from midstream.testing.history_checker import ClientLog, Execution, ShownEvent
 from tests.simulation.agents import CLIENT_TOOL, CLIENT_TOOL_S, client_tools
 from tests.simulation.lab import CutOffError, Lab
 from tests.simulation.loop import pass_time
@@ -328,5 +328,5 @@ async def _serve(host: Host, log: ClientLog, at: _Following, apply: Apply) -> No
         runner.detach()
 
 
-def _seen(stored: Stored) -> Seen:
-    return Seen(str(EventId(stored.epoch, stored.position)), stored.body)
+def _seen(stored: StoredRecord) -> ShownEvent:
+    return ShownEvent(str(EventId(stored.epoch, stored.position)), stored.body)

@@ -12,21 +12,29 @@ from typing import cast
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from midstream.core.calls import OnDoubt
-from midstream.core.messages import Finish, ToolSpec
-from midstream.core.permissions import Allowed, Ask, Permission
-from midstream.core.records import ClientTool
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta, ThinkingDelta
+from midstream.engine.agent import Agent, sub_agent
+from midstream.environment import World
 from midstream.errors import (
     ContextOverflowError,
     ModelRejectedError,
     ModelUnavailableError,
 )
-from midstream.runtime.agent import Agent, sub_agent
-from midstream.runtime.models import Model
+from midstream.history.messages import Finish, ToolSpec
+from midstream.models.model import Model
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+)
+from midstream.session.calls import OnDoubt
+from midstream.session.permissions import Allowed, Ask, Permission
+from midstream.session.records import ClientTool
 from midstream.testing.history_checker import Execution
-from midstream.testing.models import Pause, ScriptedModel, Stall, Step, exchanges_since_user
-from midstream.tools import (
+from midstream.testing.scripted_model import Pause, ScriptedModel, Stall, Step, exchanges_since_user
+from midstream.tools.function_tools import (
     DidNotHappen,
     Happened,
     Probed,
@@ -36,7 +44,6 @@ from midstream.tools import (
     report_progress,
     tool,
 )
-from midstream.world import World
 from tests.simulation.loop import pass_time
 
 REPLIES = 4

@@ -9,13 +9,13 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from midstream.core import session as sessions
-from midstream.core.records import decode
-from midstream.core.session import Session
+from midstream.engine.host import Host
+from midstream.environment import World
 from midstream.errors import MidstreamError
-from midstream.runtime.host import Host
+from midstream.session import session as sessions
+from midstream.session.records import decode
+from midstream.session.session import Session
 from midstream.store.memory import Memory, MemoryStore
-from midstream.world import World
 from tests.simulation.agents import Outside, agent_of
 from tests.simulation.loop import Process, SimulatedLoop, pass_time
 from tests.simulation.stores import Weather, WeatheredStore

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from midstream.world import World
+from midstream.environment import World
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core import session as sessions
-from midstream.core.calls import Choice, Site
-from midstream.core.parts import PART_MARK
-from midstream.core.records import (
+from midstream.session import session as sessions
+from midstream.session.calls import Choice, Site
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import (
     AnswerUsed,
     CancelRequested,
     EpochStarted,
@@ -24,10 +24,10 @@ from midstream.core.records import (
     TurnEnded,
     decode,
 )
-from midstream.core.session import Session
-from midstream.core.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
+from midstream.session.session import Session
+from midstream.session.turn.states import CANCEL_GRACE_S, CHILD_GRACE_S, Cancelling, RunningCalls
 from midstream.testing.history_checker import ClientLog, Evidence, check_ended
-from tests.core.edges import Step, steps_of
+from tests.session.edges import Step, steps_of
 from tests.simulation.actors import (
     Meddler,
     PassingSpeaker,

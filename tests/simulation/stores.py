@@ -11,7 +11,7 @@ from msgspec import Struct
 from midstream.errors import LeaseHeldError, MidstreamError, StoreBusyError, StoreFullError
 from midstream.store.contract import Batch, Immediate
 from midstream.store.memory import MemoryStore
-from midstream.testing.stores import StoreInFront
+from midstream.testing.store_fakes import StoreInFront
 from tests.simulation.loop import pass_time
 
 BUSY_SHARE = 0.3
@@ -110,8 +110,8 @@ class WeatheredStore(StoreInFront):
             self._note("append", session, batch.epoch, end, tuple(batch.bodies))
         return end
 
-    async def hand_over(self, session: str, body: bytes) -> bytes:
-        answer = await super().hand_over(session, body)
+    async def forward(self, session: str, body: bytes) -> bytes:
+        answer = await super().forward(session, body)
         await self._delay()
         return answer
 
@@ -126,4 +126,4 @@ class WeatheredStore(StoreInFront):
             self._is_quiet.set()
 
 
-_WRITES = frozenset(("claim", "append", "prune", "delete", "hand_over", "answer", "kv_put", "kv_delete"))
+_WRITES = frozenset(("claim", "append", "prune", "delete", "forward", "answer", "kv_put", "kv_delete"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.edges import Step, explored
+from tests.session.edges import Step, explored
 from tests.simulation.loop import Process, SimulatedLoop, Stuck, pass_time
 from tests.simulation.run import run
 from tests.spec import spec

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from midstream.client import connect
-from midstream.tools import tool
+from midstream.tools.function_tools import tool
 from tests.fault.client_process import HastyWorld
 from tests.soak.gauges import answer_commands
 

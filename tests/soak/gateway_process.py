@@ -6,11 +6,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from midstream.cli.upstreams import find_upstream
-from midstream.server.gateway import app as app_module
-from midstream.server.gateway import live_responses
-from midstream.server.gateway.app import gateway
-from midstream.server.serve import serve
+from midstream.cli.upstream_options import find_upstream
+from midstream.dialects import gateway_app as app_module
+from midstream.dialects import live_responses
+from midstream.dialects.gateway_app import gateway
+from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
 from tests.soak.gauges import answer_commands
 

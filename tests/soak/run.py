@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import openai
 
-from midstream.world import World
+from midstream.environment import World
 from tests.fault.matrix import ROOT
 from tests.ports import held_port
 from tests.soak.gauges import Gauges

@@ -12,14 +12,14 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from midstream.core.messages import Finish
-from midstream.core.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.runtime.agent import Agent
-from midstream.runtime.sleeping import MemoryLimits
+from midstream.engine.agent import Agent
+from midstream.engine.sleeping import MemoryLimits
+from midstream.history.messages import Finish
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.server.app import asgi
-from midstream.server.serve import serve
-from midstream.testing.models import exchanges_since_user
-from midstream.tools import tool
+from midstream.server.uvicorn_server import serve
+from midstream.testing.scripted_model import exchanges_since_user
+from midstream.tools.function_tools import tool
 from tests.soak.gauges import LEAKED, answer_commands
 
 MEMORY = MemoryLimits(bytes_max=2 * 2**20, idle_s=1.0)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from midstream.core.records import Sync
+from midstream.environment import World
+from midstream.session.records import Sync
 from midstream.store.contract import Batch, Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import FakeWorld
-from midstream.world import World
 
 
 class Impatient(World):

@@ -5,7 +5,7 @@ import pytest
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.store_contract import StoreContract
-from midstream.testing.stores import Place
+from midstream.testing.store_fakes import Storage
 
 
 class MemoryPlace:
@@ -22,7 +22,7 @@ class MemoryPlace:
 
 class TestMemoryStore(StoreContract):
     @pytest.fixture
-    def place(self) -> Place:
+    def place(self) -> Storage:
         return MemoryPlace()
 
 

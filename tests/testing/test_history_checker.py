@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from midstream.core.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
-from midstream.core.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
-from midstream.core.records import (
+from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
+from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
@@ -34,18 +34,18 @@ from midstream.core.records import (
     TurnStatus,
     encode,
 )
-from midstream.store.contract import Stored
+from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import (
     ClientLog,
     Evidence,
     Execution,
     Rule,
-    Seen,
+    ShownEvent,
     Violation,
     check,
     check_ended,
 )
-from tests.core.lives import Life, lives
+from tests.session.lives import Life, lives
 
 ASKED = Reply((Text("let me"), Call("w", "write"), Call("r", "read")), Finish.CALLS)
 PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))
@@ -83,12 +83,12 @@ CHILD: tuple[tuple[int, Record], ...] = (
 """What the session did that did the work of call `r`, in the tests where one did."""
 
 
-def _stored(records: list[tuple[int, Record]]) -> list[Stored]:
-    return [Stored(at, epoch, encode(record)) for at, (epoch, record) in enumerate(records, start=1)]
+def _stored(records: list[tuple[int, Record]]) -> list[StoredRecord]:
+    return [StoredRecord(at, epoch, encode(record)) for at, (epoch, record) in enumerate(records, start=1)]
 
 
-def _seen(stored: list[Stored], after: int = 0) -> list[Seen]:
-    return [Seen(f"{each.epoch}-{each.position}", each.body) for each in stored[after:]]
+def _seen(stored: list[StoredRecord], after: int = 0) -> list[ShownEvent]:
+    return [ShownEvent(f"{each.epoch}-{each.position}", each.body) for each in stored[after:]]
 
 
 class Case:
@@ -232,24 +232,24 @@ def _events_in_another_order(case: Case) -> None:
 
 def _two_events_for_one_position(case: Case) -> None:
     first = case.reader.seen[9]
-    case.reader.seen.insert(10, Seen("2-10", first.body))
+    case.reader.seen.insert(10, ShownEvent("2-10", first.body))
 
 
 def _an_event_of_another_epoch(case: Case) -> None:
-    case.reader.seen[9] = Seen("2-10", case.reader.seen[9].body)
+    case.reader.seen[9] = ShownEvent("2-10", case.reader.seen[9].body)
 
 
 def _an_event_past_the_end(case: Case) -> None:
-    case.reader.seen.append(Seen("2-19", encode(ExchangeCommitted(1, 3))))
+    case.reader.seen.append(ShownEvent("2-19", encode(ExchangeCommitted(1, 3))))
 
 
 def _other_words_than_the_journal(case: Case) -> None:
-    case.reader.seen[5] = case.mine.seen[4] = Seen("1-6", encode(Delta(1, 1, 1, 0, "text", "let us")))
+    case.reader.seen[5] = case.mine.seen[4] = ShownEvent("1-6", encode(Delta(1, 1, 1, 0, "text", "let us")))
 
 
 def _two_readers_with_two_truths(case: Case) -> None:
     case.is_stored = False
-    case.reader.seen[5] = Seen("1-6", b"{}")
+    case.reader.seen[5] = ShownEvent("1-6", b"{}")
 
 
 def _words_after_a_cancel(case: Case) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from midstream.store.contract import Batch, Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.immediate_contract import ImmediateContract
-from midstream.testing.stores import Place
+from midstream.testing.store_fakes import Storage
 
 SUITE = ImmediateContract()
 
@@ -49,7 +49,7 @@ class PlaceOf:
         self._memory.kill(store.owner)
 
 
-Test = Callable[[Place], Awaitable[None]]
+Test = Callable[[Storage], Awaitable[None]]
 TESTS: list[Test] = [
     SUITE.test_an_append_without_waiting_happens_whole_or_not_at_all,
     SUITE.test_nothing_is_appended_without_waiting_elsewhere_than_at_the_end,

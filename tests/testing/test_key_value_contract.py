@@ -9,7 +9,7 @@ import pytest
 from midstream.store.contract import KeyValueEntry, Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.key_value_contract import KeyValueContract
-from midstream.testing.stores import Place
+from midstream.testing.store_fakes import Storage
 
 FAILED = (AssertionError, pytest.fail.Exception)
 
@@ -58,7 +58,7 @@ SUITE = KeyValueContract()
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_a_broken_store_fails(
-    broken: type[MemoryStore], test: Callable[[Place], Awaitable[None]]
+    broken: type[MemoryStore], test: Callable[[Storage], Awaitable[None]]
 ) -> None:
     with pytest.raises(FAILED):
         await test(BrokenPlace(broken))

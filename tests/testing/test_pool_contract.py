@@ -7,10 +7,16 @@ from collections.abc import Sequence
 import pytest
 from msgspec import Struct
 
-from midstream.core.replies import Finished, TextDelta
-from midstream.runtime.upstreams import UpstreamEvent
-from midstream.testing.pool_contract import MATRIX, Fault, Peer, PoolContract, Situation
-from midstream.testing.upstreams import Memory, ScriptedUpstream, Talk, Trouble, words_of
+from midstream.agents.upstreams import UpstreamEvent
+from midstream.models.replies import Finished, TextDelta
+from midstream.testing.pool_contract import MATRIX, PoolContract, PoolPeer, PoolSituation, UpstreamFault
+from midstream.testing.scripted_upstream import (
+    AgentConversation,
+    ScriptedUpstream,
+    Trouble,
+    UpstreamMemory,
+    words_of,
+)
 
 
 class Told(Struct, frozen=True):
@@ -18,7 +24,7 @@ class Told(Struct, frozen=True):
     text: str
 
 
-def all_that_was_told(talk: Talk) -> list[UpstreamEvent]:
+def all_that_was_told(talk: AgentConversation) -> list[UpstreamEvent]:
     """Answer as every peer does."""
     return [TextDelta("told: "), TextDelta(talk.words), Finished()]
 
@@ -29,7 +35,7 @@ class ScriptedPeer:
     lacks: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = UpstreamMemory()
         self.upstreams: list[ScriptedUpstream] = []
         self.is_key_good = True
 
@@ -76,12 +82,12 @@ class ScriptedPeer:
 
 class TestScriptedPooled(PoolContract):
     @pytest.fixture
-    def peer(self) -> Peer:
+    def peer(self) -> PoolPeer:
         return ScriptedPeer()
 
 
 def test_the_matrix_is_whole() -> None:
     assert {(case.situation, case.fault) for case in MATRIX} == {
-        (situation, fault) for situation in Situation for fault in Fault
+        (situation, fault) for situation in PoolSituation for fault in UpstreamFault
     }
-    assert len(MATRIX) == len(Situation) * len(Fault)
+    assert len(MATRIX) == len(PoolSituation) * len(UpstreamFault)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from midstream.store.contract import Batch, Store, Stored
+from midstream.store.contract import Batch, Store, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.store_contract import StoreContract
 
@@ -38,7 +38,7 @@ class NeverDies(MemoryStore):
 
 
 class ReadsTooMuch(MemoryStore):
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         return await super().read(session, after=after, limit=limit + 1)
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.records import TurnEnded
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.session.records import TurnEnded
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, run_turn, text, turns
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from midstream.core.messages import Text
-from midstream.core.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.agents.upstreams import Abilities, Marked, MessageTaken, Setup, UpstreamEvent, UpstreamMessage
 from midstream.errors import ModelAccessError, UpstreamBusyError, UpstreamFailedError, UpstreamGoneError
-from midstream.runtime.upstreams import Abilities, Marked, Opened, Said, Setup, UpstreamEvent
-from midstream.testing.upstream_contract import SEPARATOR, USAGE, Told, Trait, UpstreamContract
+from midstream.history.messages import Text
+from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait, UpstreamContract
 
 FAILED = (AssertionError, pytest.fail.Exception)
 
@@ -26,7 +26,7 @@ class Memory:
         self.kind = broken or Remembering
         self.lacks: frozenset[Trait] = frozenset()
         self.talks: dict[str, list[str]] = {}
-        self.heard: list[Told] = []
+        self.heard: list[PeerMessage] = []
         self.running = 0
         self.made = 0
         self.is_refusing = False
@@ -37,7 +37,7 @@ class Memory:
     def upstream(self) -> Remembering:
         return self.kind(self)
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[PeerMessage]:
         return [*self.heard]
 
     def runs(self) -> int:
@@ -113,7 +113,7 @@ class Agent:
         self.is_closed = asyncio.Event()
 
     async def send(
-        self, said: Said, *, key: str, is_forced: bool = False
+        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
         memory = self.memory
         if memory.is_refusing:
@@ -128,9 +128,9 @@ class Agent:
         try:
             text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
             memory.talks[self.talk].append(text)
-            memory.heard.append(Told(self.talk, text, key))
+            memory.heard.append(PeerMessage(self.talk, text, key))
             is_hanging = memory.takes("hang")
-            yield Opened(self.talk, self.source)
+            yield MessageTaken(self.talk, self.source)
             self.source = self.talk
             if is_hanging:
                 await self.is_closed.wait()
@@ -166,7 +166,7 @@ class Wrapped(Remembering):
         good: Any = agent.send
 
         async def send(
-            said: Said, *, key: str, is_forced: bool = False
+            said: UpstreamMessage, *, key: str, is_forced: bool = False
         ) -> AsyncGenerator[UpstreamEvent, None]:
             events = good(said, key=key, is_forced=is_forced)
             try:
@@ -186,7 +186,7 @@ class Wrapped(Remembering):
 
 class SaysNoName(Wrapped):
     def changed(self, event: UpstreamEvent) -> UpstreamEvent | None:
-        return None if isinstance(event, Opened) else event
+        return None if isinstance(event, MessageTaken) else event
 
 
 class EchoesWhatItWasAsked(Wrapped):
@@ -195,7 +195,7 @@ class EchoesWhatItWasAsked(Wrapped):
         return await super().open(setup, resume=resume)
 
     def changed(self, event: UpstreamEvent) -> UpstreamEvent | None:
-        return replace(event, resumed=self.asked) if isinstance(event, Opened) else event
+        return replace(event, resumed=self.asked) if isinstance(event, MessageTaken) else event
 
 
 class CountsNothing(Wrapped):

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from midstream.environment import Fault
 from midstream.testing.worlds import Crashed, FakeWorld, KillingWorld
-from midstream.world import Fault
 
 
 async def test_nobody_wakes_before_the_clock_is_moved() -> None:
@@ -115,7 +115,7 @@ def test_a_world_ends_at_its_fault_point_and_stays_ended() -> None:
 PROGRAM = """
 import sys
 from midstream.testing.worlds import KillingWorld
-from midstream.world import Fault
+from midstream.environment import Fault
 world = KillingWorld(Fault.BEFORE_TOOL, 2, report_to=1)
 world.reach(Fault.BEFORE_APPEND)
 world.reach(Fault.BEFORE_TOOL)

@@ -21,14 +21,14 @@ import click
 from midstream.cli.exits import EXIT_CODES, INTERRUPTED, USAGE, of_bug, of_error, of_system, of_usage
 from midstream.cli.terminal import COLOR_MODES, Ink, clean, columns
 from midstream.errors import MidstreamError
-from midstream.places import Places
+from midstream.paths import Paths
 from midstream.version import __version__
 
 __all__ = ["Surroundings", "main", "midstream_command"]
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "backup": (
-        "midstream.cli.backup:backup",
+        "midstream.cli.backup_command:backup",
         "Copy the sessions into one file, also while a server works on them.",
     ),
     "cache": (
@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
     "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),
     "login": ("midstream.cli.login:login", "Print a link that logs a browser in, once."),
-    "pool": ("midstream.cli.pool:pool", "Look at the agents a pool would resume, or forget them."),
+    "pool": ("midstream.cli.pool_command:pool", "Look at the agents a pool would resume, or forget them."),
     "resume": ("midstream.cli.resume:resume", "Go on with a turn that was interrupted or failed."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
     "sessions": (
@@ -64,7 +64,7 @@ class Surroundings:
         color: "auto", "always" or "never".
     """
 
-    def __init__(self, places: Places, color: str) -> None:
+    def __init__(self, places: Paths, color: str) -> None:
         self.places = places
         self.out = Ink.on(sys.stdout, color)
         """For data."""
@@ -128,9 +128,9 @@ def _exit_code(command: Callable[[], object]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except OSError as error:
-        return _refuse(*of_system(error, Places.found().state))
+        return _refuse(*of_system(error, Paths.found().state))
     except Exception as error:  # noqa: BLE001 - the top of the process
-        return _refuse(*of_bug(error, Places.found().state))
+        return _refuse(*of_bug(error, Paths.found().state))
 
 
 def _refuse(line: str, code: int) -> int:
@@ -170,7 +170,7 @@ def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None
 
     Results go to stdout, messages to stderr; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
     """
-    ctx.obj = Surroundings(Places.found(home), color)
+    ctx.obj = Surroundings(Paths.found(home), color)
 
 
 def main() -> NoReturn:

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from midstream.engine.agent import Agent, checked_agent
 from midstream.errors import AgentNotFoundError, MidstreamError, UsageError
-from midstream.runtime.agent import Agent, checked_agent
-from midstream.server.access import Access
-from midstream.tools import ToolSource
+from midstream.server.auth.access import Access
+from midstream.tools.function_tools import ToolSource
 
 
 class _Framework(NamedTuple):
@@ -26,9 +26,9 @@ class _Framework(NamedTuple):
 
 
 _FRAMEWORKS = (
-    _Framework("pydantic_ai.agent", ("AbstractAgent",), "midstream.integrations.pydantic_ai_served"),
-    _Framework("langgraph", ("Pregel", "StateGraph"), "midstream.integrations.langgraph_served"),
-    _Framework("agents.agent", ("AgentBase",), "midstream.integrations.openai_agents_served"),
+    _Framework("pydantic_ai.agent", ("AbstractAgent",), "midstream.frameworks.pydantic_ai_served"),
+    _Framework("langgraph", ("Pregel", "StateGraph"), "midstream.frameworks.langgraph_served"),
+    _Framework("agents.agent", ("AgentBase",), "midstream.frameworks.openai_agents_served"),
 )
 
 
@@ -66,7 +66,7 @@ def find_access(name: str) -> Access:
     module_name, colon, attribute = name.partition(":")
     found = getattr(_imported(module_name), attribute, None) if colon and module_name and attribute else None
     if not isinstance(found, Access):
-        raise UsageError(f"name a `midstream.server.access.Access` as MODULE:NAME, not {name!r}")
+        raise UsageError(f"name a `midstream.server.auth.access.Access` as MODULE:NAME, not {name!r}")
     return found
 
 
@@ -82,7 +82,7 @@ def find_server(text: str) -> ToolSource:
             "name an MCP server as NAME=COMMAND or NAME=URL, such as --mcp 'files=npx -y server .'"
         )
     try:
-        from midstream.integrations.mcp import McpServer  # noqa: PLC0415 - an extra, and slow to import
+        from midstream.tools.mcp import McpServer  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise UsageError("MCP servers need an extra: pip install 'midstream[mcp]'") from error
     if re.match(r"https?://", where):

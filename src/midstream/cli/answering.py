@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from midstream.cli.asking import Asking, how_to_answer, question_lines
 from midstream.cli.keyboard import Keyboard
+from midstream.cli.prompts import QuestionPrompt, how_to_answer, question_lines
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import COLUMNS, Ink
 from midstream.cli.transcript import INDENT
 from midstream.client import Event
-from midstream.core.calls import Choice
-from midstream.core.questions import Question
-from midstream.core.records import CallEnded, MessageQueued, QuestionAnswered, QuestionClosed
+from midstream.environment import World
 from midstream.errors import ConflictError, UnavailableError
-from midstream.world import World
+from midstream.session.calls import Choice
+from midstream.session.questions import Question
+from midstream.session.records import CallEnded, MessageQueued, QuestionAnswered, QuestionClosed
 
 LOOK_AGAIN_S = 1.0
 """Seconds until a server is asked again that could not say what is open."""
@@ -80,7 +80,7 @@ class Answering:
         self._open: dict[Place, Question] = {}
         self._decided: set[tuple[Place, float]] = set()
         """Those whose answer is on its way or there: the server may still list them."""
-        self._asking: Asking | None = None
+        self._asking: QuestionPrompt | None = None
         self._is_behind = False
         """Whether somebody may be asked something that nobody here knows of yet."""
         self.work: asyncio.Task[str | None] | asyncio.Task[None] | None = None
@@ -161,7 +161,7 @@ class Answering:
         if self.work is not None:
             self.work.cancel()
 
-    def _answer(self, asking: Asking, line: str) -> None:
+    def _answer(self, asking: QuestionPrompt, line: str) -> None:
         decision = asking.take(line)
         if decision is None:
             self._prompt(asking.prompt)
@@ -182,7 +182,7 @@ class Answering:
         if self._keyboard is None:
             return
         question = next(iter(self._open.values()))
-        self._asking = Asking(question)
+        self._asking = QuestionPrompt(question)
         self._show(question)
         self._keyboard.forget()
         self._prompt(self._asking.prompt)

@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 import msgspec
 
+from midstream.agents.cache_use import TurnCost, turn_costs
+from midstream.agents.prefix_difference import first_difference
 from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.session_options import complete, json_of, source_of, source_options
 from midstream.cli.sources import resolve
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
-from midstream.core.records import JournalReader
-from midstream.core.reuse.caching import TurnCost, turn_costs
-from midstream.core.reuse.difference import first_difference
 from midstream.errors import UsageError
+from midstream.session.records import JournalReader
 
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of a request in a file; no provider takes one half as long."""

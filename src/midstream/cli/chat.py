@@ -25,12 +25,12 @@ from midstream.cli.session_secret import brought_secret
 from midstream.cli.sources import ServerSource, SessionNow
 from midstream.cli.terminal import Ink, clean, columns, escaped_json
 from midstream.client import Client, Event, PlaybackLost, connect
-from midstream.client.ways import AUTO, TransportName, Way
-from midstream.core.frames import Gone
-from midstream.core.records import OPEN_STATUSES, MessageAccepted, TurnEnded, TurnStatus
+from midstream.client.transport_selection import AUTO, TransportKind, TransportName
+from midstream.environment import World
 from midstream.errors import MidstreamError, SessionNotFoundError, UsageError, WrongSecretError
 from midstream.local_keys import shown_to
-from midstream.world import World
+from midstream.protocol.frames import Gone
+from midstream.session.records import OPEN_STATUSES, MessageAccepted, TurnEnded, TurnStatus
 
 SECOND_CTRL_C_S = 3.0
 """Seconds after a Ctrl-C in which another one stops the turn."""
@@ -39,7 +39,7 @@ CANCEL_S = 15.0
 PROMPT = "you    "
 
 
-class Left(IntEnum):
+class WatchEnd(IntEnum):
     """Why watching a turn ended, as an exit code."""
 
     COMPLETED = 0
@@ -58,7 +58,7 @@ class Left(IntEnum):
 @click.option("--json", "is_json", is_flag=True, help='Print events, one a line: {"id", "record"}.')
 @click.option(
     "--transport",
-    type=click.Choice([AUTO, *(way.value for way in Way)]),
+    type=click.Choice([AUTO, *(way.value for way in TransportKind)]),
     default=AUTO,
     show_default=True,
     help="How frames are carried (auto: the first that works).",
@@ -90,20 +90,20 @@ def chat(
         session = chats.last(url) if resume else World().new_id("chat")[:13]
     chats.remember(url, session)
 
-    def talk_in(session: str) -> Talk:
-        talk = Talk(surroundings, chats, url, session, is_json=is_json)
+    def talk_in(session: str) -> ChatSession:
+        talk = ChatSession(surroundings, chats, url, session, is_json=is_json)
         talk.stops_at = 1 if cancel_on_interrupt else 2
         talk.transport = transport
         return talk
 
     for other in left_in:
-        if other != session and _go_on_in(talk_in(other)) is Left.INTERRUPTED:
+        if other != session and _go_on_in(talk_in(other)) is WatchEnd.INTERRUPTED:
             ctx.exit(INTERRUPTED)
     talk = talk_in(session)
     is_asking = message is None and sys.stdin.isatty() and not is_json
     if resume:
         left = asyncio.run(talk.resume())
-        if left is Left.INTERRUPTED or not (is_asking or message):
+        if left is WatchEnd.INTERRUPTED or not (is_asking or message):
             ctx.exit(left)
     if is_asking:
         ctx.exit(_ask_and_answer(talk))
@@ -117,16 +117,16 @@ def chat(
     ctx.exit(asyncio.run(talk.say(words)))
 
 
-def _go_on_in(talk: Talk) -> Left:
+def _go_on_in(talk: ChatSession) -> WatchEnd:
     """Show the rest of the turns of another session than the last; what is wrong with them is no end of the chat."""
     try:
         return asyncio.run(talk.resume())
     except MidstreamError as error:
         talk.tell(f"midstream: {talk.session}: {clean(of_error(error)[0], is_one_line=True)}\n")
-        return Left.FAILED
+        return WatchEnd.FAILED
 
 
-def _ask_and_answer(talk: Talk) -> int:
+def _ask_and_answer(talk: ChatSession) -> int:
     """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # makes `input` editable where it exists
@@ -145,13 +145,13 @@ def _ask_and_answer(talk: Talk) -> int:
             talk.tell(_help(talk))
             continue
         try:
-            if asyncio.run(talk.say(words)) is Left.INTERRUPTED:
+            if asyncio.run(talk.say(words)) is WatchEnd.INTERRUPTED:
                 return INTERRUPTED
         except MidstreamError as error:
             talk.tell(f"midstream: {clean(of_error(error)[0], is_one_line=True)}\n")
 
 
-def _help(talk: Talk) -> str:
+def _help(talk: ChatSession) -> str:
     return f"""\
 /help   shows this, /quit ends; anything else goes to the agent.
 Ctrl-C  leaves a running turn: it goes on in the server. Twice stops it.
@@ -161,7 +161,7 @@ midstream sessions list --url {talk.url}
 """
 
 
-class Talk:
+class ChatSession:
     """One session, talked in from here; each turn has a client of its own, so that nothing is held at the prompt.
 
     Args:
@@ -214,15 +214,15 @@ class Talk:
             self.tell(text)
         self._is_prompted = bool(text)
 
-    async def say(self, words: str) -> Left:
+    async def say(self, words: str) -> WatchEnd:
         """Say something and show the turn it opens; before that, what was missed of earlier turns of the session."""
         async with self._client() as client:
-            if await self._catch_up(client) is Left.INTERRUPTED:
-                return Left.INTERRUPTED
+            if await self._catch_up(client) is WatchEnd.INTERRUPTED:
+                return WatchEnd.INTERRUPTED
             async with aclosing(client.send(self.session, words)) as events:
                 return await self._watch(client, events, is_ours=True)
 
-    async def _catch_up(self, client: Client) -> Left | None:
+    async def _catch_up(self, client: Client) -> WatchEnd | None:
         """Show the rest of turns that were left: behind events of a later one it would never be shown.
 
         It is no part of the answer that a script asked for.
@@ -234,20 +234,20 @@ class Talk:
         try:
             async for events in self._left_here(client):
                 left = await self._watch(client, events, is_ours=False)
-                if left is Left.INTERRUPTED:
+                if left is WatchEnd.INTERRUPTED:
                     break
         finally:
             self._screen = screen
         return left
 
-    async def resume(self) -> Left:
+    async def resume(self) -> WatchEnd:
         """Show what was missed of the turns that were left, and the rest of them."""
         left = await self._go_on(self._left_here, self._running)
         if left is None:
             self._screen.note(f"no turn of {self.session} was interrupted")
-        return left or Left.COMPLETED
+        return left or WatchEnd.COMPLETED
 
-    async def go_on(self) -> Left | None:
+    async def go_on(self) -> WatchEnd | None:
         """Show the rest of the last turn, whoever left it; resume it where it was interrupted or failed.
 
         Returns:
@@ -255,14 +255,14 @@ class Talk:
         """
         return await self._go_on(self._left_here, self._running, self._stopped)
 
-    async def _go_on(self, *ways: Callable[[Client], AsyncIterator[AsyncIterator[Event]]]) -> Left | None:
+    async def _go_on(self, *ways: Callable[[Client], AsyncIterator[AsyncIterator[Event]]]) -> WatchEnd | None:
         """Watch what the first way leads to that leads anywhere."""
-        left: Left | None = None
+        left: WatchEnd | None = None
         async with self._client() as client:
             for way in ways:
                 async for events in way(client):
                     left = await self._watch(client, events, is_ours=False)
-                    if left is Left.INTERRUPTED:
+                    if left is WatchEnd.INTERRUPTED:
                         return left
                 if left is not None:
                     return left
@@ -334,7 +334,7 @@ class Talk:
 
     # --- one turn -----------------------------------------------------------------------------------------------
 
-    async def _watch(self, client: Client, events: AsyncIterator[Event], *, is_ours: bool) -> Left:
+    async def _watch(self, client: Client, events: AsyncIterator[Event], *, is_ours: bool) -> WatchEnd:
         """Show a turn to its end, or until Ctrl-C; put its questions to whoever sits here."""
         ended: TurnEnded | None = None
         answering = self._answering(client)
@@ -419,7 +419,7 @@ class Talk:
         coming: asyncio.Task[Event | None],
         shown: LastShown,
         events: AsyncIterator[Event],
-    ) -> Left:
+    ) -> WatchEnd:
         """Detach, or stop the turn if Ctrl-C comes again soon."""
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
@@ -431,14 +431,14 @@ class Talk:
                     await interrupts.reached(self.stops_at)
             except TimeoutError:
                 await _let_go(coming, events)
-                return Left.INTERRUPTED
+                return WatchEnd.INTERRUPTED
         try:
             async with asyncio.timeout(CANCEL_S):
                 await self._stop(client, coming, shown, events)
         except TimeoutError:
             self.tell(f"The turn was told to stop and has not ended yet: see {again}\n")
         await _let_go(coming, events)
-        return Left.INTERRUPTED
+        return WatchEnd.INTERRUPTED
 
     async def _stop(
         self,
@@ -477,14 +477,14 @@ async def _let_go(coming: asyncio.Task[Event | None], events: AsyncIterator[Even
         await events.aclose()
 
 
-def _left_by(ended: TurnEnded | None) -> Left:
+def _left_by(ended: TurnEnded | None) -> WatchEnd:
     match ended.status if ended else None:
         case TurnStatus.COMPLETED | None:
-            return Left.COMPLETED
+            return WatchEnd.COMPLETED
         case TurnStatus.FAILED:
-            return Left.FAILED
+            return WatchEnd.FAILED
         case _:
-            return Left.STOPPED
+            return WatchEnd.STOPPED
 
 
 def _write(text: str) -> None:

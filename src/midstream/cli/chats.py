@@ -16,10 +16,10 @@ from typing import Self
 
 import msgspec
 
-from midstream.client.checkpoint import sessions_left
-from midstream.core.frames import EVENT_ID_CHARS_MAX, START, EventId
+from midstream.client.checkpoint_file import sessions_left
 from midstream.errors import MalformedFrameError, SessionNotFoundError, UsageError
-from midstream.places import made
+from midstream.paths import made
+from midstream.protocol.frames import EVENT_ID_CHARS_MAX, START, EventId
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 """What a server takes for a session's name; files are named after it here."""

@@ -14,13 +14,13 @@ from midstream.cli import Surroundings
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.terminal import Ink, clean
 from midstream.client.requests import delete
+from midstream.client.transport_selection import RememberedTransports, TransportKind, TransportSelection
 from midstream.client.transports import base_url
-from midstream.client.ways import RememberedWays, Way, Ways
-from midstream.conformance.scripts import Script, scripts
-from midstream.conformance.server_side import WAIT_S, Outcome, ServerTrial
+from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.local_keys import shown_to
-from midstream.world import World
+from midstream.testing.conformance.scripts import Script, scripts
+from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, ServerTrial
 
 
 @click.command(short_help="Try a server of the stream protocol, clause by clause.")
@@ -31,7 +31,7 @@ from midstream.world import World
 @click.option(
     "--transport",
     "ways",
-    type=click.Choice([way.value for way in Way]),
+    type=click.Choice([way.value for way in TransportKind]),
     multiple=True,
     help="How frames are carried; may be given more than once (default: each transport in turn).",
 )
@@ -71,7 +71,12 @@ def conformance(
     """
     headers = {**shown_to(url), **_headers(named)}
     told = [each for each in scripts("server") if words in each.name or words in each.clauses]
-    chosen = [(Way(way), each) for way in ways or Way for each in told if each.fits(Way(way))]
+    chosen = [
+        (TransportKind(way), each)
+        for way in ways or TransportKind
+        for each in told
+        if each.fits(TransportKind(way))
+    ]
     if not chosen:
         raise UsageError(f"no script is about {words!r}")
     return asyncio.run(
@@ -93,7 +98,7 @@ async def _try(
     surroundings: Surroundings,
     url: str,
     headers: Mapping[str, str],
-    chosen: Sequence[tuple[Way, Script]],
+    chosen: Sequence[tuple[TransportKind, Script]],
     wait_s: float,
     *,
     is_kept: bool,
@@ -101,7 +106,9 @@ async def _try(
 ) -> int:
     world = World()
     carriers = {
-        way: Ways(url, transport=way, headers=lambda: headers, remembered=RememberedWays(None))
+        way: TransportSelection(
+            url, transport=way, headers=lambda: headers, remembered=RememberedTransports(None)
+        )
         for way, _ in chosen
     }
     trials = {
@@ -129,7 +136,7 @@ async def _try(
     return VERIFICATION if different else 0
 
 
-def _show(outcome: Outcome, ink: Ink, *, is_json: bool) -> None:
+def _show(outcome: ScriptOutcome, ink: Ink, *, is_json: bool) -> None:
     if is_json:
         click.echo(json.dumps({**msgspec.to_builtins(outcome), "is_kept": outcome.is_kept}))
         return

@@ -20,11 +20,11 @@ from midstream.cli.demo_screen import DemoScreen
 from midstream.cli.exits import VERIFICATION
 from midstream.cli.interrupts import Interrupts
 from midstream.cli.terminal import Ink
+from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import Folder
-from midstream.demo.server import DemoServer
 from midstream.demo.story import Story
-from midstream.places import made
-from midstream.world import World
+from midstream.environment import World
+from midstream.paths import made
 
 LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
 NOT_INSTALLED = "The local model is not installed (`make demo` does that): going on with --model scripted."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from midstream.cli.screen import Screen
 from midstream.cli.terminal import Ink, indented, padded
 from midstream.client import Event
-from midstream.demo.check import Timings, Verdict
+from midstream.demo.check import DemoVerdict, Timings
 
 WIDTH = 80
 
@@ -41,13 +41,13 @@ class DemoScreen:
         """Show an event of the turn."""
         self._screen.show(event.record)
 
-    def end(self, verdict: Verdict, timings: Timings) -> None:
+    def end(self, verdict: DemoVerdict, timings: Timings) -> None:
         """Show what was found."""
         self.chapter(6, "Checked from the outside")
         self.write("".join(f"{line}\n" for line in table(verdict, timings, self._ink)))
 
 
-def table(verdict: Verdict, timings: Timings, ink: Ink) -> Iterator[str]:
+def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
     """Set the verdict as lines of at most 80 columns."""
     words = verdict.words
     yield _row(ink, "Words: screen and SQLite file", "shown", "journal", "lost", "twice", is_head=True)

@@ -18,19 +18,19 @@ from msgspec.structs import replace
 
 from midstream.cli import Surroundings
 from midstream.cli.exits import NOT_FOUND, UNREADABLE, VERIFICATION
-from midstream.cli.findings_screen import Progress, check_lines, report_lines, summary
+from midstream.cli.findings_screen import ProgressLine, check_lines, report_lines, summary
 from midstream.cli.kept_secrets import check_secrets
 from midstream.cli.network import check_network, is_address
 from midstream.cli.session_options import key_file_option
 from midstream.cli.terminal import COLUMNS, columns
-from midstream.core.profiles import profile_named
 from midstream.doctor.examination import Examined, examine
-from midstream.doctor.findings import Report, Status
-from midstream.doctor.installation import Verdict, checks
-from midstream.doctor.places import places_in
+from midstream.doctor.findings import HistoryReport, Status
+from midstream.doctor.history_places import places_in
+from midstream.doctor.installation import CheckResult, checks
 from midstream.doctor.shapes import known_format
+from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
-from midstream.world import World
+from midstream.history.profiles import profile_named
 
 STDIN = Path("-")
 SHOWN_MAX = 5
@@ -101,7 +101,7 @@ def doctor(
         return _check_installation(surroundings, port, is_json=is_json)
     statuses: Counter[Status] = Counter()
     width = columns() if surroundings.out.is_terminal else COLUMNS
-    with Progress(surroundings.talk.is_terminal, World()) as progress:
+    with ProgressLine(surroundings.talk.is_terminal, World()) as progress:
         for examined in _examined(paths, look, progress):
             report = _fixed(examined, in_place=in_place) if fix else examined.report
             progress.clear()
@@ -118,7 +118,7 @@ def doctor(
 
 
 def _examined(
-    paths: tuple[Path, ...], look: Callable[..., Examined], progress: Progress
+    paths: tuple[Path, ...], look: Callable[..., Examined], progress: ProgressLine
 ) -> Iterator[Examined]:
     found = 0
     if STDIN in paths:
@@ -135,10 +135,10 @@ def _examined(
     if not found:
         problem = "there is no history in it"
         for path in paths:
-            yield Examined(Report(str(path), Status.MISSING, reason="no-history", problem=problem))
+            yield Examined(HistoryReport(str(path), Status.MISSING, reason="no-history", problem=problem))
 
 
-def _of_stdin(look: Callable[..., Examined], progress: Progress) -> Examined:
+def _of_stdin(look: Callable[..., Examined], progress: ProgressLine) -> Examined:
     """Keep standard input in a file, since a history is read twice."""
     with tempfile.TemporaryDirectory(prefix="midstream-") as folder:
         file = Path(folder) / "stdin"
@@ -148,7 +148,7 @@ def _of_stdin(look: Callable[..., Examined], progress: Progress) -> Examined:
     return Examined(replace(examined.report, path=str(STDIN)))
 
 
-def _fixed(examined: Examined, *, in_place: bool) -> Report:
+def _fixed(examined: Examined, *, in_place: bool) -> HistoryReport:
     report, remedy = examined.report, examined.remedy
     if remedy is None:
         return report
@@ -175,7 +175,7 @@ def _check_installation(surroundings: Surroundings, port: int, *, is_json: bool)
         done.append(check)
         for line in [] if is_json else check_lines(check, surroundings.out, width):
             click.echo(line, color=True)
-    has_problem = any(check.verdict is Verdict.PROBLEM for check in done)
+    has_problem = any(check.verdict is CheckResult.PROBLEM for check in done)
     if is_json:
         click.echo(json.dumps({"is_healthy": not has_problem, "checks": msgspec.to_builtins(done)}))
     return VERIFICATION if has_problem else 0

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from midstream.cli.terminal import Ink, clean, columns, shortened, width_of
-from midstream.doctor.findings import Finding, Report, Status
-from midstream.doctor.installation import Check, Verdict
-from midstream.world import World
+from midstream.doctor.findings import HistoryReport, LocatedFinding, Status
+from midstream.doctor.installation import Check, CheckResult
+from midstream.environment import World
 
 INDENT = "  "
 QUIET_S = 0.3
@@ -28,7 +28,7 @@ _WORDS = {
 }
 
 
-def report_lines(report: Report, ink: Ink, width: int, *, limit: int) -> Iterator[str]:
+def report_lines(report: HistoryReport, ink: Ink, width: int, *, limit: int) -> Iterator[str]:
     """Iterate over the lines that say what was found in one history."""
     name = clean(report.path, is_one_line=True)
     sign = {Status.CLEAN: ink.green("✓"), Status.FINDINGS: ink.yellow("!")}.get(report.status, ink.red("✗"))
@@ -49,13 +49,13 @@ def report_lines(report: Report, ink: Ink, width: int, *, limit: int) -> Iterato
             yield f"{INDENT}the original is {_tail_of(clean(report.backup, is_one_line=True), width - 18)}"
 
 
-def _about(report: Report) -> str:
+def _about(report: HistoryReport) -> str:
     talks = f" in {report.conversations} conversations" if report.conversations > 1 else ""
     found = f", {_count(len(report.findings), 'finding')}" if report.findings else ""
     return f"{report.format} for {report.profile}, {_count(report.messages, 'message')}{talks}{found}"
 
 
-def _finding_lines(found: Finding, ink: Ink, width: int) -> Iterator[str]:
+def _finding_lines(found: LocatedFinding, ink: Ink, width: int) -> Iterator[str]:
     place = _place(found)
     about = f" ({shortened(clean(found.call_id, is_one_line=True), 40)})" if found.call_id else ""
     yield from _wrapped(f"{place}: {found.code}{about}: {found.rule}", INDENT, width)
@@ -64,7 +64,7 @@ def _finding_lines(found: Finding, ink: Ink, width: int) -> Iterator[str]:
         yield ink.red(line) if lost else ink.dim(line)
 
 
-def _place(found: Finding) -> str:
+def _place(found: LocatedFinding) -> str:
     places = [clean(found.file, is_one_line=True)] if found.file else []
     if found.line:
         places.append(f"line {found.line}")
@@ -77,7 +77,11 @@ def _place(found: Finding) -> str:
 
 def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
     """Iterate over the lines that say what one check came to."""
-    sign = {Verdict.OK: ink.green("✓"), Verdict.WARNING: ink.yellow("!"), Verdict.PROBLEM: ink.red("✗")}
+    sign = {
+        CheckResult.OK: ink.green("✓"),
+        CheckResult.WARNING: ink.yellow("!"),
+        CheckResult.PROBLEM: ink.red("✗"),
+    }
     head = f"{check.name:<12} "
     first, *rest = _wrapped(check.words, "", width - len(head) - 2) or [""]
     yield f"{sign[check.verdict]} {ink.bold(head)}{first}"
@@ -116,7 +120,7 @@ def _tail_of(path: str, width: int) -> str:
     return f"…{tail}"
 
 
-class Progress:
+class ProgressLine:
     """One line on stderr that says how far it is: only on a terminal, and only where it takes a while."""
 
     def __init__(self, is_terminal: bool, world: World) -> None:  # noqa: FBT001 - a fact about the output

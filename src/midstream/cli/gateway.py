@@ -10,22 +10,22 @@ from typing import Any
 import click
 import msgspec
 
+from midstream.agents.agent_runs import SILENCE_MAX_S, SilenceLimits
+from midstream.agents.pool import PoolLimits
+from midstream.agents.pool_records import RECORD_AGE_MAX_S, RECORDS_MAX
 from midstream.cli import Surroundings
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
 from midstream.cli.mcp_servers import read_servers
-from midstream.cli.stores import encrypted_store
+from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
-from midstream.cli.upstreams import UpstreamOptions, find_upstream
-from midstream.core.reuse.records import RECORD_AGE_MAX_S, RECORDS_MAX
+from midstream.cli.upstream_options import UpstreamOptions, find_upstream
+from midstream.dialects.gateway_app import KEPT_S
+from midstream.dialects.gateway_app import gateway as gateway_app
+from midstream.dialects.live_responses import GRACE_S
+from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.places import made
-from midstream.runtime.agent_runs import SILENCE_MAX_S, SilenceLimits
-from midstream.runtime.pool import PoolLimits
-from midstream.server.gateway.app import KEPT_S
-from midstream.server.gateway.app import gateway as gateway_app
-from midstream.server.gateway.live_responses import GRACE_S
-from midstream.server.serve import serve
-from midstream.world import World
+from midstream.paths import made
+from midstream.server.uvicorn_server import serve
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file
 HOUR_S, DAY_S = 3600.0, 24 * 3600.0

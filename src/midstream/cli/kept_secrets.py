@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from midstream.client.secret_store import survey
-from midstream.doctor.installation import Check, Verdict
+from midstream.doctor.installation import Check, CheckResult
 from midstream.errors import MidstreamError
 
 
@@ -14,7 +14,7 @@ def check_secrets(path: Path) -> Check:
     try:
         found = survey(path)
     except MidstreamError as error:
-        return Check("secrets", Verdict.PROBLEM, error.message)
+        return Check("secrets", CheckResult.PROBLEM, error.message)
     words = [f"{found.in_file} stand in {str(path)!r}, which only this user may read"]
     if found.in_keyring:
         words.append(f"the keyring has {found.in_keyring}")
@@ -22,5 +22,5 @@ def check_secrets(path: Path) -> Check:
         words.append(
             f"{found.orphans} belong to nothing any more: clients clear them, at the latest after a week"
         )
-    verdict = Verdict.WARNING if found.orphans else Verdict.OK
+    verdict = CheckResult.WARNING if found.orphans else CheckResult.OK
     return Check("secrets", verdict, "; ".join(words))

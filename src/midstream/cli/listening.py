@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from midstream.cli.logs import FORMATS
+from midstream.cli.log_format import FORMATS
 
 if sys.platform != "win32":
     import resource

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from midstream.core.reuse.servers import TRANSPORTS, McpServer, Transport
 from midstream.errors import UsageError
+from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Transport
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _TRANSPORTS: Mapping[str, Transport] = {
@@ -31,7 +31,7 @@ _OAUTH = {
 """The names that hosts have for a client registration, in the object `oauth` or `auth` of a server."""
 
 
-def read_servers(path: Path) -> tuple[McpServer, ...]:
+def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
     """Return the servers that a file names, in the order of their names.
 
     Raises:
@@ -47,7 +47,7 @@ def read_servers(path: Path) -> tuple[McpServer, ...]:
     return tuple(_server(name, servers[name]) for name in sorted(servers))
 
 
-def _server(name: str, told: Any) -> McpServer:  # noqa: ANN401 - JSON of somebody else's
+def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON of somebody else's
     try:
         said = _expanded(told)
         oauth: Mapping[str, Any] = next(
@@ -65,7 +65,7 @@ def _server(name: str, told: Any) -> McpServer:  # noqa: ANN401 - JSON of somebo
             "needs_auth": bool(oauth) or said.get("needs_auth", False),
             **{field: _registered(oauth, names) for field, names in _OAUTH.items()},
         }
-        server = msgspec.convert(fields, McpServer)
+        server = msgspec.convert(fields, ForwardedMcpServer)
     except (AttributeError, TypeError, msgspec.ValidationError) as error:
         raise UsageError(f"the MCP server {name!r} is described wrongly: {error}") from error
     if not (server.command if server.transport == "stdio" else server.url):

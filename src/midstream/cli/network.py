@@ -13,11 +13,11 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.exits import FAILURE, VERIFICATION
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns
-from midstream.client.probe import LIMPING, Finding, NetworkProbe, NetworkReport, Probed
+from midstream.client.network_probe import LIMPING, NetworkProbe, NetworkReport, Probed, ProbeOutcome
 from midstream.local_keys import shown_to
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
-_GOOD = {Finding.WORKS}
+_GOOD = {ProbeOutcome.WORKS}
 
 
 def is_address(place: str) -> bool:
@@ -69,14 +69,14 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
     yield from textwrap.wrap(words, width, break_on_hyphens=False)
 
 
-def _sign(finding: Finding, ink: Ink) -> str:
+def _sign(finding: ProbeOutcome, ink: Ink) -> str:
     if finding in _GOOD:
         return ink.green("✓")
     return ink.yellow("!") if finding in LIMPING else ink.red("✗")
 
 
 def _words(probed: Probed) -> str:
-    if probed.finding is not Finding.WORKS:
+    if probed.finding is not ProbeOutcome.WORKS:
         return f"{probed.finding}: {probed.detail}"
     if probed.what == "post":
         return f"works: answered after {probed.first_s:.2f} s"

@@ -7,16 +7,16 @@ import asyncio
 import click
 
 from midstream.cli import Surroundings
-from midstream.cli.chat import Talk
+from midstream.cli.chat import ChatSession
 from midstream.cli.chats import Chats
 from midstream.cli.session_options import complete, json_of, server_options
-from midstream.cli.sources import ServerSource, SessionLine
+from midstream.cli.sources import ListedSession, ServerSource
 from midstream.cli.sources import resolve as resolved
 from midstream.cli.terminal import clean
 from midstream.cli.transcript import time_of
-from midstream.core.parts import PART_MARK
-from midstream.core.records import TurnStatus
 from midstream.errors import NothingToResumeError
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import TurnStatus
 
 _LEFT = (TurnStatus.INTERRUPTED, TurnStatus.FAILED)
 
@@ -44,7 +44,7 @@ def resume(
         return
     name = resolved(source, session).id
     chats.remember(url, name)
-    talk = Talk(surroundings, chats, url, name, is_json=is_json)
+    talk = ChatSession(surroundings, chats, url, name, is_json=is_json)
     left = asyncio.run(talk.go_on())
     if left is None:
         raise NothingToResumeError(f"the last turn of session {name!r} has come to its end")
@@ -65,6 +65,6 @@ def _list(source: ServerSource, left: set[str], *, is_json: bool) -> None:
         click.echo("No turn was interrupted, left or has failed.", err=True)
 
 
-def _can_go_on(source: ServerSource, line: SessionLine) -> bool:
+def _can_go_on(source: ServerSource, line: ListedSession) -> bool:
     """Whether somebody may resume a session; a sub-agent goes on with the one that called it."""
     return PART_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable

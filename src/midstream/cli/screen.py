@@ -11,10 +11,10 @@ from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.client import PlaybackLost
-from midstream.core.answer_text import text_of
-from midstream.core.frames import Gone, Snapshot
-from midstream.core.messages import Call, UpstreamCall
-from midstream.core.records import (
+from midstream.history.messages import Call, UpstreamCall
+from midstream.protocol.answer_text import text_of
+from midstream.protocol.frames import Gone, SnapshotFrame
+from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
@@ -115,7 +115,7 @@ class Screen:
         self._elsewhere = ""
         """The id of that call, where the upstream runs it."""
 
-    def show(self, record: Record | Gone | Snapshot | PlaybackLost) -> None:
+    def show(self, record: Record | Gone | SnapshotFrame | PlaybackLost) -> None:
         """Show one event."""
         match record:
             case Delta():
@@ -141,7 +141,7 @@ class Screen:
                 pass  # the snapshot says the rest
             case Gone():
                 self.note(f"the server has lost what came after event {record.resume_from}: forget it")
-            case Snapshot():
+            case SnapshotFrame():
                 self.note(
                     "what happened meanwhile is not kept any more: `sessions show` has the conversation"
                 )

@@ -17,20 +17,20 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.agents import find_access, find_agent, find_server
 from midstream.cli.listening import LOCAL_HOSTS, address_options, log_to_stderr, run_server, telling_options
-from midstream.cli.stores import encrypted_store
+from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
-from midstream.core.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
+from midstream.engine.agent import Agent
+from midstream.engine.sleeping import MemoryLimits
+from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.local_keys import made_key
-from midstream.places import made
-from midstream.runtime.agent import Agent
-from midstream.runtime.observing import Observer
-from midstream.runtime.sleeping import MemoryLimits
-from midstream.server.access import Access, this_user, token_file
+from midstream.observability.observers import Observer
+from midstream.paths import made
 from midstream.server.app import App, asgi
-from midstream.server.serve import serve as serve_app
+from midstream.server.auth.access import Access, this_user, token_file
 from midstream.server.settings_file import SettingsFile
-from midstream.world import World
+from midstream.server.uvicorn_server import serve as serve_app
+from midstream.session.retention import BYTES_MAX, EVENTS_FOR_S, EVENTS_MAX, Retention
 
 T = TypeVar("T", int, float)
 
@@ -237,10 +237,10 @@ def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:
     observers: list[Observer] = []
     try:
         if options["has_metrics"]:
-            prometheus = importlib.import_module("midstream.integrations.prometheus")
+            prometheus = importlib.import_module("midstream.observability.prometheus")
             observers.append(prometheus.Prometheus())
         if options["has_spans"]:
-            otel = importlib.import_module("midstream.integrations.opentelemetry")
+            otel = importlib.import_module("midstream.observability.opentelemetry")
             observers.append(otel.OpenTelemetry(agent=agent.name))
     except ImportError as error:
         raise UsageError(

@@ -9,15 +9,15 @@ import click
 import msgspec
 
 from midstream.cli import Surroundings
-from midstream.cli.asking import how_to_answer, question_lines
+from midstream.cli.prompts import how_to_answer, question_lines
 from midstream.cli.session_options import complete, json_of, server_options, source_of, source_options
 from midstream.cli.sources import ServerSource, resolve
 from midstream.cli.terminal import Ink, clean, columns
 from midstream.cli.transcript import INDENT
-from midstream.core.calls import Choice
-from midstream.core.frames import AnswerPayload, encode
-from midstream.core.questions import Question
 from midstream.errors import NotFoundError, UsageError
+from midstream.protocol.frames import AnswerPayload, encode
+from midstream.session.calls import Choice
+from midstream.session.questions import Question
 
 
 @click.command()

@@ -16,7 +16,7 @@ from midstream.cli import Surroundings
 from midstream.cli.sources import ServerSource, Source, StoreSource
 from midstream.cli.terminal import clean, escaped_json
 from midstream.errors import MidstreamError, UsageError
-from midstream.places import Places
+from midstream.paths import Paths
 
 F = TypeVar("F", bound=Callable[..., Any])  # whatever click decorates
 
@@ -90,7 +90,7 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):
-        source = StoreSource(ctx.params.get("store") or Places.found().store, ctx.params.get("key_file"))
+        source = StoreSource(ctx.params.get("store") or Paths.found().store, ctx.params.get("key_file"))
         fitting = (line for line in source.list() if line.id.startswith(incomplete))
         return [
             CompletionItem(line.id, help=clean(line.title, is_one_line=True))

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from midstream.client.secret_store import SecretStore
-from midstream.client.session_secrets import SessionSecrets, Shown
-from midstream.core.parts import PART_MARK
+from midstream.client.session_secrets import SecretsToShow, SessionSecrets
+from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.places import Places
-from midstream.world import World
+from midstream.paths import Paths
+from midstream.session.child_names import PART_MARK
 
 T = TypeVar("T")
 SECRET_VARIABLE = "MIDSTREAM_SECRET"  # noqa: S105 - the name of a variable
@@ -44,25 +44,27 @@ def brought_secret() -> str:
         raise UsageError(f"the secret in {named!r} cannot be read: {type(error).__name__}") from error
 
 
-def shown_for(url: str, session: str, places: Places | None) -> Shown:
+def shown_for(url: str, session: str, places: Paths | None) -> SecretsToShow:
     """Return what is shown to a server for one of its sessions.
 
     Raises:
         MidstreamError: As `brought_secret`; or the secrets that are kept cannot be read.
     """
     if secret := brought_secret():
-        return Shown(secret)
-    path = (places or Places.found()).secrets
-    return asyncio.run(_with(path, url, lambda kept: kept.known(session))) if path.exists() else Shown()
+        return SecretsToShow(secret)
+    path = (places or Paths.found()).secrets
+    return (
+        asyncio.run(_with(path, url, lambda kept: kept.known(session))) if path.exists() else SecretsToShow()
+    )
 
 
-def forget_for(url: str, session: str, places: Places | None) -> None:
+def forget_for(url: str, session: str, places: Paths | None) -> None:
     """Keep what was kept for a session no longer: it was deleted.
 
     Raises:
         MidstreamError: It may still be kept.
     """
-    path = (places or Places.found()).secrets
+    path = (places or Paths.found()).secrets
     if path.exists() and PART_MARK not in session:
         asyncio.run(_with(path, url, lambda kept: kept.forget(session)))
 

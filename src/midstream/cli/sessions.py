@@ -13,12 +13,12 @@ import msgspec
 from midstream.cli import Surroundings
 from midstream.cli.session_actions import answer, cancel, questions, resume_turn, withdraw
 from midstream.cli.session_options import complete, json_of, source_of, source_options
-from midstream.cli.sources import SessionLine, resolve, with_whole
+from midstream.cli.sources import ListedSession, resolve, with_whole
 from midstream.cli.terminal import COLUMNS, Ink, clean, columns, padded, shortened
 from midstream.cli.transcript import TurnTranscript, lines, read, time_of
-from midstream.core.parts import PART_MARK
-from midstream.core.records import JournalReader
 from midstream.errors import UsageError
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import JournalReader
 
 LIST_MAX = 50
 ID_COLUMNS = 24
@@ -68,7 +68,7 @@ def list_sessions(
         click.echo(f"There are more than {limit}: --limit 0 lists all.", err=True)
 
 
-def _table(shown: list[SessionLine], ink: Ink, width: int) -> Iterator[str]:
+def _table(shown: list[ListedSession], ink: Ink, width: int) -> Iterator[str]:
     if not shown:
         return
     ids = [clean(line.id, is_one_line=True) for line in shown]
@@ -177,7 +177,7 @@ def delete(
     click.echo(f"{_counted(found)} {done}.", err=True)
 
 
-def _counted(found: list[SessionLine]) -> str:
+def _counted(found: list[ListedSession]) -> str:
     return f"{len(found)} session{'s' if len(found) != 1 else ''}"
 
 

@@ -18,11 +18,6 @@ from typing_extensions import override
 from midstream.cli import Surroundings
 from midstream.cli.session_secret import FILE_VARIABLE, forget_for, shown_for
 from midstream.client.transports import base_url
-from midstream.core.frames import EventId
-from midstream.core.parts import PART_MARK
-from midstream.core.questions import Question, questions_of
-from midstream.core.records import OPEN_STATUSES, decode
-from midstream.core.session import Session, evolve
 from midstream.errors import (
     ConnectionLostError,
     KeyMissingError,
@@ -34,10 +29,15 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.local_keys import shown_to
-from midstream.places import Places
-from midstream.store.closed import ENCRYPTED_MARKS
+from midstream.paths import Paths
+from midstream.protocol.frames import EventId
+from midstream.session.child_names import PART_MARK
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import OPEN_STATUSES, decode
+from midstream.session.session import Session, evolve
+from midstream.store.blocking_reads import ENCRYPTED_MARKS
 from midstream.store.contract import SessionInfo
-from midstream.store.opening import open_store, read_store
+from midstream.store.store_registry import open_store, read_store
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ ANSWER_S = 30.0
 """Seconds a server may take for one answer."""
 
 
-class SessionLine(Struct, frozen=True):
+class ListedSession(Struct, frozen=True):
     """One session of a listing, as the server's HTTP interface has it; times in seconds since 1970."""
 
     id: str
@@ -60,7 +60,7 @@ class SessionLine(Struct, frozen=True):
     updated_at: float
 
 
-class Line(Struct, frozen=True):
+class ExportLine(Struct, frozen=True):
     """One record of an export: its event id, its JSON, and the whole of a large result it names."""
 
     id: str
@@ -71,10 +71,10 @@ class Line(Struct, frozen=True):
 class Source(Protocol):
     """Somewhere sessions are kept."""
 
-    def list(self) -> Iterator[SessionLine]:
+    def list(self) -> Iterator[ListedSession]:
         """Iterate over the sessions, last changed first."""
 
-    def records(self, session: str) -> Iterator[Line]:
+    def records(self, session: str) -> Iterator[ExportLine]:
         """Iterate over a session's records from the first.
 
         Raises:
@@ -96,7 +96,7 @@ class Source(Protocol):
         """
 
 
-def resolve(source: Source, name: str) -> SessionLine:
+def resolve(source: Source, name: str) -> ListedSession:
     """Return the session called `name`: an id, the only one that begins with it, or `-` for the last changed.
 
     Sessions of sub-agents only where the name has their mark.
@@ -105,7 +105,7 @@ def resolve(source: Source, name: str) -> SessionLine:
         SessionNotFoundError: None fits.
         UsageError: Several do.
     """
-    begins: list[SessionLine] = []
+    begins: list[ListedSession] = []
     for line in source.list():
         if PART_MARK in line.id and PART_MARK not in name:
             continue  # a sub-agent's session is meant only where it is named
@@ -136,12 +136,12 @@ class StoreSource(Source):
         self._key_file = key_file
 
     @override
-    def list(self) -> Iterator[SessionLine]:
+    def list(self) -> Iterator[ListedSession]:
         with read_store(self._named, key_file=self._key_file) as store:
             yield from map(_line_of, store.list())
 
     @override
-    def records(self, session: str) -> Iterator[Line]:
+    def records(self, session: str) -> Iterator[ExportLine]:
         with read_store(self._named) as store:
             if store.find(session) is None:
                 raise SessionNotFoundError(f"there is no session {session!r}")
@@ -153,7 +153,7 @@ class StoreSource(Source):
                 for stored in page:
                     if stored.body[:1] in ENCRYPTED_MARKS:
                         raise _unreadable(session, is_locked=is_locked)
-                    yield Line(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
+                    yield ExportLine(f"{stored.epoch}-{stored.position}", msgspec.Raw(stored.body))
 
     @override
     def questions(self, session: str | None) -> Sequence[Question]:
@@ -189,14 +189,14 @@ class StoreSource(Source):
             await store.close()
 
 
-def with_whole(source: Source, session: str, line: Line) -> Line:
+def with_whole(source: Source, session: str, line: ExportLine) -> ExportLine:
     """Return a line with the whole of the large result its record names, if it names one that is there."""
     try:
         named = msgspec.json.decode(line.record, type=_Naming).result.blob
     except msgspec.DecodeError:  # no record of a result, or one that cannot be read: exported as it is
         return line
     body = source.blob(session, named) if named else None
-    return line if body is None else Line(line.id, line.record, body.decode())
+    return line if body is None else ExportLine(line.id, line.record, body.decode())
 
 
 class _Named(Struct, frozen=True):
@@ -216,13 +216,13 @@ def _unreadable(session: str, *, is_locked: bool) -> MidstreamError:
     return SessionLockedError(f"session {name} is encrypted under its client's secret: {ask} ({brought})")
 
 
-def _line_of(info: SessionInfo) -> SessionLine:
+def _line_of(info: SessionInfo) -> ListedSession:
     mark = info.mark
-    return SessionLine(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
+    return ListedSession(info.session, mark.title, mark.status, mark.turns, info.created_at, mark.at)
 
 
 class _Page(Struct, frozen=True):
-    sessions: list[SessionLine]
+    sessions: list[ListedSession]
     next: str | None
 
 
@@ -241,7 +241,7 @@ class SessionNow(Struct, frozen=True):
     is_resumable: bool = False
 
 
-class Told(Struct, frozen=True):
+class CommandResult(Struct, frozen=True):
     """State of a session after a server executed a command."""
 
     event_id: str
@@ -281,7 +281,7 @@ class ServerSource(Source):
         self._shown = shown_to(url, self._places)
 
     @override
-    def list(self) -> Iterator[SessionLine]:
+    def list(self) -> Iterator[ListedSession]:
         query: str | None = f"?limit={PAGE}"
         while query is not None:
             page = self._read(self._ask("GET", f"/v1/sessions{query}").read(), _Page)
@@ -289,10 +289,10 @@ class ServerSource(Source):
             query = page.next
 
     @override
-    def records(self, session: str) -> Iterator[Line]:
+    def records(self, session: str) -> Iterator[ExportLine]:
         with self._ask_of(session, "GET", "/records") as answer:
             for line in iter(answer.readline, b""):
-                yield self._read(line, Line)
+                yield self._read(line, ExportLine)
 
     @override
     def questions(self, session: str | None) -> Sequence[Question]:
@@ -311,7 +311,7 @@ class ServerSource(Source):
 
     def tell(
         self, session: str, what: str, *, number: tuple[str, int] | None = None, body: bytes = b""
-    ) -> Told:
+    ) -> CommandResult:
         """Have the server do something in a session: `answer`, `resume`, `cancel`, `withdraw`.
 
         Args:
@@ -322,7 +322,7 @@ class ServerSource(Source):
             MidstreamError: It refused; nothing was changed.
         """
         query = f"?{number[0]}={number[1]}" if number else ""
-        return self._read(self._ask_of(session, "POST", f"/{what}{query}", body).read(), Told)
+        return self._read(self._ask_of(session, "POST", f"/{what}{query}", body).read(), CommandResult)
 
     @override
     def blob(self, session: str, digest: str) -> bytes | None:
@@ -388,7 +388,7 @@ class ServerSource(Source):
             raise ProtocolError(f"{self._url} does not answer like a midstream server") from error
 
 
-def _places() -> Places | None:
+def _places() -> Paths | None:
     """Return the places of the command that runs, which `--home` may have named."""
     context = click.get_current_context(silent=True)
     surroundings = context.find_object(Surroundings) if context else None

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere
-from midstream.core.messages import Call, Text, UpstreamCall
-from midstream.core.records import (
+from midstream.history.messages import Call, Text, UpstreamCall
+from midstream.session.records import (
     CallEnded,
     CallStarted,
     ChildSaid,

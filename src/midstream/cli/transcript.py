@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
-from midstream.core.calls import DAMAGED_CONTENT
-from midstream.core.messages import (
+from midstream.history.messages import (
     Call,
     Exchange,
     File,
@@ -23,7 +22,8 @@ from midstream.core.messages import (
     UpstreamCall,
     UserMessage,
 )
-from midstream.core.records import (
+from midstream.session.calls import DAMAGED_CONTENT
+from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
     AttemptStarted,
@@ -47,7 +47,6 @@ from midstream.core.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
-    StalledOn,
     StallEnded,
     StallNoticed,
     ToolsChanged,
@@ -58,7 +57,8 @@ from midstream.core.records import (
     WhyClosed,
     decode,
 )
-from midstream.core.session import CONTINUE, Session, restored
+from midstream.session.session import CONTINUE, Session, restored
+from midstream.timing import StalledOn
 
 RESULT_LINES_MAX = 3
 """Lines of a tool's result that are shown; `export` has all of it."""
@@ -72,7 +72,7 @@ INNER = "  "
 """How much further a sub-agent's work is set in than the call."""
 
 
-class Said(Struct, tag="said", tag_field="type"):
+class SpokenText(Struct, tag="said", tag_field="type"):
     """Words of a person or of the agent; `is_cut` where they were never finished."""
 
     by: str
@@ -108,7 +108,7 @@ class TurnTranscript(Struct):
 
     turn: int
     at: float
-    entries: list[Said | Called | Noted]
+    entries: list[SpokenText | Called | Noted]
     status: str = "running"
     ended_at: float | UnsetType = UNSET
     code: str | UnsetType = UNSET
@@ -130,7 +130,7 @@ class _Reading:
         self.turns: list[TurnTranscript] = []
         self._calls: dict[tuple[int, str], Called] = {}
         self._children: dict[str, _Reading] = {}
-        self._parts: dict[int, Said | Called] = {}
+        self._parts: dict[int, SpokenText | Called] = {}
         """The words of the attempt that is being made, and what its upstream ran, by part."""
 
     def take(self, record: Record) -> None:
@@ -141,7 +141,7 @@ class _Reading:
         elif isinstance(record, MessageAccepted | TranscriptAccepted):
             self._parts, self._calls = {}, {}
             self.turns.append(
-                TurnTranscript(record.turn, record.at, [Said("user", words_of(record.message))])
+                TurnTranscript(record.turn, record.at, [SpokenText("user", words_of(record.message))])
             )
         elif self.turns:
             self._take(record, self.turns[-1])
@@ -189,7 +189,7 @@ class _Reading:
         for entry, is_opening in zip(state.history.entries, opened, strict=True):
             if is_opening and isinstance(entry, UserMessage):
                 number, reply = number + 1, 0
-                words = Said("user", words_of(entry))
+                words = SpokenText("user", words_of(entry))
                 self.turns.append(TurnTranscript(number, 0.0, [words], TurnStatus.COMPLETED.value))
             elif isinstance(entry, Exchange) and self.turns:
                 reply += 1
@@ -206,17 +206,17 @@ class _Reading:
         known = self._parts.get(delta.part)
         if known is None:
             by = "thinking" if delta.kind == "thinking" else "agent"
-            known = ran_elsewhere(delta.call) if delta.call is not None else Said(by, "", is_cut=True)
+            known = ran_elsewhere(delta.call) if delta.call is not None else SpokenText(by, "", is_cut=True)
             self._parts[delta.part] = known
             turn.entries.append(known)
-        if isinstance(known, Said):
+        if isinstance(known, SpokenText):
             known.text += delta.text
         elif delta.call is not None and delta.call.outcome is not None:
             known.outcome, known.content = delta.call.outcome.value, delta.call.content
 
     def _void_words(self, turn: TurnTranscript) -> None:
         """Forget what a cut attempt said; the calls that its upstream ran have happened, and stay."""
-        void = {id(part) for part in self._parts.values() if isinstance(part, Said)}
+        void = {id(part) for part in self._parts.values() if isinstance(part, SpokenText)}
         turn.entries[:] = [entry for entry in turn.entries if id(entry) not in void]
         self._parts = {}
 
@@ -235,9 +235,9 @@ class _Reading:
         for part in reply.parts:
             match part:
                 case Text():
-                    turn.entries.append(Said("agent", part.text))
+                    turn.entries.append(SpokenText("agent", part.text))
                 case Thinking():
-                    turn.entries.append(Said("thinking", part.text))
+                    turn.entries.append(SpokenText("thinking", part.text))
                 case Call():
                     called = self._calls[number, part.id] = Called(part.name, part.arguments)
                     turn.entries.append(called)
@@ -346,9 +346,9 @@ def lines(turns: Iterable[TurnTranscript], ink: Ink, width: int) -> Iterator[str
         yield _ending(turn, ink)
 
 
-def _entry_lines(entry: Said | Called | Noted, ink: Ink, width: int) -> Iterator[str]:
+def _entry_lines(entry: SpokenText | Called | Noted, ink: Ink, width: int) -> Iterator[str]:
     match entry:
-        case Said():
+        case SpokenText():
             yield from _said_lines(entry, ink, width)
         case Called():
             yield call_line(entry, ink, width)
@@ -363,7 +363,7 @@ def _entry_lines(entry: Said | Called | Noted, ink: Ink, width: int) -> Iterator
             yield ink.yellow(shortened(f"{INDENT}~ {clean(entry.what, is_one_line=True)}", width))
 
 
-def _said_lines(said: Said, ink: Ink, width: int) -> Iterator[str]:
+def _said_lines(said: SpokenText, ink: Ink, width: int) -> Iterator[str]:
     text = clean(said.text).strip("\n") + (" …(cut)" if said.is_cut else "")
     body = indented(text, INDENT, width)
     if said.by == "thinking":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from midstream.client.client import Client, InterruptedTurn, connect
-from midstream.client.settings import ClientSettings
-from midstream.core.events import Event, PlaybackLost
-from midstream.core.questions import Question
+from midstream.client.client_settings import ClientSettings
+from midstream.protocol.events import Event, PlaybackLost
+from midstream.session.questions import Question
 
 __all__ = ["Client", "ClientSettings", "Event", "InterruptedTurn", "PlaybackLost", "Question", "connect"]

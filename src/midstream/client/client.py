@@ -22,24 +22,40 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
-from midstream.client.attachment import Attachment, ReadSecrets
-from midstream.client.checkpoint import CheckpointFile, KeptStream, StreamBegun
-from midstream.client.events import event_of
+from midstream.client.checkpoint_file import CheckpointFile, KeptStream, StreamBegun
+from midstream.client.client_events import event_of
+from midstream.client.client_settings import ClientSettings, parse_option
+from midstream.client.live_stream import Attachment, ReadSecrets
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
-from midstream.client.session_secrets import SessionSecrets, Shown
-from midstream.client.settings import ClientSettings, parse_option
+from midstream.client.session_secrets import SecretsToShow, SessionSecrets
+from midstream.client.transport_selection import (
+    AUTO,
+    RememberedTransports,
+    TransportKind,
+    TransportName,
+    TransportSelection,
+)
 from midstream.client.transports import require_headers
-from midstream.client.ways import AUTO, RememberedWays, TransportName, Way, Ways
-from midstream.core.answer_text import AnswerText
-from midstream.core.calls import Choice
-from midstream.core.checkpoint import Forgotten
-from midstream.core.client_stream import ClientStream
-from midstream.core.events import Event, PlaybackLost, Reading, completed
-from midstream.core.frames import (
+from midstream.environment import World
+from midstream.errors import (
+    MidstreamError,
+    SessionNotFoundError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.history.messages import UserMessage
+from midstream.local_keys import shown_to
+from midstream.paths import Paths
+from midstream.protocol.answer_text import AnswerText
+from midstream.protocol.checkpoint import Forgotten
+from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.events import Event, EventReader, PlaybackLost, completed
+from midstream.protocol.frames import (
     AbortPayload,
     AnswerPayload,
     EventId,
@@ -50,21 +66,11 @@ from midstream.core.frames import (
     SnapshotWhenName,
     WithdrawPayload,
 )
-from midstream.core.messages import UserMessage
-from midstream.core.questions import Question
-from midstream.core.records import QuestionAsked
-from midstream.core.turn.commands import WhenBusy, WhenBusyName
-from midstream.errors import (
-    MidstreamError,
-    SessionNotFoundError,
-    StoreDamagedError,
-    UnavailableError,
-    UsageError,
-)
-from midstream.local_keys import shown_to
-from midstream.places import Places
-from midstream.tools import Tool, by_name, tool
-from midstream.world import World
+from midstream.session.calls import Choice
+from midstream.session.questions import Question
+from midstream.session.records import QuestionAsked
+from midstream.session.turn.commands import WhenBusy, WhenBusyName
+from midstream.tools.function_tools import Tool, by_name, tool
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +111,7 @@ def connect(
     tools: Iterable[Tool | Callable[..., Any]] = (),
     world: World | None = None,
     headers: Mapping[str, str] | None = None,
-    transport: Way | TransportName = AUTO,
+    transport: TransportKind | TransportName = AUTO,
     settings: ClientSettings | None = None,
     on_reconnecting: Callable[[str, bool], None] | None = None,
     on_stalled: Callable[[str, str], None] | None = None,
@@ -145,7 +151,7 @@ def connect(
     shown = partial(_shown, url, headers or {})
     require_headers(shown())
     beside = None if state is None else Path(state).with_name(REMEMBERED)
-    remembered = RememberedWays(beside, world=world)
+    remembered = RememberedTransports(beside, world=world)
     if state is not None and secrets is None:
         secrets = _secrets_of_this_user()
     return Client(
@@ -157,7 +163,7 @@ def connect(
         tools=named,
         world=world,
         headers=shown,
-        ways=Ways(url, transport=transport, headers=shown, remembered=remembered, world=world),
+        ways=TransportSelection(url, transport=transport, headers=shown, remembered=remembered, world=world),
         settings=settings or ClientSettings(),
         on_reconnecting=on_reconnecting or _ignore,
         on_stalled=on_stalled or _ignore,
@@ -181,7 +187,7 @@ class Client:
         tools: Mapping[str, Tool],
         world: World,
         headers: Callable[[], Mapping[str, str]],
-        ways: Ways,
+        ways: TransportSelection,
         settings: ClientSettings,
         on_reconnecting: Callable[[str, bool], None],
         on_stalled: Callable[[str, str], None],
@@ -321,7 +327,7 @@ class Client:
             ConnectionLostError: The server did not answer.
             MidstreamError: It refused.
         """
-        shown = Shown() if session is None else await self._session_secrets.known(session)
+        shown = SecretsToShow() if session is None else await self._session_secrets.known(session)
         return await questions(self._url, session, {**self._shown(), **shown.headers})
 
     async def answer(
@@ -385,7 +391,7 @@ class Client:
         Args:
             session: One that exists.
             after: Begin after this event (`"0"` or `"0-0"`: with the first one); None begins with what comes next.
-            snapshots: When an event whose record is a `Snapshot` comes in the place of many: `gone`, where they are not
+            snapshots: When an event with a `SnapshotFrame` comes in the place of many: `gone`, where they are not
                 kept any more; `begin`, also as the first one where `after` is None: the whole session so far; `never`.
             word: From `let_look` of another client, where the session is encrypted under that one's secret.
 
@@ -394,7 +400,9 @@ class Client:
             WrongSecretError: There is none that the secret known here, or the word, opens.
             MalformedFrameError: `after` is no event id.
         """
-        read_secrets = partial(_told, Shown(word)) if word else partial(self._session_secrets.known, session)
+        read_secrets = (
+            partial(_told, SecretsToShow(word)) if word else partial(self._session_secrets.known, session)
+        )
         shown = await read_secrets()
         begin = None if after is None else EventId.parse(after)
         stream = ClientStream(
@@ -657,7 +665,7 @@ class Client:
                 yield event
 
     async def _taken_up(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
-        reading = Reading(await self._read_before(kept))
+        reading = EventReader(await self._read_before(kept))
         stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
         if kept.has_lost_chunks:
@@ -686,7 +694,7 @@ class Client:
             await self._file.write(stream, [Forgotten()])
             message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"
             raise StoreDamagedError(message) from error
-        reading = Reading()
+        reading = EventReader()
         yield reading.event(newest, PlaybackLost(kept.damage, msgspec.Raw(session)))
         await self._file.write(stream, [Forgotten()])
         if is_at_rest:
@@ -741,9 +749,9 @@ class Client:
             _log.debug("what is kept is not what is needed: %s", error.code, extra={"session": session})
 
     async def _deliver(
-        self, attachment: Attachment, reading: Reading | None = None
+        self, attachment: Attachment, reading: EventReader | None = None
     ) -> AsyncGenerator[Event, None]:
-        reading = reading or Reading()
+        reading = reading or EventReader()
         try:
             event = await attachment.next()
             await self._keep_needed(attachment)  # the welcome came before
@@ -763,14 +771,14 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
     return completed(session, last)
 
 
-async def _told(shown: Shown) -> Shown:
+async def _told(shown: SecretsToShow) -> SecretsToShow:
     """Return what somebody was told, and nobody changes."""
     return shown
 
 
 def _secrets_of_this_user() -> Path:
     try:
-        return Places.found().secrets
+        return Paths.found().secrets
     except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
         raise UsageError("this user has no home: set MIDSTREAM_HOME, or give `secrets=`") from error
 

@@ -1,6 +1,6 @@
 """Tools that run at the client: the calls of one stream, judged by its own journal.
 
-The life of a call is the server's (`core/calls.py`), and so is the judgement. This object does no I/O: `take` a
+The life of a call is the server's (`session/calls.py`), and so is the judgement. This object does no I/O: `take` a
 record, keep `writes()` (with the stream's own, in one transaction), then run `to_start()`. A call whose intent an
 earlier process kept, and no outcome, is in doubt: its tool's policy decides. One with an outcome is never run
 again: the chunk that carries it is played back by the stream.
@@ -14,7 +14,7 @@ from typing import assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.client.checkpoint import (
+from midstream.client.checkpoint_file import (
     DAMAGED_DIGEST,
     CallAnswered,
     CallAsked,
@@ -24,12 +24,12 @@ from midstream.client.checkpoint import (
     KeptCall,
     Place,
 )
-from midstream.core.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, OnDoubt, Site, Verdict, judge
-from midstream.core.frames import FRAME_BYTES_MAX, ResultPayload, encode
-from midstream.core.messages import Call, Outcome, Result
-from midstream.core.records import CallEnded, CallStarted, ClientTool, Record, ReplyCompleted
 from midstream.errors import ToolDefinitionError
-from midstream.tools import CallContext, Tool, probe_call, run_call
+from midstream.history.messages import Call, Outcome, Result
+from midstream.protocol.frames import FRAME_BYTES_MAX, ResultPayload, encode
+from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, CallVerdict, OnDoubt, Site, judge
+from midstream.session.records import CallEnded, CallStarted, ClientTool, Record, ReplyCompleted
+from midstream.tools.function_tools import CallContext, Tool, probe_call, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096
 """Of a result's payload, so that its chunk fits a frame."""
@@ -39,7 +39,7 @@ ALLOWED_ONCE_CONTENT = (
 )
 
 
-class Start(Struct, frozen=True):
+class StartLocally(Struct, frozen=True):
     """Run this call now: its intent is kept. Or, for one in doubt, ask first whether it happened."""
 
     place: Place
@@ -67,7 +67,7 @@ class LocalTools:
         self._calls: dict[Place, CallState] = {}
         self._writes: list[CallWrite] = []
         self._answers: list[ResultPayload] = []
-        self._starts: list[Start] = []
+        self._starts: list[StartLocally] = []
         self._stops: list[Place] = []
         for call in kept:
             place = (call.turn, call.reply, call.state.call.id)
@@ -87,7 +87,7 @@ class LocalTools:
         answers, self._answers = self._answers, []
         return answers
 
-    def to_start(self) -> list[Start]:
+    def to_start(self) -> list[StartLocally]:
         """Return the calls to run now. Do `writes()` first."""
         starts, self._starts = self._starts, []
         return starts
@@ -134,7 +134,7 @@ class LocalTools:
         else:
             self._answer(place, result or Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
 
-    async def run(self, start: Start) -> Result | None:
+    async def run(self, start: StartLocally) -> Result | None:
         """Run a call with its tool, or its probe, within the tool's timeout. Never raises but for cancellation."""
         found = self._tools.get(start.call.name)
         turn, reply, call_id = start.place
@@ -171,15 +171,15 @@ class LocalTools:
         # Seen from here the call's site is this one: the rule is the server's for its own.
         here = replace(call, plan=replace(call.plan, site=Site.SERVER))
         match judge(here, epoch=self._epoch):
-            case Verdict.START | Verdict.RERUN:
+            case CallVerdict.START | CallVerdict.RERUN:
                 self._run(place)
-            case Verdict.PROBE:
+            case CallVerdict.PROBE:
                 self._calls[place] = replace(call, is_in_doubt=True)
-                self._starts.append(Start(place, call.call, call.runs, is_probe=True))
-            case Verdict.GIVE_UP | Verdict.ASK:
+                self._starts.append(StartLocally(place, call.call, call.runs, is_probe=True))
+            case CallVerdict.GIVE_UP | CallVerdict.ASK:
                 # A person is asked by the server, about calls of its own: here what is held stays unknown.
                 self._answer(place, Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
-            case Verdict.LEAVE | Verdict.DONE:
+            case CallVerdict.LEAVE | CallVerdict.DONE:
                 pass
             case never:
                 assert_never(never)
@@ -189,7 +189,7 @@ class LocalTools:
         run = call.runs + 1
         self._calls[place] = replace(call, runs=run, epoch=self._epoch, is_in_doubt=False)
         self._writes.append(CallIntended(*place, run, self._epoch))
-        self._starts.append(Start(place, call.call, run))
+        self._starts.append(StartLocally(place, call.call, run))
 
     def _edit(self, place: Place, arguments: str) -> None:
         """Take the arguments a person wrote instead of the model's; the plan stays that of the model's call."""

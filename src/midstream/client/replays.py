@@ -6,11 +6,11 @@ import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
-from midstream.client.checkpoint import KeptCall, KeptStream
-from midstream.core.answer_text import AnswerText
-from midstream.core.events import Event, PlaybackLost
-from midstream.core.frames import EventId, Gone, ResultPayload, decode_payload
+from midstream.client.checkpoint_file import KeptCall, KeptStream
 from midstream.errors import MidstreamError
+from midstream.protocol.answer_text import AnswerText
+from midstream.protocol.events import Event, PlaybackLost
+from midstream.protocol.frames import EventId, Gone, ResultPayload, decode_payload
 
 _log = logging.getLogger(__name__)
 

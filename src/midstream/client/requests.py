@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from midstream.client.transports import refusal_of, session_path
-from midstream.core.questions import Question
-from midstream.core.records import OPEN_STATUSES
 from midstream.errors import ConnectionLostError, ProtocolError
+from midstream.session.questions import Question
+from midstream.session.records import OPEN_STATUSES
 
 ANSWER_S = 10.0
 """Seconds a server may take for an answer."""

@@ -20,11 +20,11 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from midstream.client.databases import is_laid_out, lay_out, transaction, translated
 from midstream.client.os_keyring import OsKeyring
+from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translated
+from midstream.environment import World
 from midstream.errors import UnavailableError, UsageError
-from midstream.places import made
-from midstream.world import World
+from midstream.paths import made
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Keeper(Struct, frozen=True):
 NOBODY = Keeper()
 
 
-class Survey(Struct, frozen=True):
+class SecretFileSummary(Struct, frozen=True):
     """Numbers of the secrets in a file; no secret is read.
 
     Args:
@@ -267,7 +267,7 @@ class SecretStore:
         return self._connection
 
 
-def survey(path: Path) -> Survey:
+def survey(path: Path) -> SecretFileSummary:
     """Return the numbers of what is kept in a file of secrets; no keyring is asked.
 
     Raises:
@@ -281,14 +281,14 @@ def _translated(work: Callable[[], T], path: Path | None) -> T:
     return translated(work, called=called, busy=f"another process has held the {called} for {BUSY_S:g} s")
 
 
-def _survey(path: Path) -> Survey:
+def _survey(path: Path) -> SecretFileSummary:
     if not path.exists():
-        return Survey()
+        return SecretFileSummary()
     with closing(_opened(path)) as connection:
         rows = connection.execute("SELECT entry IS NULL, keeper, place FROM secret").fetchall()
     in_file = sum(is_here for is_here, _, _ in rows)
     orphans = sum(bool(keeper) and _is_gone(place) for _, keeper, place in rows)
-    return Survey(in_file, len(rows) - in_file, orphans)
+    return SecretFileSummary(in_file, len(rows) - in_file, orphans)
 
 
 def _is_gone(place: str) -> bool:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from msgspec import Struct
 
 from midstream.client.secret_store import SecretKey, SecretStore
-from midstream.core.parts import root_of
-from midstream.world import World
+from midstream.environment import World
+from midstream.session.child_names import root_of
 
 NEXT = "next"
 """In the place of a stream's key: no stream is called so."""
 
 
-class Shown(Struct, frozen=True):
+class SecretsToShow(Struct, frozen=True):
     """The secrets that are shown to a server, each "" where there is none."""
 
     secret: str = ""
@@ -48,7 +48,7 @@ class SessionSecrets:
         self._unneeded: set[str] = set()
         """Sessions of which the server said that they are not encrypted under a client's secret."""
 
-    async def known(self, session: str) -> Shown:
+    async def known(self, session: str) -> SecretsToShow:
         """Return what a session is opened with, as far as that is known here.
 
         Raises:
@@ -59,10 +59,10 @@ class SessionSecrets:
         following = await self._store.get(self._key(root, NEXT))
         secret = await self._store.get(self._key(root)) or ""
         if following is None:
-            return Shown(secret)
-        return Shown(following, "" if secret == following else secret)
+            return SecretsToShow(secret)
+        return SecretsToShow(following, "" if secret == following else secret)
 
-    async def made(self, session: str) -> Shown:
+    async def made(self, session: str) -> SecretsToShow:
         """Return what a session is opened with; for a new one a secret is made, and kept where it may be needed.
 
         Raises:
@@ -72,7 +72,9 @@ class SessionSecrets:
         if found.secret:
             return found
         secret, root = self._world.new_secret(), root_of(session)
-        return Shown(secret if root in self._unneeded else await self._store.put(self._key(root), secret))
+        return SecretsToShow(
+            secret if root in self._unneeded else await self._store.put(self._key(root), secret)
+        )
 
     async def need(self, session: str, secret: str) -> None:
         """Keep this secret of a session that its server encrypts under it, unless one is kept.
@@ -106,7 +108,7 @@ class SessionSecrets:
         for name in ("", NEXT):
             await self._store.forget(self._key(root_of(session), name))
 
-    async def keep(self, session: str, secret: str) -> Shown:
+    async def keep(self, session: str, secret: str) -> SecretsToShow:
         """Keep the secret of a session, as another client of this person told it; return what counts now.
 
         Raises:
@@ -116,9 +118,9 @@ class SessionSecrets:
         before = await self._store.get(self._key(root))
         counts = await self._store.put(self._key(root), secret, replaces=before)
         await self._store.forget(self._key(root, NEXT))
-        return Shown(counts)
+        return SecretsToShow(counts)
 
-    async def begin_change(self, session: str) -> Shown:
+    async def begin_change(self, session: str) -> SecretsToShow:
         """Draw the next secret of a session, unless one was drawn, and return both.
 
         Raises:
@@ -128,7 +130,7 @@ class SessionSecrets:
         await self._store.put(self._key(root_of(session), NEXT), self._world.new_secret())
         return await self.known(session)
 
-    async def end_change(self, session: str, both: Shown) -> None:
+    async def end_change(self, session: str, both: SecretsToShow) -> None:
         """The server opens the session by the next secret of these: the one before is forgotten.
 
         Where another process ended the change, or both were released meanwhile, there is nothing to end.

@@ -26,16 +26,16 @@ from msgspec import Struct
 from typing_extensions import override
 
 from midstream.client import client as asynchronous
-from midstream.client.settings import ClientSettings
-from midstream.core.calls import Choice
-from midstream.core.events import Event
-from midstream.core.frames import SnapshotWhen, SnapshotWhenName
-from midstream.core.messages import UserMessage
-from midstream.core.questions import Question
-from midstream.core.records import QuestionAsked
-from midstream.core.turn.commands import WhenBusy, WhenBusyName
+from midstream.client.client_settings import ClientSettings
+from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
-from midstream.world import World
+from midstream.history.messages import UserMessage
+from midstream.protocol.events import Event
+from midstream.protocol.frames import SnapshotWhen, SnapshotWhenName
+from midstream.session.calls import Choice
+from midstream.session.questions import Question
+from midstream.session.records import QuestionAsked
+from midstream.session.turn.commands import WhenBusy, WhenBusyName
 
 CLOSED = "the client was closed by another thread"
 STOP_S = 5.0
@@ -164,7 +164,7 @@ def _pass_on(outcome: Future[T], task: asyncio.Task[T]) -> None:
         outcome.set_result(task.result())
 
 
-class InterruptedTurn(Struct, frozen=True):
+class SyncInterruptedTurn(Struct, frozen=True):
     """See `midstream.client.InterruptedTurn`; the loop over it needs no `async`."""
 
     session: str
@@ -177,7 +177,7 @@ class InterruptedTurn(Struct, frozen=True):
         return self.resume()
 
 
-class Client:
+class SyncClient:
     """Speaks with one server; made by `connect`. See `midstream.Client`, whose methods it has."""
 
     def __init__(self, client: asynchronous.Client, portal: Portal) -> None:
@@ -315,11 +315,11 @@ class Client:
     def settings(self, settings: ClientSettings) -> None:
         self._client.settings = settings
 
-    def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
+    def resume_interrupted(self, look_back_s: float | None = None) -> list[SyncInterruptedTurn]:
         """See `midstream.Client.resume_interrupted`."""
         left = self._portal.call(self._client.resume_interrupted(look_back_s))
         return [
-            InterruptedTurn(
+            SyncInterruptedTurn(
                 turn.session, turn.at, partial(self._taken_up, turn), partial(self._answered, turn)
             )
             for turn in left
@@ -370,8 +370,8 @@ async def _said(what: Callable[[], T]) -> T:
     return what()
 
 
-def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, Client]:
-    def connect(*args: P.args, **kwargs: P.kwargs) -> Client:
+def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, SyncClient]:
+    def connect(*args: P.args, **kwargs: P.kwargs) -> SyncClient:
         """Make a client of the server at `url`; use it as a context manager.
 
         It takes what `midstream.connect` takes; what it is to call (`on_reconnecting`, `on_stalled`, `on_interrupted`)
@@ -380,7 +380,7 @@ def _in_a_thread(make: Callable[P, asynchronous.Client]) -> Callable[P, Client]:
         Raises:
             UsageError, ToolDefinitionError: As `midstream.connect` does.
         """
-        return Client(make(*args, **kwargs), Portal())
+        return SyncClient(make(*args, **kwargs), Portal())
 
     return connect
 

@@ -14,8 +14,6 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from midstream.core.frame_errors import error_of
-from midstream.core.frames import Error
 from midstream.errors import (
     AccessError,
     ConnectionLostError,
@@ -25,6 +23,8 @@ from midstream.errors import (
     UnauthorizedError,
     UsageError,
 )
+from midstream.protocol.frame_errors import error_of
+from midstream.protocol.frames import Error
 
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Largest frame taken from a server. A result is in its record up to 64 KiB; servers of before wrote up to 512 Ki
@@ -63,7 +63,7 @@ class Transport(Protocol):
         """End the connection, within a bound. Calling it twice is harmless."""
 
 
-class Problem(Struct, frozen=True):
+class RefusalProblem(Struct, frozen=True):
     """Facts that matter of a problem detail (RFC 9457) that a server refuses with."""
 
     type: str
@@ -115,10 +115,10 @@ def require_headers(headers: Mapping[str, str]) -> None:
             raise UsageError(f"the header {name!r} has characters that no request can carry")
 
 
-def problem_in(body: bytes) -> Problem | None:
+def problem_in(body: bytes) -> RefusalProblem | None:
     """Return the problem that a refusal of our server's is; None where somebody in between says something else."""
     try:
-        problem = msgspec.json.decode(body, type=Problem)
+        problem = msgspec.json.decode(body, type=RefusalProblem)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return problem if problem.type.startswith(PROBLEM_TYPE) else None

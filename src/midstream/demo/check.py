@@ -11,26 +11,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.core import session as sessions
-from midstream.core.messages import Exchange
-from midstream.core.records import (
-    CallEnded,
-    Delta,
-    Record,
-    ReplyCompleted,
-    TurnEnded,
-    TurnStatus,
-    decode,
-)
-from midstream.demo.folder import Entry
+from midstream.demo.folder import LedgerEntry
 from midstream.errors import MidstreamError
-from midstream.store.opening import read_store
+from midstream.history.messages import Exchange
+from midstream.session import session as sessions
+from midstream.session.records import CallEnded, Delta, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.store.store_registry import read_store
 
 PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Shown:
+class PrintedText:
     """Words that were printed, and the event they came with."""
 
     event_id: str
@@ -47,7 +39,7 @@ class Journaled:
 
 
 @dataclass(frozen=True)
-class Words:
+class TextComparison:
     """The words on the screen against the words in the journal."""
 
     shown_pieces: int
@@ -63,7 +55,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Execution:
+class CheckedCall:
     """One call of the journal, and what the ledger knows of it."""
 
     tool: str
@@ -74,11 +66,11 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     """Everything that was checked."""
 
-    words: Words
-    executions: tuple[Execution, ...]
+    words: TextComparison
+    executions: tuple[CheckedCall, ...]
     unasked: int
     """Executions in the ledger that no call of the journal asked for."""
     entries: int
@@ -121,8 +113,8 @@ def journal_of(store: Path, session: str) -> list[Journaled]:
 
 
 def judge(
-    journal: Sequence[Journaled], shown: Sequence[Shown], ledger: Sequence[Entry], session: str
-) -> Verdict:
+    journal: Sequence[Journaled], shown: Sequence[PrintedText], ledger: Sequence[LedgerEntry], session: str
+) -> DemoVerdict:
     """Compare what was seen with what is in the files."""
     records = [each.record for each in journal]
     executions, keys = _executions(records, ledger, session)
@@ -134,7 +126,7 @@ def judge(
         entries = len(history.entries)
         exchanges = [entry for entry in history.entries if isinstance(entry, Exchange)]
         unanswered = sum(len(each.reply.calls) - len(each.results) for each in exchanges)
-    return Verdict(
+    return DemoVerdict(
         words=_words(journal, shown),
         executions=tuple(executions),
         unasked=len({entry.key for entry in ledger} - keys),
@@ -144,12 +136,12 @@ def judge(
     )
 
 
-def _words(journal: Iterable[Journaled], shown: Sequence[Shown]) -> Words:
+def _words(journal: Iterable[Journaled], shown: Sequence[PrintedText]) -> TextComparison:
     written = {each.event_id: each.record.text for each in journal if isinstance(each.record, Delta)}
     times = Counter(each.event_id for each in shown)
     in_order = [event_id for event_id in written if event_id in times]
     misplaced = list(dict.fromkeys(each.event_id for each in shown if each.event_id in written)) != in_order
-    return Words(
+    return TextComparison(
         shown_pieces=len(shown),
         shown_characters=sum(len(each.text) for each in shown),
         journal_pieces=len(written),
@@ -161,8 +153,8 @@ def _words(journal: Iterable[Journaled], shown: Sequence[Shown]) -> Words:
 
 
 def _executions(
-    records: Sequence[Record], ledger: Sequence[Entry], session: str
-) -> tuple[list[Execution], set[str]]:
+    records: Sequence[Record], ledger: Sequence[LedgerEntry], session: str
+) -> tuple[list[CheckedCall], set[str]]:
     outcomes = {
         (record.turn, record.reply, record.result.call_id): record.result.outcome.value
         for record in records
@@ -177,7 +169,7 @@ def _executions(
                 keys.add(key)
                 outcome = outcomes.get((record.turn, record.reply, call.id), "")
                 started, finished = told[key, "started"], told[key, "finished"]
-                executions.append(Execution(call.name, record.turn, started, finished, outcome))
+                executions.append(CheckedCall(call.name, record.turn, started, finished, outcome))
     return executions, keys
 
 

@@ -8,8 +8,8 @@ import struct
 from types import TracebackType
 from typing import Self
 
+from midstream.environment import World
 from midstream.errors import UnavailableError
-from midstream.world import World
 
 PIECE_BYTES = 64 * 1024
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from midstream.world import World
+from midstream.environment import World
 
 NOTES = {
     "bread.txt": (
@@ -27,7 +27,7 @@ NOTES = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One line of the ledger: which process did what for which call (`session/turn/reply/call`)."""
 
     pid: int
@@ -80,11 +80,11 @@ class Folder:
         finally:
             os.close(ledger)
 
-    def entries(self, session: str) -> list[Entry]:
+    def entries(self, session: str) -> list[LedgerEntry]:
         """Return what tools did for a session, in order."""
         entries = []
         for line in self._ledger.read_text(encoding="utf-8").splitlines():
             _, pid, tool, key, what = line.split(" ", 4)
             if key.startswith(f"{session}/"):
-                entries.append(Entry(int(pid), tool, key, what))
+                entries.append(LedgerEntry(int(pid), tool, key, what))
         return entries

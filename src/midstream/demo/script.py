@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from midstream.core.messages import Text, UserMessage
-from midstream.core.replies import ModelRequest
+from midstream.environment import World
+from midstream.history.messages import Text, UserMessage
+from midstream.models.replies import ModelRequest
 from midstream.testing import ScriptedModel, calls, text
-from midstream.testing.models import Reply, exchanges_since_user
-from midstream.world import World
+from midstream.testing.scripted_model import Reply, exchanges_since_user
 
 
 @dataclass(frozen=True)

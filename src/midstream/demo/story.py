@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from midstream.client import Client, ClientSettings, Event, connect
-from midstream.core.records import Delta, EpochStarted
-from midstream.demo.check import Journaled, Shown, Timings, Verdict, journal_of, judge
+from midstream.demo.check import DemoVerdict, Journaled, PrintedText, Timings, journal_of, judge
 from midstream.demo.cutter import Cutter
+from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import NOTES, Folder
 from midstream.demo.script import LINES, Lines
-from midstream.demo.server import DemoServer
+from midstream.environment import World
 from midstream.errors import UnavailableError
 from midstream.local_keys import shown_to
-from midstream.world import World
+from midstream.session.records import Delta, EpochStarted
 
 CUT_AFTER_PIECES = 12
 """Pieces of the answer that are shown before the connection is cut."""
@@ -75,9 +75,9 @@ class Story:
         self._audience = audience
         self._world = world
         self._lines = lines
-        self.verdict: Verdict | None = None
+        self.verdict: DemoVerdict | None = None
         self.timings: Timings | None = None
-        self._shown: list[Shown] = []
+        self._shown: list[PrintedText] = []
         self._cut_at: float | None = None
         self._cut_to_words: float | None = None
         self._killed_epoch = 0
@@ -199,7 +199,7 @@ class Story:
     def _show(self, event: Event) -> None:
         self._audience.show(event)
         if isinstance(event.record, Delta):
-            self._shown.append(Shown(str(event.id), event.record.text))
+            self._shown.append(PrintedText(str(event.id), event.record.text))
 
     # --- judging ------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ from typing import Any
 from msgspec import Struct
 
 from midstream.doctor import opencode, sqlite_files
-from midstream.doctor.findings import Finding, Report, finding, status_of
+from midstream.doctor.file_reading import value_in
+from midstream.doctor.file_writing import Written, copy_of, make_backup, make_whole
+from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, status_of
 from midstream.doctor.opencode import StoredMessage
-from midstream.doctor.reading import value_in
 from midstream.doctor.rewriting import encoded
 from midstream.doctor.shapes import Json
 from midstream.doctor.sqlite_files import Database
-from midstream.doctor.writing import Written, copy_of, make_backup, make_whole
 from midstream.errors import ConflictError, UnreadableHistoryError
 
 ITS_TABLES = {"session", "message", "part"}
@@ -108,7 +108,7 @@ def is_opencode(path: Path) -> bool:
 
 def examine_opencode(
     path: Path, profile: str | None, tick: Callable[[int], None]
-) -> tuple[Report, DatabaseRemedy | None]:
+) -> tuple[HistoryReport, DatabaseRemedy | None]:
     """Look at every session of a database, one after another.
 
     Raises:
@@ -122,7 +122,7 @@ def examine_opencode(
             tick(number)
             database.examine(session)
         database.find_orphans()
-    report = Report(
+    report = HistoryReport(
         str(path),
         status_of(database.findings),
         "opencode",
@@ -136,7 +136,7 @@ def examine_opencode(
 
 class _Database:
     def __init__(self, db: Database, profile: str | None) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[LocatedFinding] = []
         self.changes: list[Change] = []
         self.messages = 0
         self.sessions = 0

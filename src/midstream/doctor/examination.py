@@ -9,16 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from midstream.core.formats.named import format_named
-from midstream.core.profiles import profile_for
-from midstream.core.repair.report import Repaired
 from midstream.doctor import journals, tinyagent
 from midstream.doctor.databases import DatabaseRemedy, examine_opencode, is_opencode
-from midstream.doctor.findings import Finding, Report, Status, finding, finding_of, status_of
-from midstream.doctor.ledgers import SAMPLE, Ledger, ledger_for
-from midstream.doctor.line_files import LineFile, cut_note
-from midstream.doctor.reading import (
-    Line,
+from midstream.doctor.file_reading import (
+    FileLine,
     Stamp,
     document_in,
     head_of,
@@ -28,12 +22,18 @@ from midstream.doctor.reading import (
     stamp_of,
     value_in,
 )
+from midstream.doctor.file_writing import Settle, Written, write_beside, write_in_place
+from midstream.doctor.findings import HistoryReport, LocatedFinding, Status, finding, finding_of, status_of
+from midstream.doctor.jsonl_formats import SAMPLE, Ledger, ledger_for
+from midstream.doctor.line_files import LineFile, cut_note
+from midstream.doctor.opencode_folders import FolderRemedy, examine_storage
 from midstream.doctor.rewriting import Patch, encoded
 from midstream.doctor.shapes import Json, Shape, at, confirmed, shape_of, with_value
-from midstream.doctor.storages import FolderRemedy, examine_storage
-from midstream.doctor.writing import Settle, Written, write_beside, write_in_place
 from midstream.errors import InvalidHistoryError, UnreadableHistoryError
-from midstream.history import repair_by_name as repair
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.profiles import profile_for
+from midstream.history.repair.report import Repaired
 
 LINE_SUFFIXES = {".jsonl", ".ndjson"}
 
@@ -65,7 +65,7 @@ class Remedy:
 class Examined(Struct, frozen=True):
     """A report, and the remedy where there is something to repair."""
 
-    report: Report
+    report: HistoryReport
     remedy: Remedy | FolderRemedy | DatabaseRemedy | journals.JournalRemedy | None = None
 
 
@@ -98,16 +98,16 @@ def examine(
     except MemoryError:
         return _unreadable(path, UnreadableHistoryError("it does not fit in memory", reason="too-large"))
     except InvalidHistoryError as error:
-        report = Report(str(path), Status.UNREADABLE, reason="too-deep", problem=error.message)
+        report = HistoryReport(str(path), Status.UNREADABLE, reason="too-deep", problem=error.message)
         return Examined(report)
     except RecursionError:
         problem = "nested too deeply for this Python"
-        return Examined(Report(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
+        return Examined(HistoryReport(str(path), Status.UNREADABLE, reason="too-deep", problem=problem))
 
 
 def _unreadable(path: Path, error: UnreadableHistoryError) -> Examined:
     status = Status.MISSING if error.reason == "not-found" else Status.UNREADABLE
-    return Examined(Report(str(path), status, reason=error.reason, problem=error.message))
+    return Examined(HistoryReport(str(path), status, reason=error.reason, problem=error.message))
 
 
 def _examined(
@@ -174,7 +174,7 @@ def _is_lone_line(line: Json) -> bool:
     return "sessionId" in line or "payload" in line or journals.is_export(line)
 
 
-def _value(line: Line) -> Any:  # noqa: ANN401 - whatever stands there
+def _value(line: FileLine) -> Any:  # noqa: ANN401 - whatever stands there
     try:
         return value_in(line.body).value if line.body else None
     except UnreadableHistoryError:
@@ -192,7 +192,7 @@ def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int]
     file = LineFile(path, ledger, profile, tick)
     file.examine()
     rules = profile_for(format_named(ledger.format), profile)
-    report = Report(
+    report = HistoryReport(
         str(path),
         status_of(file.findings),
         format=ledger.kind,
@@ -214,7 +214,7 @@ def _lines(path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int]
 def _requests(path: Path, named: str | None, profile: str | None, tick: Callable[[int], None]) -> Examined:
     """Lines that are whole conversations each: request logs, training data."""
     stamp = stamp_of(path)
-    findings: list[Finding] = []
+    findings: list[LocatedFinding] = []
     patch = Patch()
     count = conversations = 0
     form = rules = ""
@@ -239,7 +239,9 @@ def _requests(path: Path, named: str | None, profile: str | None, tick: Callable
         findings += [finding_of(edit, line=line.number, message=edit.at) for edit in done.edits]
         if done.is_changed:
             patch.replaced[line.number] = encoded(repaired)
-    report = Report(str(path), status_of(findings), form, rules, count, conversations, tuple(findings), notes)
+    report = HistoryReport(
+        str(path), status_of(findings), form, rules, count, conversations, tuple(findings), notes
+    )
     remedy = Remedy(path, stamp, lambda: patch.applied(lines_of(path)))
     return Examined(report, None if patch.is_empty else remedy)
 
@@ -257,7 +259,7 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
         findings.append(finding("empty-list", "none: say something first"))
     done, repaired = _repaired(value, shape, profile)
     findings += [finding_of(edit, message=edit.at) for edit in done.edits]
-    report = Report(
+    report = HistoryReport(
         str(path),
         status_of(findings),
         shape.kind,

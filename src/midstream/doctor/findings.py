@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from midstream.core.repair.refusals import REFUSALS
-from midstream.core.repair.report import Edit
+from midstream.history.repair.report import Edit
+from midstream.history.repair.rules import REFUSALS
 
 RULES = {
     "broken-chain": "Every line follows one that is in the file.",
@@ -24,7 +24,7 @@ RULES = {
     "orphan-part": "Every part belongs to a message.",
     "unreadable-record": "Every record can be read.",
 }
-"""The rules of files. Those of messages are the repair's (`midstream.core.repair.refusals`)."""
+"""The rules of files. Those of messages are the repair's (`midstream.history.repair.rules`)."""
 
 
 class Status(StrEnum):
@@ -40,7 +40,7 @@ class Status(StrEnum):
     """There is no such file, or no history in it."""
 
 
-class Finding(Struct, frozen=True):
+class LocatedFinding(Struct, frozen=True):
     """One thing that is wrong: where, which rule it breaks, and what the repair makes of it.
 
     `line` counts from 1 (0: the file has no lines that matter), `message` from 0 (-1: no message), `part` counts
@@ -59,7 +59,7 @@ class Finding(Struct, frozen=True):
     """Where a history is made of several files: the one meant."""
 
 
-class Report(Struct, frozen=True):
+class HistoryReport(Struct, frozen=True):
     """Results found in one history. `format` is the file's, `profile` the rules it was judged by."""
 
     path: str
@@ -68,7 +68,7 @@ class Report(Struct, frozen=True):
     profile: str = ""
     messages: int = 0
     conversations: int = 1
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LocatedFinding, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str = ""
     """Of an unreadable or missing file: a code, such as `not-json`."""
@@ -85,9 +85,9 @@ def rule_of(code: str) -> str:
     return RULES.get(code) or (refusal.rule if refusal else code.replace("-", " "))
 
 
-def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") -> Finding:
+def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") -> LocatedFinding:
     """Say an edit of the repair as a finding at its place in a file."""
-    return Finding(
+    return LocatedFinding(
         edit.code,
         rule_of(edit.code),
         edit.did,
@@ -102,12 +102,12 @@ def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") 
 
 def finding(
     code: str, repair: str, *, line: int = 0, lost: str = "", file: str = "", message: int = -1
-) -> Finding:
+) -> LocatedFinding:
     """Make a finding that no repair of messages made."""
-    return Finding(code, rule_of(code), repair, line=line, lost=lost, file=file, message=message)
+    return LocatedFinding(code, rule_of(code), repair, line=line, lost=lost, file=file, message=message)
 
 
-def status_of(findings: Iterable[Finding]) -> Status:
+def status_of(findings: Iterable[LocatedFinding]) -> Status:
     """Return the status that findings amount to. White space is no loss."""
     status = Status.CLEAN
     for each in findings:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.sqlite import engine_version
-from midstream.store.sqlite.owner import OwnerLock, is_alive
-from midstream.world import World
+from midstream.store.sqlite.liveness import OwnerLock, is_alive
 
 PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "aiohttp", "apsw")
 NETWORK_FILE_SYSTEMS = {
@@ -47,7 +47,7 @@ CLOCK_SKEW_MAX_S = 2.0
 _REPAIRED_BRANCHES = {(3, 50): 7, (3, 44): 6}
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """Result of a check."""
 
     OK = "ok"
@@ -60,7 +60,7 @@ class Check(Struct, frozen=True):
     """One thing that was looked at."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckResult
     words: str
 
 
@@ -83,8 +83,8 @@ def _versions() -> Check:
     missing = [name for name in PACKAGES if not _version(name)]
     words = f"midstream {_version('midstream')}, Python {platform.python_version()}, {platform.system()}"
     if missing:
-        return Check("versions", Verdict.PROBLEM, f"{words}; not installed: {', '.join(missing)}")
-    return Check("versions", Verdict.OK, words)
+        return Check("versions", CheckResult.PROBLEM, f"{words}; not installed: {', '.join(missing)}")
+    return Check("versions", CheckResult.OK, words)
 
 
 def _version(name: str) -> str:
@@ -97,9 +97,9 @@ def _version(name: str) -> str:
 def _sqlite(found: str) -> Check:
     if has_wal_reset_bug(found):
         words = f"{found} can lose committed pages (WAL reset): install apsw 3.51.3 or newer"
-        return Check("sqlite", Verdict.PROBLEM, words)
+        return Check("sqlite", CheckResult.PROBLEM, words)
     words = f"{found}, without the WAL-reset bug; clients use Python's {sqlite3.sqlite_version}, one connection each"
-    return Check("sqlite", Verdict.OK, words)
+    return Check("sqlite", CheckResult.OK, words)
 
 
 def has_wal_reset_bug(found: str) -> bool:
@@ -118,8 +118,8 @@ def _file_system(folder: Path, mounts: Path) -> Check:
     kind = file_system_of(_existing(folder), mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         words = f"{kind} is a network file system: keep the store on a local disk (--home)"
-        return Check("file system", Verdict.PROBLEM, words)
-    return Check("file system", Verdict.OK, kind or "local, as far as this system tells")
+        return Check("file system", CheckResult.PROBLEM, words)
+    return Check("file system", CheckResult.OK, kind or "local, as far as this system tells")
 
 
 def file_system_of(folder: Path, mounts: Path) -> str:
@@ -146,7 +146,7 @@ def _folder(folder: Path, world: World) -> Iterator[Check]:
     """Permissions, locks and the disk's clock, tried in a folder of our own beside the store."""
     here = _existing(folder)
     if not os.access(here, os.W_OK | os.X_OK):
-        yield Check("permissions", Verdict.PROBLEM, f"this user may not write to {str(here)!r}")
+        yield Check("permissions", CheckResult.PROBLEM, f"this user may not write to {str(here)!r}")
         return
     if (
         here == folder.absolute()
@@ -154,30 +154,30 @@ def _folder(folder: Path, world: World) -> Iterator[Check]:
         and here.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     ):
         words = f"others may look into {str(here)!r}: chmod 700 keeps conversations private"
-        yield Check("permissions", Verdict.WARNING, words)
+        yield Check("permissions", CheckResult.WARNING, words)
     else:
-        yield Check("permissions", Verdict.OK, f"{str(here)!r} is ours to write")
+        yield Check("permissions", CheckResult.OK, f"{str(here)!r} is ours to write")
     try:
         with tempfile.TemporaryDirectory(prefix=".midstream-doctor-", dir=here) as draft:
             yield _locks(Path(draft), world)
             yield _skew(Path(draft), world)
     except OSError as error:
-        yield Check("locks", Verdict.PROBLEM, f"cannot write to {str(here)!r}: {error.strerror or error}")
+        yield Check("locks", CheckResult.PROBLEM, f"cannot write to {str(here)!r}: {error.strerror or error}")
 
 
 def _locks(draft: Path, world: World) -> Check:
     try:
         first = OwnerLock(draft, world.new_id("owner"))
     except UsageError as error:
-        return Check("locks", Verdict.PROBLEM, error.message)
+        return Check("locks", CheckResult.PROBLEM, error.message)
     try:
         if not is_alive(draft, first.owner):
             return Check(
-                "locks", Verdict.PROBLEM, "a lock that is held looks free: keep the store on a local disk"
+                "locks", CheckResult.PROBLEM, "a lock that is held looks free: keep the store on a local disk"
             )
     finally:
         first.give_up()
-    return Check("locks", Verdict.OK, "held while their owner lives, free when it dies")
+    return Check("locks", CheckResult.OK, "held while their owner lives, free when it dies")
 
 
 def _skew(draft: Path, world: World) -> Check:
@@ -185,17 +185,21 @@ def _skew(draft: Path, world: World) -> Check:
     skew = abs((draft / "now").stat().st_mtime - world.now())
     if skew > CLOCK_SKEW_MAX_S:
         return Check(
-            "disk clock", Verdict.WARNING, f"the disk's clock is {skew:.0f} s off: is it another machine's?"
+            "disk clock",
+            CheckResult.WARNING,
+            f"the disk's clock is {skew:.0f} s off: is it another machine's?",
         )
-    return Check("disk clock", Verdict.OK, "agrees with this machine's")
+    return Check("disk clock", CheckResult.OK, "agrees with this machine's")
 
 
 def _clock(world: World) -> Check:
     if world.now() < EARLIEST_AT:
         return Check(
-            "clock", Verdict.PROBLEM, "the clock is before 2026: set it, deadlines and leases depend on it"
+            "clock",
+            CheckResult.PROBLEM,
+            "the clock is before 2026: set it, deadlines and leases depend on it",
         )
-    return Check("clock", Verdict.OK, "plausible")
+    return Check("clock", CheckResult.OK, "plausible")
 
 
 def _port(port: int) -> Check:
@@ -206,6 +210,6 @@ def _port(port: int) -> Check:
             door.bind(("127.0.0.1", port))
         except OSError as error:
             return Check(
-                "port", Verdict.WARNING, f"{port} is taken ({error.strerror}): `midstream serve --port 0`"
+                "port", CheckResult.WARNING, f"{port} is taken ({error.strerror}): `midstream serve --port 0`"
             )
-    return Check("port", Verdict.OK, f"{port} is free on this machine")
+    return Check("port", CheckResult.OK, f"{port} is free on this machine")

@@ -15,14 +15,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.profiles import profile_named
-from midstream.core.records import decode, is_pruned
-from midstream.core.rendering import render
-from midstream.core.session import Session, evolve
 from midstream.doctor import sqlite_files
-from midstream.doctor.findings import Finding, Report, finding, finding_of, status_of
+from midstream.doctor.file_writing import Written, copy_of, make_whole
+from midstream.doctor.findings import HistoryReport, LocatedFinding, finding, finding_of, status_of
 from midstream.doctor.shapes import Json
-from midstream.doctor.writing import Written, copy_of, make_whole
 from midstream.errors import (
     ConflictError,
     EventsLostError,
@@ -35,10 +31,14 @@ from midstream.errors import (
     UnreadableHistoryError,
     UsageError,
 )
-from midstream.history import repair_by_name as repair
-from midstream.store.closed import ENCRYPTED_MARKS, ClosedStore
-from midstream.store.opening import read_store
-from midstream.store.sqlite.cutting import cut_journals
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.profiles import profile_named
+from midstream.history.rendering import render
+from midstream.session.records import decode, is_pruned
+from midstream.session.session import Session, evolve
+from midstream.store.blocking_reads import ENCRYPTED_MARKS, ClosedStore
+from midstream.store.sqlite.truncation import cut_journals
+from midstream.store.store_registry import read_store
 
 PAGE = 500
 """Records read at once."""
@@ -62,10 +62,10 @@ Stored = tuple[int, int, bytes]
 """Position, epoch, body."""
 
 
-class Judged(Struct):
+class JournalDiagnosis(Struct):
     """One session's records: what is wrong with them, and the state up to where nothing is."""
 
-    findings: list[Finding]
+    findings: list[LocatedFinding]
     session: Session
 
 
@@ -112,7 +112,7 @@ def is_export(line: Json) -> bool:
 
 def examine_database(
     path: Path, profile: str | None = None, key_file: Path | None = None
-) -> tuple[Report, JournalRemedy | None]:
+) -> tuple[HistoryReport, JournalRemedy | None]:
     """Look at every session of a store. Of an encrypted one no copy is made: what ends it is sealed.
 
     Args:
@@ -123,7 +123,7 @@ def examine_database(
         UnreadableHistoryError: It is another program's database, or damaged.
         UsageError: No profile has this name.
     """
-    findings: list[Finding] = []
+    findings: list[LocatedFinding] = []
     cuts: dict[str, Session] = {}
     sessions = live = records = locked = 0
     try:
@@ -167,7 +167,7 @@ def _count(turns: int) -> str:
 
 def examine_export(
     path: Path, lines: Iterable[tuple[int, Json]], profile: str | None = None
-) -> tuple[Report, int]:
+) -> tuple[HistoryReport, int]:
     """Look at the lines of an exported session, given with their numbers.
 
     Returns:
@@ -202,13 +202,13 @@ def examine_export(
 
 def _report(
     path: Path,
-    findings: list[Finding],
+    findings: list[LocatedFinding],
     records: int,
     sessions: int,
     notes: tuple[str, ...],
     profile: str | None,
-) -> Report:
-    return Report(
+) -> HistoryReport:
+    return HistoryReport(
         str(path),
         status_of(findings),
         format="midstream",
@@ -220,9 +220,9 @@ def _report(
     )
 
 
-def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> Judged:
+def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
     """Say what is wrong with one session's records: gaps, unreadable ones, and what does not fold."""
-    done = Judged([], Session())
+    done = JournalDiagnosis([], Session())
     expected = 1
     for position, epoch, body in stored:
         if len(done.findings) >= FINDINGS_MAX:
@@ -245,7 +245,7 @@ def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> Ju
     return done
 
 
-def rendered(session: Session, profile: str, *, file: str = "") -> list[Finding]:
+def rendered(session: Session, profile: str, *, file: str = "") -> list[LocatedFinding]:
     """Say what a provider would refuse of a session as it would be sent; nothing, unless we are wrong.
 
     Raises:

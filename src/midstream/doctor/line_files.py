@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from midstream.core.formats.named import format_named
-from midstream.core.profiles import profile_for
-from midstream.core.repair.report import Edit
-from midstream.doctor.findings import Finding, finding, finding_of
+from midstream.doctor.conversations import Threads
+from midstream.doctor.file_reading import FileLine, line_at, lines_of, value_in
+from midstream.doctor.findings import LocatedFinding, finding, finding_of
 from midstream.doctor.index import Index
-from midstream.doctor.ledgers import Entry, Facts, Ledger, facts_of
-from midstream.doctor.reading import Line, line_at, lines_of, value_in
+from midstream.doctor.jsonl_formats import Facts, Ledger, MessageLine, facts_of
 from midstream.doctor.rewriting import Gathered, Patch, encoded, gathered, mend
 from midstream.doctor.rollbacks import Rollbacks
 from midstream.doctor.shapes import Json
-from midstream.doctor.threads import Threads
 from midstream.errors import UnreadableHistoryError
-from midstream.history import repair_by_name as repair
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.profiles import profile_for
+from midstream.history.repair.report import Edit
 
 
 class LineFile:
     """One file while it is examined."""
 
     def __init__(self, path: Path, ledger: Ledger, profile: str | None, tick: Callable[[int], None]) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[LocatedFinding] = []
         self.patch = Patch()
         self.messages = 0
         self.conversations = 0
@@ -114,7 +114,7 @@ class LineFile:
                 last[each] = line.number
         return last, has_system
 
-    def _checked(self, line: Line) -> Json | None:
+    def _checked(self, line: FileLine) -> Json | None:
         if not line.body:
             self._leave_out("long-line", line.number)
             return None
@@ -139,7 +139,7 @@ class LineFile:
         self.findings.append(finding(code, "left out of the copy", line=number, lost="a line"))
         self.patch.replaced[number] = None
 
-    def _object(self, line: Line) -> Json | None:
+    def _object(self, line: FileLine) -> Json | None:
         """Read a line again; what is wrong with it was told before."""
         try:
             value = value_in(line.body).value if line.body else None
@@ -147,18 +147,18 @@ class LineFile:
             return None
         return value if isinstance(value, dict) else None
 
-    def _entry(self, number: int, value: Json) -> Entry | None:
+    def _entry(self, number: int, value: Json) -> MessageLine | None:
         messages = self._ledger.messages(value)
         if not messages:
             return None
-        return Entry(number, value, messages, self._ledger.node(value), self._ledger.group(value))
+        return MessageLine(number, value, messages, self._ledger.node(value), self._ledger.group(value))
 
-    def _again(self, number: int, offset: int) -> tuple[Entry, Facts] | None:
+    def _again(self, number: int, offset: int) -> tuple[MessageLine, Facts] | None:
         value = value_in(line_at(self._path, offset)).value
         entry = self._entry(number, value) if isinstance(value, dict) else None
         return (entry, self._facts(entry.messages)) if entry else None
 
-    def _judge(self, stretches: Iterator[list[Entry]]) -> None:
+    def _judge(self, stretches: Iterator[list[MessageLine]]) -> None:
         for entries in stretches:
             found = gathered(entries)
             self._folded += found.folded

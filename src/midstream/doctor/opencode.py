@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from midstream.core.repair.words import UNKNOWN
-from midstream.doctor.findings import Finding, finding_of
+from midstream.doctor.findings import LocatedFinding, finding_of
 from midstream.doctor.shapes import Json
-from midstream.history import repair_by_name as repair
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.repair.placeholders import UNKNOWN
 
 ITS_OWN = {"dangling-call"}
 """What opencode would send as it is; it settles the rest itself when it sends."""
@@ -48,7 +48,7 @@ def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]
     return messages, files
 
 
-def findings_in(stored: Sequence[StoredMessage], profile: str | None) -> list[Finding]:
+def findings_in(stored: Sequence[StoredMessage], profile: str | None) -> list[LocatedFinding]:
     """Judge a session by a provider's rules, or by what opencode itself sends as it is.
 
     Raises:

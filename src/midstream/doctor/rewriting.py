@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from midstream.doctor.ledgers import Entry, Ledger, identity_of
-from midstream.doctor.reading import Line, value_in
+from midstream.doctor.file_reading import FileLine, value_in
+from midstream.doctor.jsonl_formats import Ledger, MessageLine, identity_of
 from midstream.doctor.shapes import Json
 
 
@@ -40,7 +40,7 @@ class Patch(Struct):
 
     def applied(
         self,
-        lines: Iterable[Line],
+        lines: Iterable[FileLine],
         chained: Callable[[Json, str | None], Json] | None = None,
     ) -> Iterator[bytes]:
         """Iterate over the lines of the changed file, each with its end.
@@ -58,7 +58,7 @@ class Patch(Struct):
                 yield _ended(self._under_its_parent(line, chained) if chained else line.body)
             yield from map(_ended, self.inserted.get(line.number, ()))
 
-    def _under_its_parent(self, line: Line, chained: Callable[[Json, str | None], Json]) -> bytes:
+    def _under_its_parent(self, line: FileLine, chained: Callable[[Json, str | None], Json]) -> bytes:
         value = value_in(line.body).value
         parent = value.get("parentUuid") if isinstance(value, dict) else None
         after, new = (
@@ -71,7 +71,7 @@ class Gathered(Struct):
     """The messages of a stretch, and the entries each of them was made of."""
 
     messages: list[Json] = field(default_factory=list)
-    sources: list[list[Entry]] = field(default_factory=list)
+    sources: list[list[MessageLine]] = field(default_factory=list)
     folded: int = 0
     """Parts that were only an earlier state of others."""
 
@@ -79,13 +79,13 @@ class Gathered(Struct):
 class _Emitted(Struct, eq=False):
     """One line to be written: an entry's own, or a new one beside it."""
 
-    entry: Entry
+    entry: MessageLine
     messages: list[Json]
     is_new: bool = False
     is_same: bool = False
 
 
-def gathered(entries: Sequence[Entry]) -> Gathered:
+def gathered(entries: Sequence[MessageLine]) -> Gathered:
     """Put the lines of one reply together into one message; every other line gives what it holds."""
     found = Gathered()
     group, home = "", -1
@@ -136,7 +136,7 @@ def _is_state_of(old: object, new: object) -> bool:
 
 
 def mend(
-    found: Gathered, entries: Sequence[Entry], messages: list[Json], ledger: Ledger, patch: Patch
+    found: Gathered, entries: Sequence[MessageLine], messages: list[Json], ledger: Ledger, patch: Patch
 ) -> None:
     """Note in the patch how the lines of a stretch become these messages."""
     emitted = list(_emitted(found, messages, is_split=ledger.is_split))
@@ -184,9 +184,9 @@ def _emitted(found: Gathered, messages: list[Json], *, is_split: bool) -> Iterat
             yield _Emitted(nearest, [part], is_new=is_new)
 
 
-def _owners(found: Gathered, *, is_split: bool) -> dict[int, Entry]:
+def _owners(found: Gathered, *, is_split: bool) -> dict[int, MessageLine]:
     """Say for every value that can be recognized whose line it comes from."""
-    owners: dict[int, Entry] = {}
+    owners: dict[int, MessageLine] = {}
     for source in found.sources:
         for entry in source:
             for message in entry.messages:
@@ -200,19 +200,21 @@ def _owners(found: Gathered, *, is_split: bool) -> dict[int, Entry]:
     return owners
 
 
-def _owner_of(piece: object, owners: dict[int, Entry]) -> Entry | None:
+def _owner_of(piece: object, owners: dict[int, MessageLine]) -> MessageLine | None:
     values = [piece, *(piece.values() if isinstance(piece, dict) else ())]
     return next((owners[known] for known in map(identity_of, values) if known in owners), None)
 
 
-def _runs(message: Json, owners: dict[int, Entry], *, is_split: bool) -> Iterator[tuple[Entry | None, Json]]:
+def _runs(
+    message: Json, owners: dict[int, MessageLine], *, is_split: bool
+) -> Iterator[tuple[MessageLine | None, Json]]:
     """Cut a message into pieces that come from one line each. A result that is new gets a line of its own."""
     content = message.get("content")
     if not is_split or not isinstance(content, list):
         yield _owner_of(content if is_split else message, owners), message
         return
     run: list[Any] = []
-    owner: Entry | None = None
+    owner: MessageLine | None = None
     for block in content:
         origin = _owner_of(block, owners)
         is_result = isinstance(block, dict) and block.get("type") == "tool_result"
@@ -232,7 +234,7 @@ def _is_result(run: list[Any]) -> bool:
     return bool(run) and isinstance(run[-1], dict) and run[-1].get("type") == "tool_result"
 
 
-def _with_content(message: Json, owner: Entry | None, run: list[Any]) -> Json:
+def _with_content(message: Json, owner: MessageLine | None, run: list[Any]) -> Json:
     source = owner.messages[0] if owner and len(owner.messages) == 1 else None
     if source is not None and source.get("role") == message.get("role"):
         return {**source, "content": run}
@@ -240,7 +242,7 @@ def _with_content(message: Json, owner: Entry | None, run: list[Any]) -> Json:
 
 
 def _chained(
-    emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], ledger: Ledger, patch: Patch
+    emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageLine], ledger: Ledger, patch: Patch
 ) -> list[Json]:
     """Put the touched part of a stretch on one straight chain, so that readers of one chain miss nothing."""
     inside = {entry.node.id for entry in entries if entry.node}
@@ -288,7 +290,7 @@ def _parent_of_new(number: int, emitted: list[_Emitted], inside: set[str], befor
     return before
 
 
-def _above(parent: str | None, entries: Sequence[Entry]) -> str | None:
+def _above(parent: str | None, entries: Sequence[MessageLine]) -> str | None:
     """Return the first ancestor outside of the stretch."""
     parents = {entry.node.id: entry.node.parent for entry in entries if entry.node}
     seen: set[str] = set()
@@ -299,7 +301,11 @@ def _above(parent: str | None, entries: Sequence[Entry]) -> str | None:
 
 
 def _note_parents(
-    emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], gone: list[Entry], patch: Patch
+    emitted: list[_Emitted],
+    lines: list[Json],
+    entries: Sequence[MessageLine],
+    gone: list[MessageLine],
+    patch: Patch,
 ) -> None:
     last = entries[-1]
     end = _name(lines[-1].get("uuid")) if lines else (_above(last.node.id, entries) if last.node else None)
@@ -311,7 +317,7 @@ def _note_parents(
         patch.parents[last.node.id] = (last.number, end)
 
 
-def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[Entry], patch: Patch) -> None:
+def _note(emitted: list[_Emitted], lines: list[Json], entries: Sequence[MessageLine], patch: Patch) -> None:
     """Lines in rising order stay where they are; the others are taken out and put behind the one before them."""
     staying = _rising(_numbers(emitted))
     kept = {emitted[number].entry.number for number in staying}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from midstream.doctor.ledgers import Ledger
+from midstream.doctor.jsonl_formats import Ledger
 from midstream.doctor.shapes import Json
 
 

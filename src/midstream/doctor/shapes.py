@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from midstream.core.formats.named import format_named
-from midstream.core.formats.recognition import ALIKE, speaks_for
 from midstream.errors import UnreadableHistoryError
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.recognition import ALIKE, speaks_for
 
 Json = dict[str, Any]
 """A JSON object of somebody else's program."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from midstream.doctor.reading import stamp_of
+from midstream.doctor.file_reading import stamp_of
 from midstream.errors import UnavailableError, UnreadableHistoryError
 
 BUSY_TIMEOUT_MS = 5_000

@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from midstream.core.formats.parts import as_json, as_words
-from midstream.core.repair.report import Edit, Repaired
 from midstream.doctor.shapes import Json
-from midstream.history import repair_by_name as repair
+from midstream.history.codecs.codec_spec import as_json, as_words
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.repair.report import Edit, Repaired
 
 NAME = "tinyagent"
 CHAT = "openai-chat"
@@ -28,7 +28,7 @@ _FROM = "_from"
 
 
 def repaired(messages: list[Any], profile: str | None) -> Repaired:
-    """Repair the messages of a session; see `midstream.history.repair`."""
+    """Repair the messages of a session; see `midstream.history.operations.repair`."""
     crossing = _Crossing()
     chat = [crossing.there(message) for message in messages]
     done = repair(chat, format=CHAT, profile=profile or RULES)

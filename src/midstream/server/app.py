@@ -18,36 +18,36 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from midstream.core.retention import Retention
-from midstream.core.settings import StreamSettings
-from midstream.core.turn.states import LOOK_BACK_S
+from midstream.engine.agent import Agent, checked_agent
+from midstream.engine.host import Host
+from midstream.engine.sleeping import MemoryLimits
+from midstream.environment import World
 from midstream.errors import DrainingError, MidstreamError, UsageError
-from midstream.runtime.agent import Agent, checked_agent
-from midstream.runtime.host import Host
-from midstream.runtime.observing import Observer
-from midstream.runtime.sleeping import MemoryLimits
-from midstream.server.access import Access
-from midstream.server.access_routes import AccessRoutes
-from midstream.server.chunks import ChunksEndpoint
-from midstream.server.connection import Connections
-from midstream.server.cors import Cors
-from midstream.server.door import SESSION_PATH, Door, path_of
-from midstream.server.guards import origins_of
-from midstream.server.http import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.observability.observers import Observer
+from midstream.protocol.stream_settings import StreamSettings
+from midstream.server.api.http_endpoints import EventsEndpoint, HttpEndpoints, StreamCutError
+from midstream.server.api.metrics import Metrics, MetricsPage
+from midstream.server.api.openapi import openapi_route
+from midstream.server.api.probe_endpoint import ProbeEndpoints
+from midstream.server.api.problems import internal_problem, problem_of, problem_of_http, refuse
+from midstream.server.auth.access import Access
+from midstream.server.auth.access_routes import AccessRoutes
+from midstream.server.auth.cors import Cors
+from midstream.server.auth.middleware import SESSION_PATH, AuthMiddleware, path_of
+from midstream.server.auth.origins import origins_of
+from midstream.server.auth.unlocking import HELD, unlock_for
+from midstream.server.auth.viewer_routes import ViewerRoutes
 from midstream.server.lifespan import live, on_end_signal
 from midstream.server.limits import Limits
-from midstream.server.metrics import Metrics, MetricsPage
-from midstream.server.openapi import openapi_route
 from midstream.server.pages import page_routes
-from midstream.server.poll import PollEndpoint
-from midstream.server.probe import ProbeEndpoints
-from midstream.server.problems import internal_problem, problem_of, problem_of_http, refuse
-from midstream.server.unlocking import HELD, unlock_for
-from midstream.server.viewer_routes import ViewerRoutes
-from midstream.server.websocket import WebSocketEndpoint
+from midstream.server.transports.connection import Connections
+from midstream.server.transports.http_commands import ChunksEndpoint
+from midstream.server.transports.long_poll import PollEndpoint
+from midstream.server.transports.websocket_endpoint import WebSocketEndpoint
+from midstream.session.retention import Retention
+from midstream.session.turn.states import LOOK_BACK_S
 from midstream.store.contract import Store
-from midstream.store.opening import open_store
-from midstream.world import World
+from midstream.store.store_registry import open_store
 
 _NO_HANDLERS: tuple[dict[Never, Never], dict[Never, Never]] = ({}, {})
 """Errors come to the app and not to the handlers of one that mounts it."""
@@ -92,7 +92,7 @@ def asgi(
         access: Who may come in, and what they may do there. None serves every client of this machine, and a warning
             is logged.
         limits: What callers may do.
-        observers: Told of what is appended here, such as `midstream.integrations.opentelemetry.OpenTelemetry`. The
+        observers: Told of what is appended here, such as `midstream.observability.opentelemetry.OpenTelemetry`. The
             first that is a `MetricsPage` too is served at `/metrics`.
         allow_unauthenticated: Serve clients of other machines without `access`: for an app that is mounted in one with
             a login of its own. By default they are refused.
@@ -118,7 +118,7 @@ def asgi(
     for observer in observers:
         host.observers.add(observer)
     page = next((each for each in observers if isinstance(each, MetricsPage)), None)
-    door = Door(host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated)
+    door = AuthMiddleware(host, access, limits, allowed_origins, allow_unauthenticated=allow_unauthenticated)
     connections = Connections(limit=limits.connections_max, settings=settings)
     return App(host, connections, door, page, allowed_origins=allowed_origins)
 
@@ -130,7 +130,7 @@ class App:
         self,
         host: Host,
         connections: Connections,
-        door: Door,
+        door: AuthMiddleware,
         page: MetricsPage | None = None,
         *,
         allowed_origins: Collection[str],
@@ -330,7 +330,7 @@ class _Routes(Router):
         await app(scope, receive, send)
 
 
-def _router_of(host: Host, connections: Connections, door: Door) -> _Routes:
+def _router_of(host: Host, connections: Connections, door: AuthMiddleware) -> _Routes:
     events = EventsEndpoint(host, connections)
     stream = WebSocketEndpoint(host, connections)
     routes = [

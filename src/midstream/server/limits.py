@@ -1,6 +1,6 @@
 """Limits of one server: named limits, and the counters that keep them.
 
-A caller is a subject where one is known, else an address. Addresses of this machine are not counted: behind them are
+A caller is a principal where one is known, else an address. Addresses of this machine are not counted: behind them are
 the person who runs the server, or a proxy with everybody behind it (whose callers have addresses of their own where
 the proxy is trusted). An operator is not counted either.
 """
@@ -15,8 +15,8 @@ from functools import lru_cache
 from msgspec import Struct
 from starlette.types import Scope
 
+from midstream.environment import World
 from midstream.errors import LimitReachedError
-from midstream.world import World
 
 CONNECTIONS_MAX = 5000
 """Open streams of one process: about 160 MiB of connection state, and below usual limits of open files."""
@@ -38,11 +38,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     Args:
         connections_max: Streams open at once, of all callers.
         connections_per_address_max: Streams open at once from one address that is not this machine's.
-        streams_per_subject_max: Streams and readers that one subject has open at once.
-        turns_per_subject_max: Sessions in which a turn of one subject runs at once: each costs money.
-        tokens_per_subject_hour_max: Tokens, in and out, that models have counted for one subject in this process
+        streams_per_subject_max: Streams and readers that one principal has open at once.
+        turns_per_subject_max: Sessions in which a turn of one principal runs at once: each costs money.
+        tokens_per_subject_hour_max: Tokens, in and out, that models have counted for one principal in this process
             within an hour; with so many it opens no further turn. Off by default: what is too much, only you know.
-        sessions_begun_per_minute: Sessions that one subject may begin.
+        sessions_begun_per_minute: Sessions that one principal may begin.
         requests_per_minute: Requests and handshakes of one caller.
         refusals_per_minute: Wrong credentials from one address before it has to wait.
         header_bytes_max: Bytes of all headers of a request; uvicorn itself takes 64 KiB.
@@ -111,7 +111,7 @@ class Rate:
         return max(0.0, level - (self._world.monotonic() - at) * self._most / self._within_s)
 
 
-class Places:
+class CallerSlots:
     """How many of something each caller has at once.
 
     Args:
@@ -145,7 +145,7 @@ class Places:
 
 
 class RunningTurns:
-    """In how many sessions a turn of each subject runs.
+    """In how many sessions a turn of each principal runs.
 
     Args:
         most: How many may; 0 for no limit.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from midstream.core.settings import StreamSettings
+from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.world import World
+from midstream.protocol.stream_settings import StreamSettings
 
 LOOK_S = 1.0
 """Seconds between two looks at whether the file has changed: one look costs some microseconds."""

@@ -14,7 +14,7 @@ records or none, only at the expected position, only under the newest epoch. A r
 * **Liveness.** An open store is one owner, which lives until it is closed or dies. The leases of a dead owner are free:
   the next claim succeeds. How fast a death is noticed, and after which time an owner that shows no sign of life counts
   as dead, is up to the store, which names both. An owner that was taken for dead and goes on is refused by the epoch.
-* **Neighbours.** Several owners may share a place. `watch` returns what the others left for one of them; `hand_over`
+* **Neighbours.** Several owners may share a place. `watch` returns what the others left for one of them; `forward`
   brings a command to the owner of a session, for as long as it takes: an owner that dies with a command undecided
   leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
   harmless. A command whose sender is dead is not delivered any more: its client asks elsewhere.
@@ -38,9 +38,9 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
 from midstream.errors import EntryMovedError
+from midstream.session.blobs import Blob
+from midstream.session.records import Sync
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ OF_SESSIONS = (ESCROW, OWNERS, GRAPHS)
 """Namespaces whose entries belong to the sessions of their names, and go with them."""
 
 
-class Stored(Struct, frozen=True, gc=False):
+class StoredRecord(Struct, frozen=True, gc=False):
     """A record as it lies in the journal; `body` is its JSON."""
 
     position: int
@@ -62,7 +62,7 @@ class Stored(Struct, frozen=True, gc=False):
     body: bytes
 
 
-class Mark(Struct, frozen=True, gc=False, omit_defaults=True):
+class SessionListing(Struct, frozen=True, gc=False, omit_defaults=True):
     """Line of a session in listings; written in the transaction of the append that changed it.
 
     Args:
@@ -97,7 +97,7 @@ class Batch(Struct, frozen=True):
     expected: int
     epoch: int
     sync: Sync
-    mark: Mark | None = None
+    mark: SessionListing | None = None
     blobs: Sequence[Blob] = ()
     seal: bytes = b""
 
@@ -114,7 +114,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
     end: int
     epoch: int
     created_at: float
-    mark: Mark
+    mark: SessionListing
     is_free: bool = False
     """Its last owner gave it up, and nobody has claimed it since. (That of a dead owner was not given up.)"""
     oldest: int = 0
@@ -123,7 +123,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
     """What was last kept beside the end (see `Batch`), of the same moment as `end`; a listing leaves it out."""
 
 
-class Letter(Struct, frozen=True, gc=False):
+class ForwardedCommand(Struct, frozen=True, gc=False):
     """A command that was handed over: for a session that the reader owns, or that no living owner holds."""
 
     number: int
@@ -136,13 +136,13 @@ class News(Struct, frozen=True):
 
     Args:
         moved: Followed sessions that end elsewhere than the follower knows, or are gone.
-        letters: Commands to decide, oldest first; each is told once under each epoch of its session.
+        forwarded_commands: Commands to decide, oldest first; each is told once under each epoch of its session.
         orphans: Sessions with an open turn that no living owner holds; each is told once under each epoch.
         peers: How many other living owners there are.
     """
 
     moved: frozenset[str] = frozenset()
-    letters: tuple[Letter, ...] = ()
+    forwarded_commands: tuple[ForwardedCommand, ...] = ()
     orphans: tuple[str, ...] = ()
     peers: int = 0
 
@@ -189,7 +189,7 @@ class KeyValue(KeyValueReader, Protocol):
 class StoreReader(KeyValueReader, Protocol):
     """The reading half of a store, also of one whose server is stopped: see `opening.read_store`."""
 
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         """Return up to `limit` records that follow position `after`, in order; empty at the end.
 
         A session that was never claimed reads as empty.
@@ -264,7 +264,7 @@ class Store(StoreReader, KeyValue, Protocol):
         """
 
     async def delete(self, session: str) -> bool:
-        """Remove a session with all its records, blobs and letters for good; return whether there was one.
+        """Remove a session with all its records, blobs and forwarded commands for good; return whether there was one.
 
         Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`, and
         the entries of its name in the namespaces `OF_SESSIONS`. A session made later under the same name starts above
@@ -283,14 +283,14 @@ class Store(StoreReader, KeyValue, Protocol):
             followed: Sessions whose journals somebody here follows without owning them, and the end known here.
         """
 
-    async def hand_over(self, session: str, body: bytes) -> bytes:
+    async def forward(self, session: str, body: bytes) -> bytes:
         """Hand a command to the session's owner, and return its answer once there is one.
 
         Cancelled, it may still be decided, or not.
         """
 
-    async def answer(self, letter: int, body: bytes) -> None:
-        """Answer a letter, so that it is not delivered again.
+    async def answer(self, forwarded: int, body: bytes) -> None:
+        """Answer a forwarded command, so that it is not delivered again.
 
         Without effect where another living owner holds its session by now, or the sender does not wait any more.
         """
@@ -312,7 +312,7 @@ class Store(StoreReader, KeyValue, Protocol):
 
 
 class Transaction(Protocol):
-    """The transaction in which a tool's outcome is recorded; see `midstream.tools.transaction`.
+    """The transaction in which a tool's outcome is recorded; see `midstream.tools.function_tools.transaction`.
 
     The tables of midstream are out of reach, and so is what would end the transaction or leave it (`COMMIT`,
     `ROLLBACK`, `ATTACH`, most pragmas). Give your own tables a prefix such as `app_`. Foreign keys are not enforced.
@@ -372,7 +372,7 @@ class Transactional(Protocol):
         """
 
 
-class Opened(Struct, frozen=True):
+class OpenedSession(Struct, frozen=True):
     """Result of opening a session with a secret.
 
     Args:
@@ -395,7 +395,7 @@ class Escrow(Protocol):
 
     async def open(
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
-    ) -> Opened | None:
+    ) -> OpenedSession | None:
         """Open a session, until it is locked; None for one that was written before there was an escrow.
 
         Where only the old secret opens it, and it is the client's own, the new one opens it from then on and the old
@@ -429,7 +429,7 @@ class Escrow(Protocol):
     async def forget_deleted(self) -> None:
         """Drop what opens sessions that are not there any more: whoever deleted them died before it could."""
 
-    async def is_good(self, opened: Opened) -> bool:
+    async def is_good(self, opened: OpenedSession) -> bool:
         """Whether what was opened by a viewer's secret may still be looked at."""
 
 

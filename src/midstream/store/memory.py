@@ -11,33 +11,33 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from typing_extensions import override
 
-from midstream.core.parts import PART_MARK
+from midstream.environment import World
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, UsageError
+from midstream.session.child_names import PART_MARK
 from midstream.store.contract import (
     OF_SESSIONS,
     Batch,
+    ForwardedCommand,
     Immediate,
     KeyValue,
     KeyValueEntry,
-    Letter,
-    Mark,
     News,
     SessionInfo,
+    SessionListing,
     Store,
-    Stored,
+    StoredRecord,
     require_version,
 )
-from midstream.store.opening import Backend
-from midstream.world import World
+from midstream.store.store_registry import Backend
 
 
 class _Session(Struct):
     epoch: int
     owner: str | None
     created_at: float
-    mark: Mark
+    mark: SessionListing
     number: int
-    records: list[Stored] = field(default_factory=list)
+    records: list[StoredRecord] = field(default_factory=list)
     """Without gap, up to the end; the first one is not at 1 where the journal was pruned."""
     blobs: dict[str, bytes] = field(default_factory=dict)
     seal: bytes = b""
@@ -53,7 +53,7 @@ class _Session(Struct):
 
 class _Handed(Struct):
     sender: str
-    letter: Letter
+    forwarded: ForwardedCommand
     answer: asyncio.Future[bytes]
 
 
@@ -107,7 +107,7 @@ class Memory(MemoryKeyValue):
         self.epochs_spent = 0
         """The highest epoch of any deleted session: a new one starts above it."""
         self.numbers = 0
-        self.letters: dict[int, _Handed] = {}
+        self.forwarded_commands: dict[int, _Handed] = {}
         self._watching: set[asyncio.Future[None]] = set()
 
     def kill(self, owner: str) -> None:
@@ -144,7 +144,7 @@ class MemoryStore(Store):
         self._memory = Memory() if memory is None else memory
         self._world = world
         self._told: set[tuple[str | int, int]] = set()
-        """Orphans and letters, each with the epoch under which it was told."""
+        """Orphans and forwarded commands, each with the epoch under which it was told."""
         self._peers_told = -1
 
     @override
@@ -169,7 +169,7 @@ class MemoryStore(Store):
                 epoch=self._memory.epochs_spent,
                 owner=None,
                 created_at=at,
-                mark=Mark(is_live=False, at=at),
+                mark=SessionListing(is_live=False, at=at),
                 number=self._memory.numbers,
             )
         self._refuse_if_held(session, found)
@@ -213,11 +213,11 @@ class MemoryStore(Store):
         going = found.records[: position - found.oldest + 1]
         if not going or (going[-1].position, going[-1].epoch) != (position, epoch):
             return False
-        found.records[: len(going)] = [Stored(position, epoch, body)]
+        found.records[: len(going)] = [StoredRecord(position, epoch, body)]
         return True
 
     @override
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         found = self._opened().sessions.get(session)
         if found is None:
             return []
@@ -261,9 +261,9 @@ class MemoryStore(Store):
             del sessions[name]
             for namespace in OF_SESSIONS:
                 self._memory.forget(namespace, name)
-        for number, handed in [*self._memory.letters.items()]:
-            if handed.letter.session in going:
-                del self._memory.letters[number]
+        for number, handed in [*self._memory.forwarded_commands.items()]:
+            if handed.forwarded.session in going:
+                del self._memory.forwarded_commands[number]
         self._memory.tell()
         return bool(going)
 
@@ -273,46 +273,48 @@ class MemoryStore(Store):
             sessions = self._opened().sessions
             free = {name: each.epoch for name, each in sessions.items() if self._is_free(each)}
             orphans = {(name, epoch) for name, epoch in free.items() if sessions[name].mark.is_live}
-            letters = {
-                (number, self._epoch_for(each.letter))
-                for number, each in self._memory.letters.items()
+            forwarded_commands = {
+                (number, self._epoch_for(each.forwarded))
+                for number, each in self._memory.forwarded_commands.items()
                 if each.sender in self._memory.living
             }
-            letters = {each for each in letters if each[1] >= 0}
-            new_letters = sorted(letters - self._told)
+            forwarded_commands = {each for each in forwarded_commands if each[1] >= 0}
+            new_letters = sorted(forwarded_commands - self._told)
             news = News(
                 frozenset(name for name, end in followed.items() if self._end_of(name) != end),
-                tuple(self._memory.letters[number].letter for number, _ in new_letters),
+                tuple(self._memory.forwarded_commands[number].forwarded for number, _ in new_letters),
                 tuple(sorted(name for name, _ in orphans - self._told)),
                 len(self._memory.living - {self.owner}),
             )
             if news != News(peers=self._peers_told):
-                self._told = {*letters, *orphans}
+                self._told = {*forwarded_commands, *orphans}
                 self._peers_told = news.peers
                 return news
             await self._memory.change()
 
     @override
-    async def hand_over(self, session: str, body: bytes) -> bytes:
+    async def forward(self, session: str, body: bytes) -> bytes:
         self._opened().numbers += 1
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._memory.letters[number] = _Handed(self.owner, Letter(number, session, body), answer)
+        self._memory.forwarded_commands[number] = _Handed(
+            self.owner, ForwardedCommand(number, session, body), answer
+        )
         self._memory.tell()
         try:
             return await answer
         finally:
-            self._memory.letters.pop(number, None)
+            self._memory.forwarded_commands.pop(number, None)
 
     @override
-    async def answer(self, letter: int, body: bytes) -> None:
+    async def answer(self, forwarded: int, body: bytes) -> None:
         sessions = self._opened().sessions
-        handed = self._memory.letters.get(letter)
+        handed = self._memory.forwarded_commands.get(forwarded)
         if handed is None or handed.answer.done():
             return
-        found = sessions.get(handed.letter.session)
+        found = sessions.get(handed.forwarded.session)
         if found is None or found.owner == self.owner or self._is_free(found):
-            del self._memory.letters[letter]
+            del self._memory.forwarded_commands[forwarded]
             handed.answer.set_result(body)
 
     @override
@@ -333,7 +335,7 @@ class MemoryStore(Store):
 
     def _append(self, found: _Session, batch: Batch) -> int:
         positions = range(batch.expected + 1, batch.end + 1)
-        found.records += map(Stored, positions, repeat(batch.epoch), batch.bodies)
+        found.records += map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)
         found.blobs |= {blob.digest: blob.body for blob in batch.blobs}
         if batch.mark is not None:
             found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
@@ -349,9 +351,9 @@ class MemoryStore(Store):
         found = self._memory.sessions.get(session)
         return found.end if found else 0
 
-    def _epoch_for(self, letter: Letter) -> int:
-        """Return the epoch of the letter's session, or -1 where another one is to decide it."""
-        found = self._memory.sessions.get(letter.session)
+    def _epoch_for(self, forwarded: ForwardedCommand) -> int:
+        """Return the epoch of the forwarded command's session, or -1 where another one is to decide it."""
+        found = self._memory.sessions.get(forwarded.session)
         if found is None:
             return 0
         return found.epoch if found.owner == self.owner or self._is_free(found) else -1

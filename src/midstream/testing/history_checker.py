@@ -14,11 +14,12 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from midstream.core import session as sessions
-from midstream.core.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt, Site
-from midstream.core.frames import EventId
-from midstream.core.messages import Exchange, Outcome
-from midstream.core.records import (
+from midstream.errors import MidstreamError
+from midstream.history.messages import Exchange, Outcome
+from midstream.protocol.frames import EventId
+from midstream.session import session as sessions
+from midstream.session.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt, Site
+from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
     AttemptResumable,
@@ -45,8 +46,7 @@ from midstream.core.records import (
     TurnStatus,
     decode,
 )
-from midstream.errors import MidstreamError
-from midstream.store.contract import Stored
+from midstream.store.contract import StoredRecord
 
 
 class Rule(StrEnum):
@@ -111,7 +111,7 @@ class Violation(Struct, frozen=True, order=True):
         return f"{self.rule.value} in session {self.session!r}: {self.text}"
 
 
-class Seen(Struct, frozen=True):
+class ShownEvent(Struct, frozen=True):
     """An event as a client was shown it. The same one twice is no fault: readers apply by event id."""
 
     event_id: str
@@ -138,7 +138,7 @@ class ClientLog(Struct):
     start: int | None = None
     sent: dict[int, str] = field(default_factory=dict)
     acked: set[int] = field(default_factory=set)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ShownEvent] = field(default_factory=list)
 
 
 class Execution(Struct, frozen=True):
@@ -156,7 +156,7 @@ class Execution(Struct, frozen=True):
 class Evidence(Struct):
     """Everything that is compared: each session's whole journal, the clients' notes, the tools' ledger."""
 
-    journals: Mapping[str, Sequence[Stored]]
+    journals: Mapping[str, Sequence[StoredRecord]]
     clients: Sequence[ClientLog] = ()
     ledger: Sequence[Execution] = ()
 
@@ -205,7 +205,7 @@ def check_ended(evidence: Evidence) -> list[Violation]:
     return found
 
 
-def _readable(stored: Sequence[Stored]) -> list[Record]:
+def _readable(stored: Sequence[StoredRecord]) -> list[Record]:
     """Return the records up to the first one that cannot be read."""
     records: list[Record] = []
     for each in stored:
@@ -219,7 +219,7 @@ def _readable(stored: Sequence[Stored]) -> list[Record]:
 # --- the journal alone ------------------------------------------------------------------------------------------
 
 
-def _check_line(session: str, stored: Sequence[Stored]) -> Iterator[Violation]:
+def _check_line(session: str, stored: Sequence[StoredRecord]) -> Iterator[Violation]:
     epoch = 0
     for position, each in enumerate(stored, start=1):
         if each.position != position:
@@ -234,12 +234,14 @@ def _check_line(session: str, stored: Sequence[Stored]) -> Iterator[Violation]:
         epoch = each.epoch
 
 
-def _begins_epoch(stored: Stored) -> bool:
+def _begins_epoch(stored: StoredRecord) -> bool:
     (record,) = _readable([stored]) or (None,)
     return isinstance(record, EpochStarted) and record.epoch == stored.epoch
 
 
-def _check_fold(session: str, stored: Sequence[Stored], records: Sequence[Record]) -> Iterator[Violation]:
+def _check_fold(
+    session: str, stored: Sequence[StoredRecord], records: Sequence[Record]
+) -> Iterator[Violation]:
     try:
         folded = sessions.fold((each.epoch, record) for each, record in zip(stored, records, strict=False))
     except (MidstreamError, LookupError) as error:  # a lookup fails where a record names what was never there
@@ -403,7 +405,7 @@ _OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
 
 
 def _check_children(
-    session: str, records: Sequence[Record], journals: Mapping[str, Sequence[Stored]]
+    session: str, records: Sequence[Record], journals: Mapping[str, Sequence[StoredRecord]]
 ) -> Iterator[Violation]:
     """Compare what a journal shows of its children with theirs."""
     shown: dict[_Call, int] = {}
@@ -427,7 +429,7 @@ def _check_children(
                 yield Violation(Rule.CHILD_OUTCOME, session, text)
 
 
-def _next_shown(stored: Sequence[Stored], after: int) -> Stored | None:
+def _next_shown(stored: Sequence[StoredRecord], after: int) -> StoredRecord | None:
     """Return the next record of a child that is shown to the readers of its parent."""
     for each in stored[after:]:
         if not isinstance(next(iter(_readable([each])), None), _OF_OWNERS):
@@ -435,7 +437,7 @@ def _next_shown(stored: Sequence[Stored], after: int) -> Stored | None:
     return None
 
 
-def _is_last_word(ended: CallEnded, stored: Sequence[Stored], shown: int) -> bool:
+def _is_last_word(ended: CallEnded, stored: Sequence[StoredRecord], shown: int) -> bool:
     """Say whether all of a child was shown and its turn completed with these words."""
     whole = [(each.epoch, record) for each, record in zip(stored, _readable(stored), strict=False)]
     child = sessions.fold(whole[:shown])
@@ -469,10 +471,10 @@ def _check_chunks(client: ClientLog, records: Sequence[Record]) -> Iterator[Viol
 
 
 def _check_seen(
-    client: ClientLog, stored: Sequence[Stored], records: Sequence[Record]
+    client: ClientLog, stored: Sequence[StoredRecord], records: Sequence[Record]
 ) -> Iterator[Violation]:
     last = _start_of(client, records)
-    had: dict[int, Seen] = {}
+    had: dict[int, ShownEvent] = {}
     for seen in client.seen:
         position = _position(seen)
         where = f"{client.client} at event {seen.event_id}"
@@ -514,5 +516,5 @@ def _check_agreement(clients: Iterable[ClientLog]) -> Iterator[Violation]:
                 yield Violation(Rule.READERS_DISAGREE, client.session, text)
 
 
-def _position(seen: Seen) -> int:
+def _position(seen: ShownEvent) -> int:
     return EventId.parse(seen.event_id).position

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from midstream.core.records import Sync
+from midstream.session.records import Sync
 from midstream.store.contract import Batch, Immediate, Store
-from midstream.testing.stores import Place, opened
+from midstream.testing.store_fakes import Storage, opened
 
 
 class ImmediateContract:
@@ -18,7 +18,7 @@ class ImmediateContract:
 
     pytestmark = pytest.mark.asyncio
 
-    async def test_an_append_without_waiting_happens_whole_or_not_at_all(self, place: Place) -> None:
+    async def test_an_append_without_waiting_happens_whole_or_not_at_all(self, place: Storage) -> None:
         async with _claimed(place) as (store, other, epoch):
             expected = [b"a"]
             for _ in range(3):
@@ -30,13 +30,15 @@ class ImmediateContract:
                 expected.append(b"b")
             assert await _bodies(other) == expected
 
-    async def test_nothing_is_appended_without_waiting_elsewhere_than_at_the_end(self, place: Place) -> None:
+    async def test_nothing_is_appended_without_waiting_elsewhere_than_at_the_end(
+        self, place: Storage
+    ) -> None:
         async with _claimed(place) as (store, other, epoch):
             for expected in (0, 2):
                 assert _immediate(store).append_now("s", _batch(expected, epoch)) is None
             assert await _bodies(other) == [b"a"]
 
-    async def test_nothing_is_appended_without_waiting_under_an_older_epoch(self, place: Place) -> None:
+    async def test_nothing_is_appended_without_waiting_under_an_older_epoch(self, place: Storage) -> None:
         async with _claimed(place) as (store, other, epoch):
             immediate = _immediate(store)
             for wrong in (epoch - 1, epoch + 1):
@@ -47,7 +49,7 @@ class ImmediateContract:
             assert immediate.append_now("s", _batch(1, epoch)) is None
             assert await _bodies(other) == [b"a"]
 
-    async def test_a_closed_store_appends_nothing_without_waiting(self, place: Place) -> None:
+    async def test_a_closed_store_appends_nothing_without_waiting(self, place: Storage) -> None:
         async with _claimed(place) as (store, other, epoch):
             immediate = _immediate(store)
             await store.close()
@@ -56,7 +58,7 @@ class ImmediateContract:
 
 
 @asynccontextmanager
-async def _claimed(place: Place) -> AsyncIterator[tuple[Store, Store, int]]:
+async def _claimed(place: Storage) -> AsyncIterator[tuple[Store, Store, int]]:
     """Yield a store that has claimed a session and appended a record to it, another one, and the epoch."""
     async with opened(place) as store, opened(place) as other:
         epoch = await store.claim("s", at=1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from midstream.errors import EntryMovedError
 from midstream.store.contract import OWNERS, KeyValueEntry
-from midstream.testing.stores import ODD_BODIES, ODD_NAMES, Place, opened
+from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, opened
 
 
 class KeyValueContract:
@@ -17,7 +17,7 @@ class KeyValueContract:
 
     pytestmark = pytest.mark.asyncio
 
-    async def test_an_entry_comes_back_as_it_was_written(self, place: Place) -> None:
+    async def test_an_entry_comes_back_as_it_was_written(self, place: Storage) -> None:
         async with opened(place) as kv:
             assert await kv.kv_get("pool", "k") is None
             for number, body in enumerate(ODD_BODIES):
@@ -25,7 +25,7 @@ class KeyValueContract:
                 assert version == number + 1
                 assert await kv.kv_get("pool", "k") == KeyValueEntry("k", version, body, number + 0.5)
 
-    async def test_an_entry_may_have_any_name(self, place: Place) -> None:
+    async def test_an_entry_may_have_any_name(self, place: Storage) -> None:
         async with opened(place) as kv:
             for name in ODD_NAMES:
                 await kv.kv_put(name, name, name.encode(), expected=0, at=1.0)
@@ -33,7 +33,7 @@ class KeyValueContract:
                 assert await kv.kv_list(name) == [KeyValueEntry(name, 1, name.encode(), 1.0)]
 
     @pytest.mark.parametrize("version", [0, 1, 3, 2**40])
-    async def test_only_who_has_read_an_entry_replaces_it(self, place: Place, version: int) -> None:
+    async def test_only_who_has_read_an_entry_replaces_it(self, place: Storage, version: int) -> None:
         async with opened(place) as kv:
             await kv.kv_put("pool", "k", b"1", expected=0, at=1.0)
             await kv.kv_put("pool", "k", b"2", expected=1, at=2.0)
@@ -43,14 +43,14 @@ class KeyValueContract:
             assert not is_dropped
             assert await kv.kv_list("pool") == [KeyValueEntry("k", 2, b"2", 2.0)]
 
-    async def test_what_is_not_there_is_neither_replaced_nor_dropped(self, place: Place) -> None:
+    async def test_what_is_not_there_is_neither_replaced_nor_dropped(self, place: Storage) -> None:
         async with opened(place) as kv:
             with pytest.raises(EntryMovedError):
                 await kv.kv_put("pool", "k", b"1", expected=1, at=1.0)
             assert not await kv.kv_delete("pool", "k", expected=0)
             assert await kv.kv_list("pool") == []
 
-    async def test_of_two_who_replace_the_same_entry_one_wins(self, place: Place) -> None:
+    async def test_of_two_who_replace_the_same_entry_one_wins(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             for expected in range(20):
                 results = await asyncio.gather(
@@ -64,7 +64,7 @@ class KeyValueContract:
                 assert kept is not None
                 assert kept.body == (b"one", b"other")[won]
 
-    async def test_what_is_kept_of_a_session_goes_with_it(self, place: Place) -> None:
+    async def test_what_is_kept_of_a_session_goes_with_it(self, place: Storage) -> None:
         async with opened(place) as store:
             for session in ("s", "t"):
                 await store.claim(session, at=1.0)
@@ -75,7 +75,7 @@ class KeyValueContract:
             assert await store.kv_put(OWNERS, "s", b"anew", expected=0, at=2.0) == 2
             assert len(await store.kv_list("pool")) == 2
 
-    async def test_a_dropped_key_starts_above_all_its_versions(self, place: Place) -> None:
+    async def test_a_dropped_key_starts_above_all_its_versions(self, place: Storage) -> None:
         async with opened(place) as kv:
             for expected in range(3):
                 await kv.kv_put("pool", "k", b"old", expected=expected, at=1.0)
@@ -86,7 +86,9 @@ class KeyValueContract:
                 with pytest.raises(EntryMovedError):
                     await kv.kv_put("pool", "k", b"late", expected=expected, at=3.0)
 
-    async def test_a_namespace_is_listed_last_written_first_and_apart_from_others(self, place: Place) -> None:
+    async def test_a_namespace_is_listed_last_written_first_and_apart_from_others(
+        self, place: Storage
+    ) -> None:
         async with opened(place) as kv:
             for at, key in ((1.0, "a"), (3.0, "b"), (2.0, "c"), (2.0, "d")):
                 await kv.kv_put("pool", key, b"", expected=0, at=at)
@@ -95,7 +97,7 @@ class KeyValueContract:
             assert [kept.key for kept in await kv.kv_list("other")] == ["a"]
             assert await kv.kv_list("none") == []
 
-    async def test_entries_outlive_who_wrote_them(self, place: Place) -> None:
+    async def test_entries_outlive_who_wrote_them(self, place: Storage) -> None:
         store = place.store()
         await store.open()
         await store.kv_put("pool", "k", b"1", expected=0, at=1.0)

@@ -24,15 +24,15 @@ from typing import Protocol
 import pytest
 from msgspec import Struct
 
-from midstream.core.messages import Exchange, History, Reply, Text, UserMessage
-from midstream.core.replies import Finished, ModelRequest, TextDelta
+from midstream.agents.agent_runs import SilenceLimits
+from midstream.agents.pool import Pooled, PoolLimits
+from midstream.agents.upstreams import Upstream
+from midstream.environment import World
 from midstream.errors import ModelError
-from midstream.runtime.agent_runs import SilenceLimits
-from midstream.runtime.pool import Pooled, PoolLimits
-from midstream.runtime.upstreams import Upstream
+from midstream.history.messages import Exchange, History, Reply, Text, UserMessage
+from midstream.models.replies import Finished, ModelRequest, TextDelta
 from midstream.store.contract import KeyValue
 from midstream.store.memory import Memory, MemoryStore
-from midstream.world import World
 
 LIMIT_S = 60.0
 """Seconds after which an answer that should be there is missing."""
@@ -47,7 +47,7 @@ LOOK_S = 0.005
 TOKEN = re.compile(r"\bword-\d+\b")
 
 
-class Situation(StrEnum):
+class PoolSituation(StrEnum):
     """Situation of a host when it asks."""
 
     FIRST = "first"
@@ -66,7 +66,7 @@ class Situation(StrEnum):
     """One message more, and another system prompt."""
 
 
-class Fault(StrEnum):
+class UpstreamFault(StrEnum):
     """Fault of the upstream at that moment."""
 
     NONE = "none"
@@ -98,44 +98,53 @@ class Case(Struct, frozen=True):
             neither fork nor take other instructions. With `KEY_REFUSED` and `LOST` nobody says.
     """
 
-    situation: Situation
-    fault: Fault
+    situation: PoolSituation
+    fault: UpstreamFault
     is_answered: bool
     is_replayed: bool
 
     @property
     def replays_max(self) -> int:
         """Full replays at the most: one that the situation wants, and one for what goes wrong."""
-        return (self.situation in _REPLAYED) + (self.fault is not Fault.NONE)
+        return (self.situation in _REPLAYED) + (self.fault is not UpstreamFault.NONE)
 
 
-_REPLAYED = {Situation.EDITED, Situation.REPEATED, Situation.REBASED}
+_REPLAYED = {PoolSituation.EDITED, PoolSituation.REPEATED, PoolSituation.REBASED}
 """Situations in which a fresh agent is told everything, unless the upstream can fork or take other instructions."""
-_TOUCHES_RESUMED = {Fault.EXPIRED, Fault.BUSY, Fault.WRONG_ID}
+_TOUCHES_RESUMED = {UpstreamFault.EXPIRED, UpstreamFault.BUSY, UpstreamFault.WRONG_ID}
 """Faults that only an agent with a past can have."""
 
 
-_BEGUN_ANEW = {Fault.EXPIRED, Fault.WRONG_ID, Fault.SILENT, Fault.MUTE, Fault.LOST, Fault.DIES}
+_BEGUN_ANEW = {
+    UpstreamFault.EXPIRED,
+    UpstreamFault.WRONG_ID,
+    UpstreamFault.SILENT,
+    UpstreamFault.MUTE,
+    UpstreamFault.LOST,
+    UpstreamFault.DIES,
+}
 
 
-def _case(situation: Situation, fault: Fault) -> Case:
-    is_fresh = situation is Situation.FIRST or situation in _REPLAYED
+def _case(situation: PoolSituation, fault: UpstreamFault) -> Case:
+    is_fresh = situation is PoolSituation.FIRST or situation in _REPLAYED
     is_felt = not is_fresh if fault in _TOUCHES_RESUMED else True
-    if fault is Fault.WRONG_ID:
-        is_felt = situation is Situation.RESTARTED
+    if fault is UpstreamFault.WRONG_ID:
+        is_felt = situation is PoolSituation.RESTARTED
     # Nobody sees the answer to the first of two messages: it may break off unnoticed.
-    is_seen = situation is not Situation.QUEUED
-    is_answered = fault is not Fault.KEY_REFUSED and not (fault is Fault.DIES and is_seen)
+    is_seen = situation is not PoolSituation.QUEUED
+    is_answered = fault is not UpstreamFault.KEY_REFUSED and not (fault is UpstreamFault.DIES and is_seen)
     is_begun_anew = is_felt and fault in _BEGUN_ANEW
-    is_replayed = situation in _REPLAYED or (is_begun_anew and situation is not Situation.FIRST)
+    is_replayed = situation in _REPLAYED or (is_begun_anew and situation is not PoolSituation.FIRST)
     return Case(situation, fault, is_answered, is_replayed)
 
 
-MATRIX: tuple[Case, ...] = tuple(_case(situation, fault) for situation in Situation for fault in Fault)
+MATRIX: tuple[Case, ...] = tuple(
+    _case(situation, fault) for situation in PoolSituation for fault in UpstreamFault
+)
 """Every situation with every fault."""
 
 
-class Told(Protocol):
+class TakenMessage(Protocol):
     """A user's message that reached the peer."""
 
     @property
@@ -147,8 +156,8 @@ class Told(Protocol):
         """Its words, all of them."""
 
 
-class Peer(Protocol):
-    """As much of `midstream.testing.upstream_contract.Peer` as is needed here."""
+class PoolPeer(Protocol):
+    """As much of `midstream.testing.upstream_contract.UpstreamPeer` as is needed here."""
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -157,7 +166,7 @@ class Peer(Protocol):
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""
 
-    def told(self) -> Sequence[Told]:
+    def told(self) -> Sequence[TakenMessage]:
         """Return all messages that arrived, in their order."""
 
     def expire(self, agent: str) -> None:
@@ -218,7 +227,7 @@ class _Hurried(World):
 class _Host:
     """A host of one conversation in front of a pool, and a second process of it."""
 
-    def __init__(self, peer: Peer, kv: KeyValue) -> None:
+    def __init__(self, peer: PoolPeer, kv: KeyValue) -> None:
         self.peer = peer
         self.world = _Hurried()
         self.kv = kv
@@ -268,7 +277,7 @@ class PoolContract:
     pytestmark = pytest.mark.asyncio
 
     @pytest.mark.parametrize("case", MATRIX, ids=lambda case: f"{case.situation}-{case.fault}")
-    async def test_whatever_goes_wrong_each_message_is_told_once(self, peer: Peer, case: Case) -> None:
+    async def test_whatever_goes_wrong_each_message_is_told_once(self, peer: PoolPeer, case: Case) -> None:
         _needs(peer, case.fault)
         store = MemoryStore(Memory())
         await store.open()
@@ -284,15 +293,15 @@ class PoolContract:
 async def _answered_after(host: _Host, case: Case) -> None:
     """Ask until there is an answer, and look at what was told; the next turn must be cheap again."""
     before = len(host.peer.told())
-    if case.fault in (Fault.SILENT, Fault.MUTE):
+    if case.fault in (UpstreamFault.SILENT, UpstreamFault.MUTE):
         async with asyncio.TaskGroup() as silence:
             silence.create_task(_silence(host, before))
             is_answered = await _is_answered(host)
     else:
         is_answered = await _is_answered(host)
     # A peer that names its conversation with the first word has spoken before it falls silent: then it is an error.
-    assert is_answered == case.is_answered or case.fault in (Fault.SILENT, Fault.LOST)
-    if case.fault is Fault.KEY_REFUSED:
+    assert is_answered == case.is_answered or case.fault in (UpstreamFault.SILENT, UpstreamFault.LOST)
+    if case.fault is UpstreamFault.KEY_REFUSED:
         host.peer.accept_key()
     if not is_answered:
         await host.ask()
@@ -322,28 +331,28 @@ async def _is_answered(host: _Host) -> bool:
     return True
 
 
-async def _arrive(host: _Host, situation: Situation) -> None:
+async def _arrive(host: _Host, situation: PoolSituation) -> None:
     host.then(host.word())
-    if situation is Situation.FIRST:
+    if situation is PoolSituation.FIRST:
         return
     await host.ask()
     host.then(host.word())
     await host.ask()
     match situation:
-        case Situation.CONTINUED:
+        case PoolSituation.CONTINUED:
             host.then(host.word())
-        case Situation.RESTARTED:
+        case PoolSituation.RESTARTED:
             await host.pool.aclose()
             host.pool = host.started()
             host.then(host.word())
-        case Situation.QUEUED:
+        case PoolSituation.QUEUED:
             host.then(host.word(), host.word())
-        case Situation.EDITED:
+        case PoolSituation.EDITED:
             host.history = History(host.history.entries[:-2])
             host.then(host.word())
-        case Situation.REPEATED:
+        case PoolSituation.REPEATED:
             host.history = History(host.history.entries[:-1])
-        case Situation.REBASED:
+        case PoolSituation.REBASED:
             host.system = "Be brief."
             host.then(host.word())
 
@@ -351,31 +360,35 @@ async def _arrive(host: _Host, situation: Situation) -> None:
 def _break(host: _Host, case: Case) -> None:
     agents = {told.agent for told in host.peer.told()}
     match case.fault:
-        case Fault.NONE:
+        case UpstreamFault.NONE:
             pass
-        case Fault.EXPIRED:
+        case UpstreamFault.EXPIRED:
             for agent in agents:
                 host.peer.expire(agent)
-        case Fault.BUSY:
+        case UpstreamFault.BUSY:
             for agent in agents:
                 host.peer.be_busy(agent)
-        case Fault.WRONG_ID:
-            if case.situation is Situation.RESTARTED:
+        case UpstreamFault.WRONG_ID:
+            if case.situation is PoolSituation.RESTARTED:
                 host.peer.echo_wrong_id()  # anywhere else it would wait for the next resumption
-        case Fault.SILENT:
+        case UpstreamFault.SILENT:
             host.peer.hang()
-        case Fault.MUTE:
+        case UpstreamFault.MUTE:
             host.peer.hang_unopened()
-        case Fault.LOST:
+        case UpstreamFault.LOST:
             host.peer.die_unopened()
-        case Fault.DIES:
+        case UpstreamFault.DIES:
             host.peer.die_mid_stream()
-        case Fault.KEY_REFUSED:
+        case UpstreamFault.KEY_REFUSED:
             host.peer.refuse_key()
 
 
-def _needs(peer: Peer, fault: Fault) -> None:
-    lacking = {Fault.BUSY: "busy", Fault.WRONG_ID: "echo", Fault.KEY_REFUSED: "verify"}.get(fault)
+def _needs(peer: PoolPeer, fault: UpstreamFault) -> None:
+    lacking = {
+        UpstreamFault.BUSY: "busy",
+        UpstreamFault.WRONG_ID: "echo",
+        UpstreamFault.KEY_REFUSED: "verify",
+    }.get(fault)
     if lacking in peer.lacks:
         pytest.skip(f"this kind of upstream has no {lacking}")
 
@@ -385,11 +398,13 @@ def _check(host: _Host, before: int, case: Case) -> None:
     tokens = [token for told in host.peer.told()[before:] for token in TOKEN.findall(told.text)]
     replays = tokens.count("word-1")
     _check_told(host)
-    if case.situation is Situation.FIRST:  # where the message is all there is
+    if case.situation is PoolSituation.FIRST:  # where the message is all there is
         return
     assert replays <= case.replays_max
     can = host.peer.upstream().abilities
-    if not (can.can_fork or can.can_reinstruct or case.fault in (Fault.KEY_REFUSED, Fault.LOST)):
+    if not (
+        can.can_fork or can.can_reinstruct or case.fault in (UpstreamFault.KEY_REFUSED, UpstreamFault.LOST)
+    ):
         assert bool(replays) == case.is_replayed
 
 

@@ -22,19 +22,27 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
+from midstream.environment import World
 from midstream.errors import (
     JournalMovedError,
     LeaseHeldError,
     LeaseLostError,
     UsageError,
 )
-from midstream.store.contract import Batch, Letter, Mark, News, SessionInfo, Store, Stored
+from midstream.session.blobs import Blob
+from midstream.session.records import Sync
+from midstream.store.contract import (
+    Batch,
+    ForwardedCommand,
+    News,
+    SessionInfo,
+    SessionListing,
+    Store,
+    StoredRecord,
+)
 from midstream.testing.immediate_contract import ImmediateContract
 from midstream.testing.key_value_contract import KeyValueContract
-from midstream.testing.stores import ODD_BODIES, ODD_NAMES, Place, opened
-from midstream.world import World
+from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, opened
 
 WORLD = World()
 NEWS_S = 30.0
@@ -48,24 +56,24 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- journals
 
-    async def test_records_are_numbered_from_one_without_gap(self, place: Place) -> None:
+    async def test_records_are_numbered_from_one_without_gap(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             assert await _append(store, "s", b"a", b"b", expected=0, epoch=epoch) == 2
             assert await _append(store, "s", b"c", expected=2, epoch=epoch) == 3
             assert await _journal(store) == [
-                Stored(1, epoch, b"a"),
-                Stored(2, epoch, b"b"),
-                Stored(3, epoch, b"c"),
+                StoredRecord(1, epoch, b"a"),
+                StoredRecord(2, epoch, b"b"),
+                StoredRecord(3, epoch, b"c"),
             ]
 
-    async def test_a_body_comes_back_byte_for_byte(self, place: Place) -> None:
+    async def test_a_body_comes_back_byte_for_byte(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", *ODD_BODIES, expected=0, epoch=epoch)
             assert [record.body for record in await _journal(store)] == [*ODD_BODIES]
 
-    async def test_a_session_may_have_any_name(self, place: Place) -> None:
+    async def test_a_session_may_have_any_name(self, place: Storage) -> None:
         async with opened(place) as store:
             for name in ODD_NAMES:
                 epoch = await store.claim(name, at=1.0)
@@ -76,7 +84,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     @pytest.mark.parametrize("expected", [0, 1, 3, 2**40])
     async def test_an_append_elsewhere_than_at_the_end_writes_nothing(
-        self, place: Place, expected: int
+        self, place: Storage, expected: int
     ) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
@@ -87,7 +95,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.find("s") == before
             assert [record.body for record in await _journal(store)] == [b"a", b"b"]
 
-    async def test_of_two_appends_at_one_position_one_wins(self, place: Place) -> None:
+    async def test_of_two_appends_at_one_position_one_wins(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             results = await asyncio.gather(
@@ -98,7 +106,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert isinstance(results[1 - won], JournalMovedError)
             assert [record.body for record in await _journal(store)] == [(b"a", b"b")[won]]
 
-    async def test_appends_take_effect_in_the_order_in_which_they_were_asked(self, place: Place) -> None:
+    async def test_appends_take_effect_in_the_order_in_which_they_were_asked(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             ends = await asyncio.gather(
@@ -109,7 +117,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 b"%d" % number for number in range(50)
             ]
 
-    async def test_sessions_are_independent(self, place: Place) -> None:
+    async def test_sessions_are_independent(self, place: Storage) -> None:
         async with opened(place) as store:
 
             async def work(name: str) -> None:
@@ -125,7 +133,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                     f"{name} {number}" for number in range(10)
                 ]
 
-    async def test_a_refused_append_disturbs_nobody_who_asked_at_the_same_time(self, place: Place) -> None:
+    async def test_a_refused_append_disturbs_nobody_who_asked_at_the_same_time(self, place: Storage) -> None:
         async with opened(place) as store:
             first, second = await store.claim("s", at=1.0), await store.claim("t", at=1.0)
             results = await asyncio.gather(
@@ -141,10 +149,10 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 LeaseLostError,
                 int,
             ]
-            assert await _journal(store, "s") == [Stored(1, first, b"a")]
-            assert await _journal(store, "t") == [Stored(1, second, b"b")]
+            assert await _journal(store, "s") == [StoredRecord(1, first, b"a")]
+            assert await _journal(store, "t") == [StoredRecord(1, second, b"b")]
 
-    async def test_an_append_of_nothing_tells_the_end(self, place: Place) -> None:
+    async def test_an_append_of_nothing_tells_the_end(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", expected=0, epoch=epoch)
@@ -152,7 +160,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             with pytest.raises(JournalMovedError):
                 await _append(store, "s", expected=0, epoch=epoch)
 
-    async def test_a_cancelled_append_happened_whole_or_not_at_all(self, place: Place) -> None:
+    async def test_a_cancelled_append_happened_whole_or_not_at_all(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             append = WORLD.spawn(_append(store, "s", b"a", b"b", expected=0, epoch=epoch), name="append")
@@ -169,14 +177,14 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- reading
 
-    async def test_what_is_pruned_is_replaced_and_what_follows_stays(self, place: Place) -> None:
+    async def test_what_is_pruned_is_replaced_and_what_follows_stays(self, place: Storage) -> None:
         async with opened(place) as store:
             first = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", b"b", expected=0, epoch=first)
             second = await store.claim("s", at=1.0)
             await _append(store, "s", b"c", b"d", expected=2, epoch=second)
             assert await store.prune("s", b"abc", position=3, epoch=second)
-            left = [Stored(3, second, b"abc"), Stored(4, second, b"d")]
+            left = [StoredRecord(3, second, b"abc"), StoredRecord(4, second, b"d")]
             assert await _journal(store) == left
             assert await store.read("s", after=2, limit=1) == left[:1]
             assert await store.read("s", after=3, limit=9) == left[1:]
@@ -185,12 +193,12 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert (line.oldest, line.end, line.epoch) == (3, 4, second)
             assert await _append(store, "s", b"e", expected=4, epoch=second) == 5
             assert await store.prune("s", b"abcde", position=5, epoch=second)
-            assert await _journal(store) == [Stored(5, second, b"abcde")]
+            assert await _journal(store) == [StoredRecord(5, second, b"abcde")]
             assert await _append(store, "s", b"f", expected=5, epoch=second) == 6
 
     @pytest.mark.parametrize(("position", "epoch"), [(2, 9), (9, 0), (1, 0), (0, 0), (-1, 0)])
     async def test_nothing_is_pruned_up_to_a_record_that_is_not_there(
-        self, place: Place, position: int, epoch: int
+        self, place: Storage, position: int, epoch: int
     ) -> None:
         async with opened(place) as store:
             first = await store.claim("s", at=1.0)
@@ -201,7 +209,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert not await store.prune("nobody", b"x", position=1, epoch=first)
             assert await _journal(store) == before
 
-    async def test_whoever_prunes_does_not_disturb_the_owner(self, place: Place) -> None:
+    async def test_whoever_prunes_does_not_disturb_the_owner(self, place: Storage) -> None:
         async with opened(place) as owner, opened(place) as other:
             epoch = await owner.claim("s", at=1.0)
             await _append(owner, "s", b"a", b"b", expected=0, epoch=epoch)
@@ -214,14 +222,14 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert not await other.prune("s", b"x", position=4, epoch=epoch)
             again = await owner.claim("s", at=2.0)
             await _append(owner, "s", b"e", expected=0, epoch=again)
-            assert await _journal(other) == [Stored(1, again, b"e")]
+            assert await _journal(other) == [StoredRecord(1, again, b"e")]
 
-    async def test_a_session_nobody_claimed_reads_as_empty(self, place: Place) -> None:
+    async def test_a_session_nobody_claimed_reads_as_empty(self, place: Storage) -> None:
         async with opened(place) as store:
             assert await store.read("s", after=0, limit=10) == []
             assert await store.find("s") is None
 
-    async def test_reading_goes_on_after_any_position_and_stops_at_the_limit(self, place: Place) -> None:
+    async def test_reading_goes_on_after_any_position_and_stops_at_the_limit(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             bodies = [b"%d" % number for number in range(1, 8)]
@@ -235,7 +243,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             }
             assert read == {(after, limit): [*range(1, 8)][after : after + limit] for after, limit in read}
 
-    async def test_what_is_appended_is_read_at_once_by_everybody(self, place: Place) -> None:
+    async def test_what_is_appended_is_read_at_once_by_everybody(self, place: Storage) -> None:
         async with opened(place) as writer, opened(place) as reader:
             epoch = await writer.claim("s", at=1.0)
             for number in range(5):
@@ -245,13 +253,13 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- owners
 
-    async def test_each_claim_raises_the_epoch_by_one(self, place: Place) -> None:
+    async def test_each_claim_raises_the_epoch_by_one(self, place: Storage) -> None:
         async with opened(place) as store:
             epochs = [await store.claim("s", at=1.0) for _ in range(3)]
             assert epochs == [1, 2, 3]
             assert await store.claim("t", at=1.0) == 1
 
-    async def test_appends_under_another_than_the_newest_epoch_write_nothing(self, place: Place) -> None:
+    async def test_appends_under_another_than_the_newest_epoch_write_nothing(self, place: Storage) -> None:
         async with opened(place) as store:
             old = await store.claim("s", at=1.0)
             await _append(store, "s", b"a", expected=0, epoch=old)
@@ -260,15 +268,15 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 with pytest.raises(LeaseLostError):
                     await _append(store, "s", b"b", expected=1, epoch=epoch)
             assert await _append(store, "s", b"c", expected=1, epoch=new) == 2
-            assert await _journal(store) == [Stored(1, old, b"a"), Stored(2, new, b"c")]
+            assert await _journal(store) == [StoredRecord(1, old, b"a"), StoredRecord(2, new, b"c")]
 
-    async def test_nobody_appends_to_a_session_that_was_never_claimed(self, place: Place) -> None:
+    async def test_nobody_appends_to_a_session_that_was_never_claimed(self, place: Storage) -> None:
         async with opened(place) as store:
             with pytest.raises(LeaseLostError):
                 await _append(store, "s", b"a", expected=0, epoch=1)
             assert await store.find("s") is None
 
-    async def test_a_living_owners_session_cannot_be_claimed(self, place: Place) -> None:
+    async def test_a_living_owners_session_cannot_be_claimed(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             epoch = await one.claim("s", at=1.0)
             before = await one.find("s")
@@ -277,7 +285,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await other.find("s") == before
             assert await _append(one, "s", b"a", expected=0, epoch=epoch) == 1
 
-    async def test_a_released_session_may_be_claimed_by_anybody(self, place: Place) -> None:
+    async def test_a_released_session_may_be_claimed_by_anybody(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             old = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=old)
@@ -288,7 +296,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 await _append(one, "s", b"b", expected=1, epoch=old)
             assert await _append(other, "s", b"c", expected=1, epoch=new) == 2
 
-    async def test_a_release_under_an_older_epoch_has_no_effect(self, place: Place) -> None:
+    async def test_a_release_under_an_older_epoch_has_no_effect(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             old = await one.claim("s", at=1.0)
             await one.claim("s", at=2.0)
@@ -297,13 +305,13 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 await other.claim("s", at=3.0)
             await one.release("no such session", epoch=1)
 
-    async def test_closing_gives_up_every_session(self, place: Place) -> None:
+    async def test_closing_gives_up_every_session(self, place: Storage) -> None:
         async with opened(place) as other:
             async with opened(place) as one:
                 epochs = [await one.claim(name, at=1.0) for name in ("s", "t")]
             assert [await other.claim(name, at=2.0) for name in ("s", "t")] == [epoch + 1 for epoch in epochs]
 
-    async def test_a_dead_owners_sessions_are_taken_over_with_all_they_hold(self, place: Place) -> None:
+    async def test_a_dead_owners_sessions_are_taken_over_with_all_they_hold(self, place: Storage) -> None:
         dead = place.store()
         await dead.open()
         old = await dead.claim("s", at=1.0)
@@ -314,18 +322,18 @@ class StoreContract(KeyValueContract, ImmediateContract):
         async with opened(place) as heir:
             new = await heir.claim("s", at=2.0)
             assert new == old + 1
-            assert await _journal(heir) == [Stored(1, old, b"a"), Stored(2, old, b"b")]
+            assert await _journal(heir) == [StoredRecord(1, old, b"a"), StoredRecord(2, old, b"b")]
             assert await _append(heir, "s", b"c", expected=2, epoch=new) == 3
             await heir.claim("t", at=2.0)
 
-    async def test_of_two_who_claim_at_once_one_wins(self, place: Place) -> None:
+    async def test_of_two_who_claim_at_once_one_wins(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             results = await asyncio.gather(
                 one.claim("s", at=1.0), other.claim("s", at=1.0), return_exceptions=True
             )
             assert sorted(type(result).__name__ for result in results) == ["LeaseHeldError", "int"]
 
-    async def test_competing_stores_keep_one_gapless_line(self, place: Place) -> None:
+    async def test_competing_stores_keep_one_gapless_line(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
 
             async def fight(store: Store) -> None:
@@ -347,17 +355,17 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- neighbours
 
-    async def test_a_listing_says_which_sessions_were_given_up(self, place: Place) -> None:
+    async def test_a_listing_says_which_sessions_were_given_up(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
-            line = SessionInfo("s", 0, epoch, 1.0, Mark(is_live=False, at=1.0))
+            line = SessionInfo("s", 0, epoch, 1.0, SessionListing(is_live=False, at=1.0))
             await store.release("s", epoch=epoch)
             assert await store.find("s") == replace(line, is_free=True)
             assert await _listed(store) == [replace(line, is_free=True)]
             await store.claim("s", at=1.0)
             assert await store.find("s") == replace(line, epoch=epoch + 1)
 
-    async def test_an_owner_is_told_how_many_others_there_are(self, place: Place) -> None:
+    async def test_an_owner_is_told_how_many_others_there_are(self, place: Storage) -> None:
         async with opened(place) as store:
             assert (await _news(store)).peers == 0
             watching = WORLD.spawn(_news(store), name="watch")
@@ -366,87 +374,89 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 assert (await _news(other)).peers == 1
             assert (await _news(store)).peers == 0
 
-    async def test_a_command_reaches_the_owner_and_its_answer_the_sender(self, place: Place) -> None:
+    async def test_a_command_reaches_the_owner_and_its_answer_the_sender(self, place: Storage) -> None:
         async with opened(place) as owner, opened(place) as sender, opened(place) as third:
             await owner.claim("s", at=1.0)
             for body, answer in ((b"one", b"ok"), (b"\x00\xff", b"")):
-                handed = WORLD.spawn(sender.hand_over("s", body), name="hand over")
-                (letter,) = await _letters(owner, 1)
-                assert (letter.session, letter.body) == ("s", body)
-                await third.answer(letter.number, b"not his to answer")
-                await owner.answer(letter.number, answer)
-                await owner.answer(letter.number, b"again")
+                handed = WORLD.spawn(sender.forward("s", body), name="hand over")
+                (forwarded,) = await _forwarded_commands(owner, 1)
+                assert (forwarded.session, forwarded.body) == ("s", body)
+                await third.answer(forwarded.number, b"not his to answer")
+                await owner.answer(forwarded.number, answer)
+                await owner.answer(forwarded.number, b"again")
                 async with asyncio.timeout(NEWS_S):
                     assert await handed == answer
             await owner.answer(10**6, b"no such letter")
 
-    async def test_commands_are_told_in_their_order_and_each_once(self, place: Place) -> None:
+    async def test_commands_are_told_in_their_order_and_each_once(self, place: Storage) -> None:
         async with opened(place) as owner, opened(place) as sender:
             await owner.claim("s", at=1.0)
             handed = []
             for number in range(5):
-                handed.append(WORLD.spawn(sender.hand_over("s", b"%d" % number), name="hand over"))
+                handed.append(WORLD.spawn(sender.forward("s", b"%d" % number), name="hand over"))
                 await WORLD.sleep(0)
-            letters = await _letters(owner, 5)
-            assert [letter.body for letter in letters] == [b"%d" % number for number in range(5)]
-            for letter in letters:
-                await owner.answer(letter.number, letter.body)
+            forwarded_commands = await _forwarded_commands(owner, 5)
+            assert [forwarded.body for forwarded in forwarded_commands] == [
+                b"%d" % number for number in range(5)
+            ]
+            for forwarded in forwarded_commands:
+                await owner.answer(forwarded.number, forwarded.body)
             async with asyncio.timeout(NEWS_S):
-                assert await asyncio.gather(*handed) == [letter.body for letter in letters]
+                assert await asyncio.gather(*handed) == [forwarded.body for forwarded in forwarded_commands]
 
-    async def test_a_command_that_a_dead_owner_left_goes_to_the_next(self, place: Place) -> None:
+    async def test_a_command_that_a_dead_owner_left_goes_to_the_next(self, place: Storage) -> None:
         async with opened(place) as sender, opened(place) as heir:
             dead = place.store()
             await dead.open()
             await dead.claim("s", at=1.0)
-            handed = WORLD.spawn(sender.hand_over("s", b"x"), name="hand over")
-            (letter,) = await _letters(dead, 1)
+            handed = WORLD.spawn(sender.forward("s", b"x"), name="hand over")
+            (forwarded,) = await _forwarded_commands(dead, 1)
             place.kill(dead)
-            assert await _letters(heir, 1) == [letter]
+            assert await _forwarded_commands(heir, 1) == [forwarded]
             await heir.claim("s", at=2.0)
-            assert await _letters(heir, 1) == [letter], "again, under its own epoch"
-            await heir.answer(letter.number, b"ok")
+            assert await _forwarded_commands(heir, 1) == [forwarded], "again, under its own epoch"
+            await heir.answer(forwarded.number, b"ok")
             async with asyncio.timeout(NEWS_S):
                 assert await handed == b"ok"
 
-    async def test_what_a_dead_sender_had_handed_over_is_told_to_nobody(self, place: Place) -> None:
+    async def test_what_a_dead_sender_had_handed_over_is_told_to_nobody(self, place: Storage) -> None:
         async with opened(place) as owner, opened(place) as sender:
             await owner.claim("s", at=1.0)
             dead = place.store()
             await dead.open()
-            left = WORLD.spawn(dead.hand_over("s", b"x"), name="hand over")
-            assert [letter.body for letter in await _letters(owner, 1)] == [b"x"]
+            left = WORLD.spawn(dead.forward("s", b"x"), name="hand over")
+            assert [forwarded.body for forwarded in await _forwarded_commands(owner, 1)] == [b"x"]
             place.kill(dead)
             assert await owner.claim("s", at=2.0) == 2
-            handed = WORLD.spawn(sender.hand_over("s", b"y"), name="hand over")
-            assert [letter.body for letter in await _letters(owner, 1)] == [b"y"]
+            handed = WORLD.spawn(sender.forward("s", b"y"), name="hand over")
+            assert [forwarded.body for forwarded in await _forwarded_commands(owner, 1)] == [b"y"]
             for each in (left, handed):
                 each.cancel()
             await asyncio.gather(left, handed, return_exceptions=True)
 
-    async def test_a_command_for_nobodys_session_is_told_to_everybody(self, place: Place) -> None:
+    async def test_a_command_for_nobodys_session_is_told_to_everybody(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
-            handed = WORLD.spawn(one.hand_over("new", b"x"), name="hand over")
-            letters = [(await _letters(store, 1))[0] for store in (one, other)]
-            assert letters[0] == letters[1]
-            await one.answer(letters[0].number, b"ok")
+            handed = WORLD.spawn(one.forward("new", b"x"), name="hand over")
+            forwarded_commands = [(await _forwarded_commands(store, 1))[0] for store in (one, other)]
+            assert forwarded_commands[0] == forwarded_commands[1]
+            await one.answer(forwarded_commands[0].number, b"ok")
             async with asyncio.timeout(NEWS_S):
                 assert await handed == b"ok"
 
-    async def test_a_deleted_session_takes_its_letters_with_it(self, place: Place) -> None:
+    async def test_a_deleted_session_takes_its_letters_with_it(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             await one.claim("s", at=1.0)
-            handed = WORLD.spawn(other.hand_over("s", b"x"), name="hand over")
-            await _letters(one, 1)
+            handed = WORLD.spawn(other.forward("s", b"x"), name="hand over")
+            await _forwarded_commands(one, 1)
             await one.delete("s")
             handed.cancel()
             await asyncio.gather(handed, return_exceptions=True)
-            sent = WORLD.spawn(other.hand_over("t", b"y"), name="hand over")
-            assert [letter.body for letter in await _letters(other, 1)] == [b"y"]
+            sent = WORLD.spawn(other.forward("t", b"y"), name="hand over")
+            assert [forwarded.body for forwarded in await _forwarded_commands(other, 1)] == [b"y"]
             sent.cancel()
             await asyncio.gather(sent, return_exceptions=True)
 
-    async def test_a_followed_session_that_moves_or_goes_is_told(self, place: Place) -> None:
+    async def test_a_followed_session_that_moves_or_goes_is_told(self, place: Storage) -> None:
         async with opened(place) as owner, opened(place) as follower:
             epoch = await owner.claim("s", at=1.0)
             await _append(owner, "s", b"a", expected=0, epoch=epoch)
@@ -459,13 +469,13 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await owner.delete("s")
             assert (await _moved(follower, {"s": 2})) == {"s"}
 
-    async def test_a_dead_owners_open_turns_are_told_to_those_who_live(self, place: Place) -> None:
+    async def test_a_dead_owners_open_turns_are_told_to_those_who_live(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             dead = place.store()
             await dead.open()
             for name in ("open", "closed"):
                 epoch = await dead.claim(name, at=1.0)
-                mark = Mark(is_live=name == "open", at=1.0)
+                mark = SessionListing(is_live=name == "open", at=1.0)
                 await _append(dead, name, b"x", expected=0, epoch=epoch, mark=mark)
             watching = WORLD.spawn(_orphans(one), name="watch")
             await WORLD.sleep(0)
@@ -473,9 +483,9 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await watching == ("open",)
             assert await _orphans(other) == ("open",)
 
-    async def test_an_open_turn_that_is_given_up_is_told_once_under_each_epoch(self, place: Place) -> None:
+    async def test_an_open_turn_that_is_given_up_is_told_once_under_each_epoch(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
-            live = Mark(is_live=True, at=1.0)
+            live = SessionListing(is_live=True, at=1.0)
             for number in range(3):
                 epoch = await one.claim("s", at=1.0)
                 await _append(one, "s", b"x", expected=number, epoch=epoch, mark=live)
@@ -487,10 +497,10 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await one.release("t", epoch=epoch)
             assert await watching == ("t",)
 
-    async def test_a_cancelled_watch_has_told_nothing(self, place: Place) -> None:
+    async def test_a_cancelled_watch_has_told_nothing(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             await one.claim("s", at=1.0)
-            handed = WORLD.spawn(other.hand_over("s", b"x"), name="hand over")
+            handed = WORLD.spawn(other.forward("s", b"x"), name="hand over")
             for _ in range(20):
                 watching = WORLD.spawn(one.watch({}), name="watch")
                 await WORLD.sleep(0)
@@ -500,35 +510,35 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 if not watching.cancelled():
                     break
             else:
-                assert [letter.body for letter in await _letters(one, 1)] == [b"x"]
+                assert [forwarded.body for forwarded in await _forwarded_commands(one, 1)] == [b"x"]
             handed.cancel()
             await asyncio.gather(handed, return_exceptions=True)
 
     # --- listings
 
-    async def test_a_new_session_is_listed_with_an_empty_mark(self, place: Place) -> None:
+    async def test_a_new_session_is_listed_with_an_empty_mark(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=7.5)
-            line = SessionInfo("s", 0, epoch, 7.5, Mark(is_live=False, at=7.5))
+            line = SessionInfo("s", 0, epoch, 7.5, SessionListing(is_live=False, at=7.5))
             assert await store.find("s") == line
             assert await _listed(store) == [line]
 
-    async def test_a_mark_is_written_with_its_append(self, place: Place) -> None:
+    async def test_a_mark_is_written_with_its_append(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
-            mark = Mark(is_live=True, at=2.0, title="Hello", turns=1, status="running")
+            mark = SessionListing(is_live=True, at=2.0, title="Hello", turns=1, status="running")
             await _append(store, "s", b"a", expected=0, epoch=epoch, mark=mark)
             assert await store.find("s") == SessionInfo("s", 1, epoch, 1.0, mark, oldest=1)
 
             await _append(store, "s", b"b", expected=1, epoch=epoch)
             assert await store.find("s") == SessionInfo("s", 2, epoch, 1.0, mark, oldest=1)
 
-            ended = Mark(is_live=False, at=3.0, turns=1, status="completed")
+            ended = SessionListing(is_live=False, at=3.0, turns=1, status="completed")
             await _append(store, "s", b"c", expected=2, epoch=epoch, mark=ended)
-            kept = Mark(is_live=False, at=3.0, title="Hello", turns=1, status="completed")
+            kept = SessionListing(is_live=False, at=3.0, title="Hello", turns=1, status="completed")
             assert await store.find("s") == SessionInfo("s", 3, epoch, 1.0, kept, oldest=1)
 
-    async def test_the_last_changed_session_is_listed_first(self, place: Place) -> None:
+    async def test_the_last_changed_session_is_listed_first(self, place: Storage) -> None:
         async with opened(place) as store:
             assert await _listed(store) == []
             for number, name in enumerate(("a", "b", "c")):
@@ -538,27 +548,27 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await _append(store, "a", expected=0, epoch=epoch, mark=_mark(at=11.0))
             assert [line.session for line in await _listed(store)] == ["a", "c", "b"]
 
-    async def test_a_listing_keeps_what_has_an_open_turn_or_what_has_none(self, place: Place) -> None:
+    async def test_a_listing_keeps_what_has_an_open_turn_or_what_has_none(self, place: Storage) -> None:
         async with opened(place) as store:
             for number, name in enumerate(("a", "b", "c")):
                 epoch = await store.claim(name, at=float(number))
-                mark = Mark(is_live=name != "b", at=float(number))
+                mark = SessionListing(is_live=name != "b", at=float(number))
                 await _append(store, name, b"x", expected=0, epoch=epoch, mark=mark)
             assert [line.session for line in await _listed(store, live=True)] == ["c", "a"]
             assert [line.session for line in await _listed(store, live=False)] == ["b"]
 
-    async def test_a_listing_keeps_the_sessions_that_are_named_and_their_parts(self, place: Place) -> None:
+    async def test_a_listing_keeps_the_sessions_that_are_named_and_their_parts(self, place: Storage) -> None:
         async with opened(place) as store:
             for number, name in enumerate(("a", "ab", "a::1", "a::1::2", "a:", "b", "it's")):
                 epoch = await store.claim(name, at=1.0)
-                mark = Mark(is_live=name == "a::1", at=float(number))
+                mark = SessionListing(is_live=name == "a::1", at=float(number))
                 await _append(store, name, expected=0, epoch=epoch, mark=mark)
             for live, names in ((None, ["it's", "a::1::2", "a::1", "a"]), (True, ["a::1"])):
                 found = [line.session async for line in store.list(live=live, of=["a", "it's", "none"])]
                 assert found == names
             assert [line async for line in store.list(of=[])] == []
 
-    async def test_a_long_listing_is_whole_and_survives_what_happens_meanwhile(self, place: Place) -> None:
+    async def test_a_long_listing_is_whole_and_survives_what_happens_meanwhile(self, place: Storage) -> None:
         async with opened(place) as store:
             names = [f"s{number}" for number in range(450)]
             epochs = await asyncio.gather(*(store.claim(name, at=float(at)) for at, name in enumerate(names)))
@@ -572,7 +582,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- deleting
 
-    async def test_a_deleted_session_leaves_nothing(self, place: Place) -> None:
+    async def test_a_deleted_session_leaves_nothing(self, place: Storage) -> None:
         async with opened(place) as store:
             for name in ("s", "t"):
                 epoch = await store.claim(name, at=1.0)
@@ -584,7 +594,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert [record.body for record in await _journal(store, "t")] == [b"t"]
             assert not await store.delete("s")
 
-    async def test_a_living_owners_session_cannot_be_deleted(self, place: Place) -> None:
+    async def test_a_living_owners_session_cannot_be_deleted(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             epoch = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=epoch)
@@ -594,7 +604,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await one.release("s", epoch=epoch)
             assert await other.delete("s")
 
-    async def test_the_parts_of_a_session_go_with_it_all_or_none(self, place: Place) -> None:
+    async def test_the_parts_of_a_session_go_with_it_all_or_none(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             names = ("s", "s::1.1.0", "s::1.1.0::2.1.0", "s:", "s:x", "s:;", "s;", "st", "r::1")
             for name in names:
@@ -612,7 +622,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await _journal(one, "s::1.1.0") == []
             assert await other.claim("s::1.1.0::2.1.0", at=3.0) > held
 
-    async def test_nobody_of_before_appends_to_a_session_made_again(self, place: Place) -> None:
+    async def test_nobody_of_before_appends_to_a_session_made_again(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             old = await one.claim("s", at=1.0)
             await one.release("s", epoch=old)
@@ -627,7 +637,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
 
     # --- blobs
 
-    async def test_a_blob_comes_back_byte_for_byte_and_belongs_to_its_session(self, place: Place) -> None:
+    async def test_a_blob_comes_back_byte_for_byte_and_belongs_to_its_session(self, place: Storage) -> None:
         async with opened(place) as store:
             for name in ("s", "t"):
                 await store.claim(name, at=1.0)
@@ -638,7 +648,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.blob("s", "e" * 64) is None
             assert await store.blob("nobody", blob.digest) is None
 
-    async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Place) -> None:
+    async def test_a_blob_is_appended_with_its_record_or_not_at_all(self, place: Storage) -> None:
         async with opened(place) as store:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
@@ -648,7 +658,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 await store.append("s", Batch([b"a"], expected=0, epoch=2, sync=Sync.FULL, blobs=[blob]))
             assert await store.blob("s", blob.digest) is None
 
-    async def test_a_blob_that_is_there_already_is_left_as_it_is(self, place: Place) -> None:
+    async def test_a_blob_that_is_there_already_is_left_as_it_is(self, place: Storage) -> None:
         async with opened(place) as store:
             await store.claim("s", at=1.0)
             blob = Blob("d" * 64, b"whole")
@@ -659,7 +669,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.blob("s", blob.digest) == b"whole"
             assert len(await _journal(store)) == 2
 
-    async def test_blobs_go_with_their_session_and_only_with_it(self, place: Place) -> None:
+    async def test_blobs_go_with_their_session_and_only_with_it(self, place: Storage) -> None:
         async with opened(place) as store:
             blob = Blob("d" * 64, b"whole")
             for name in ("s", "t"):
@@ -670,23 +680,25 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert await store.blob("s", blob.digest) is None
             assert await store.blob("t", blob.digest) == b"whole"
 
-    async def test_a_seal_is_kept_with_its_append_unless_the_store_has_its_own(self, place: Place) -> None:
+    async def test_a_seal_is_kept_with_its_append_unless_the_store_has_its_own(self, place: Storage) -> None:
         async with opened(place) as store:
             epoch = await store.claim("s", at=1.0)
             append = partial(_append, store, "s", b"a", epoch=epoch)
             try:
                 await append(expected=0, seal=b"one")
             except UsageError:
-                assert await store.find("s") == SessionInfo("s", 0, epoch, 1.0, Mark(is_live=False, at=1.0))
+                assert await store.find("s") == SessionInfo(
+                    "s", 0, epoch, 1.0, SessionListing(is_live=False, at=1.0)
+                )
                 return
             await append(expected=1)
-            line = SessionInfo("s", 2, epoch, 1.0, Mark(is_live=False, at=1.0), oldest=1)
+            line = SessionInfo("s", 2, epoch, 1.0, SessionListing(is_live=False, at=1.0), oldest=1)
             assert await store.find("s") == replace(line, seal=b"one")
             assert await _listed(store) == [line]
             await append(expected=2, seal=b"two")
             assert await store.find("s") == replace(line, end=3, seal=b"two")
 
-    async def test_opening_and_closing_twice_is_harmless(self, place: Place) -> None:
+    async def test_opening_and_closing_twice_is_harmless(self, place: Storage) -> None:
         store = place.store()
         await store.close()
         await store.open()
@@ -696,7 +708,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
         await store.close()
         await store.close()
 
-    async def test_a_closed_store_refuses_and_may_be_opened_again(self, place: Place) -> None:
+    async def test_a_closed_store_refuses_and_may_be_opened_again(self, place: Storage) -> None:
         store = place.store()
         with pytest.raises(UsageError):
             await store.claim("s", at=1.0)
@@ -707,11 +719,11 @@ class StoreContract(KeyValueContract, ImmediateContract):
         with pytest.raises(UsageError):
             await store.read("s", after=0, limit=1)
         await store.open()
-        assert await _journal(store) == [Stored(1, epoch, b"a")]
+        assert await _journal(store) == [StoredRecord(1, epoch, b"a")]
         assert await store.claim("s", at=2.0) == epoch + 1
         await store.close()
 
-    async def test_closing_finishes_what_was_asked_for(self, place: Place) -> None:
+    async def test_closing_finishes_what_was_asked_for(self, place: Storage) -> None:
         store = place.store()
         await store.open()
         epoch = await store.claim("s", at=1.0)
@@ -733,13 +745,13 @@ async def _append(
     expected: int,
     epoch: int,
     sync: Sync = Sync.FULL,
-    mark: Mark | None = None,
+    mark: SessionListing | None = None,
     seal: bytes = b"",
 ) -> int:
     return await store.append(session, Batch(bodies, expected, epoch, sync, mark, seal=seal))
 
 
-async def _journal(store: Store, session: str = "s") -> list[Stored]:
+async def _journal(store: Store, session: str = "s") -> list[StoredRecord]:
     return await store.read(session, after=0, limit=1000)
 
 
@@ -752,12 +764,12 @@ async def _news(store: Store, followed: Mapping[str, int] | None = None) -> News
         return await store.watch(followed or {})
 
 
-async def _letters(store: Store, count: int) -> list[Letter]:
-    """Watch until so many letters were told."""
-    letters: list[Letter] = []
-    while len(letters) < count:
-        letters += (await _news(store)).letters
-    return letters
+async def _forwarded_commands(store: Store, count: int) -> list[ForwardedCommand]:
+    """Watch until so many forwarded commands were told."""
+    forwarded_commands: list[ForwardedCommand] = []
+    while len(forwarded_commands) < count:
+        forwarded_commands += (await _news(store)).forwarded_commands
+    return forwarded_commands
 
 
 async def _orphans(store: Store) -> tuple[str, ...]:
@@ -774,5 +786,5 @@ async def _moved(store: Store, followed: Mapping[str, int]) -> frozenset[str]:
             return moved
 
 
-def _mark(*, at: float) -> Mark:
-    return Mark(is_live=False, at=at)
+def _mark(*, at: float) -> SessionListing:
+    return SessionListing(is_live=False, at=at)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from midstream.core.messages import UserMessage
-from midstream.core.records import Record, TurnEnded, decode
-from midstream.core.turn.commands import SendMessage
-from midstream.runtime.host import Host
-from midstream.runtime.runner import Runner
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.history.messages import UserMessage
+from midstream.session.records import Record, TurnEnded, decode
+from midstream.session.turn.commands import SendMessage
 
 TURN_S = 30.0
 """Seconds a test's turn may take."""

@@ -1,16 +1,16 @@
-"""`midstream.runtime.upstreams` as a test suite: an upstream that passes it may be pooled.
+"""`midstream.agents.upstreams` as a test suite: an upstream that passes it may be pooled.
 
 Write a scripted other end for it (a program, an HTTP server: whatever the real software talks to), give it the controls
-of `Peer`, subclass `UpstreamContract` in a test file and give it a fixture `peer`:
+of `UpstreamPeer`, subclass `UpstreamContract` in a test file and give it a fixture `peer`:
 
     class TestMyUpstream(UpstreamContract):
         @pytest.fixture
         def peer(self, tmp_path: Path) -> Peer:
             return MyPeer(tmp_path)
 
-It needs pytest and pytest-asyncio. What a kind of upstream cannot have at all is named in `Peer.lacks`; its tests are
-skipped. What the suite cannot see from outside, an upstream's own tests must show: how each of the real software's
-errors is understood, how servers and attachments are handed on, what becomes of instructions.
+It needs pytest and pytest-asyncio. What a kind of upstream cannot have at all is named in `UpstreamPeer.lacks`;
+its tests are skipped. What the suite cannot see from outside, an upstream's own tests must show: how each of
+the real software's errors is understood, how servers and attachments are handed on, what becomes of instructions.
 """
 # ruff: noqa: D102, PLR2004 - these are tests: a name is a promise, numbers speak for themselves
 
@@ -30,37 +30,37 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.core.messages import Outcome, Usage, UserMessage
-from midstream.core.replies import (
-    CallRequested,
-    Finished,
-    TextDelta,
-    UpstreamCallEnded,
-    UpstreamCallStarted,
+from midstream.agents.pool import Pooled
+from midstream.agents.prior_transcript import DONE
+from midstream.agents.upstreams import (
+    ForkingUpstream,
+    Marked,
+    MessageTaken,
+    Setup,
+    Upstream,
+    UpstreamAgent,
+    UpstreamEvent,
+    UpstreamMessage,
 )
-from midstream.core.reuse.transcript import DONE
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.environment import World
 from midstream.errors import (
     ModelAccessError,
     ModelError,
     UpstreamBusyError,
     UpstreamGoneError,
 )
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
-from midstream.runtime.pool import Pooled
-from midstream.runtime.upstreams import (
-    ForkingUpstream,
-    Marked,
-    Opened,
-    Said,
-    Setup,
-    Upstream,
-    UpstreamAgent,
-    UpstreamEvent,
+from midstream.history.messages import Outcome, Usage, UserMessage
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    TextDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
 )
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.turns import run_turn
-from midstream.world import World
 
 T = TypeVar("T")
 
@@ -105,11 +105,11 @@ class Trait(StrEnum):
     """Its credential can be refused."""
 
 
-class Told(Struct, frozen=True):
+class PeerMessage(Struct, frozen=True):
     """A user's message that reached the peer.
 
     Args:
-        agent: The conversation it was said in, as `Opened.agent` names it.
+        agent: The conversation it was said in, as `MessageTaken.agent` names it.
         text: Its words, all of them.
         key: The idempotency key it came with, in whatever form.
     """
@@ -119,7 +119,7 @@ class Told(Struct, frozen=True):
     key: str = ""
 
 
-class Peer(Protocol):
+class UpstreamPeer(Protocol):
     """The scripted other end, and its controls.
 
     It remembers conversations for as long as the test lasts, whoever connects. Unless it was told otherwise, it answers
@@ -135,7 +135,7 @@ class Peer(Protocol):
     def upstream(self) -> Upstream:
         """Return another upstream that talks to this peer: what another process would make."""
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[PeerMessage]:
         """Return all messages that arrived, in their order."""
 
     def runs(self) -> int:
@@ -148,7 +148,7 @@ class Peer(Protocol):
         """Refuse messages to a conversation, because of another run, until somebody ends that run by force."""
 
     def hang(self) -> None:
-        """Take the next message, name the conversation, so that `Opened` comes, and then say nothing more.
+        """Take the next message, name the conversation, so that `MessageTaken` comes, and then say nothing more.
 
         It still notices when it is stopped, or when nobody is connected any more.
         """
@@ -173,53 +173,53 @@ class UpstreamContract:
 
     # --- what it says of itself
 
-    async def test_it_has_a_name_and_an_identity_of_plain_words(self, peer: Peer) -> None:
+    async def test_it_has_a_name_and_an_identity_of_plain_words(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream:
             assert upstream.name
             assert upstream.abilities == peer.upstream().abilities
             assert {type(word) for pair in upstream.identity.items() for word in pair} <= {str}
             assert dict(upstream.identity) == dict(peer.upstream().identity)
 
-    async def test_it_forks_if_it_says_so(self, peer: Peer) -> None:
+    async def test_it_forks_if_it_says_so(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream:
             assert upstream.abilities.can_fork == isinstance(upstream, ForkingUpstream)
 
     # --- a conversation
 
-    async def test_an_answer_is_opened_first_and_finished_last(self, peer: Peer) -> None:
+    async def test_an_answer_is_opened_first_and_finished_last(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             events = await _said(agent, "one")
             opened = _opened(events)
             assert opened.agent
             assert opened.resumed == ""
-            assert [event for event in events if isinstance(event, Opened)] == [opened]
+            assert [event for event in events if isinstance(event, MessageTaken)] == [opened]
             assert [event for event in events if isinstance(event, Finished)] == [events[-1]]
             assert _text(events) == "one"
 
-    async def test_an_answer_comes_in_pieces(self, peer: Peer) -> None:
+    async def test_an_answer_comes_in_pieces(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             await _said(agent, "a first message of many words")
             events = await _said(agent, "a second one")
             assert sum(isinstance(event, TextDelta) and bool(event.text) for event in events) > 1
 
-    async def test_a_conversation_goes_on_in_the_same_agent(self, peer: Peer) -> None:
+    async def test_a_conversation_goes_on_in_the_same_agent(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             await _said(agent, "one")
             assert _text(await _said(agent, "two")) == _joined("one", "two")
             assert _text(await _said(agent, "three")) == _joined("one", "two", "three")
             assert [told.text for told in peer.told()] == ["one", "two", "three"]
 
-    async def test_a_conversation_goes_on_in_another_process(self, peer: Peer) -> None:
+    async def test_a_conversation_goes_on_in_another_process(self, peer: UpstreamPeer) -> None:
         name = await _begun(peer, "one", "two")
         async with _connected(peer) as upstream, _resumed(upstream, name) as agent:
             events = await _said(agent, "three")
             assert _text(events) == _joined("one", "two", "three")
-            assert isinstance(events[0], Opened)
+            assert isinstance(events[0], MessageTaken)
             if Trait.ECHO not in peer.lacks:
                 assert events[0].resumed == name
         assert [told.text for told in peer.told()] == ["one", "two", "three"]
 
-    async def test_each_answer_says_what_to_resume_by(self, peer: Peer) -> None:
+    async def test_each_answer_says_what_to_resume_by(self, peer: UpstreamPeer) -> None:
         name = await _begun(peer, "one")
         for number, text in enumerate(("two", "three", "four"), start=2):
             async with _connected(peer) as upstream, _resumed(upstream, name) as agent:
@@ -227,7 +227,7 @@ class UpstreamContract:
                 assert len(_text(events).split(SEPARATOR)) == number
                 name = _opened(events).agent
 
-    async def test_conversations_are_apart(self, peer: Peer) -> None:
+    async def test_conversations_are_apart(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, _fresh(upstream) as first, _fresh(upstream) as second:
             await _said(first, "one")
             await _said(second, "other")
@@ -236,19 +236,19 @@ class UpstreamContract:
             names = [_opened(events).agent for events in both]
             assert len({*names}) == 2
 
-    async def test_words_arrive_as_they_are(self, peer: Peer) -> None:
+    async def test_words_arrive_as_they_are(self, peer: UpstreamPeer) -> None:
         text = '  "quoted" \\ naïve ☃ 😀\nline\ttab /slash @file $HOME {x} <b> '
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             await _said(agent, text)
             assert [told.text for told in peer.told()] == [text]
 
-    async def test_a_long_message_arrives_whole(self, peer: Peer) -> None:
+    async def test_a_long_message_arrives_whole(self, peer: UpstreamPeer) -> None:
         text = "a line of a long paste\n" * 20_000
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             assert _text(await _said(agent, text)) == text
             assert [told.text for told in peer.told()] == [text]
 
-    async def test_tokens_are_counted_once_an_answer(self, peer: Peer) -> None:
+    async def test_tokens_are_counted_once_an_answer(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.USAGE)
         written = 0 if Trait.CACHE_WRITES in peer.lacks else USAGE.cache_write_tokens
         usage = replace(USAGE, cache_write_tokens=written)
@@ -258,7 +258,7 @@ class UpstreamContract:
                 assert isinstance(events[-1], Finished)
                 assert events[-1].usage == usage
 
-    async def test_what_is_repeated_has_the_same_key(self, peer: Peer) -> None:
+    async def test_what_is_repeated_has_the_same_key(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.KEYS)
         async with _connected(peer) as upstream:
             for key in ("first", "first", "second"):
@@ -268,7 +268,7 @@ class UpstreamContract:
         assert first == again != second
         assert "" not in {first, second}
 
-    async def test_tools_of_its_own_are_told_in_pairs(self, peer: Peer) -> None:
+    async def test_tools_of_its_own_are_told_in_pairs(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.CALLS)
         arguments, content = {"path": "a.txt"}, "what stands in a.txt"
         peer.run_tool("read", json.dumps(arguments), content)
@@ -287,7 +287,9 @@ class UpstreamContract:
             assert (ended.content, ended.outcome) == (content, Outcome.OK)
             assert _text(events) == "one"
 
-    async def test_a_fork_goes_on_from_its_mark_and_leaves_the_first_as_it_is(self, peer: Peer) -> None:
+    async def test_a_fork_goes_on_from_its_mark_and_leaves_the_first_as_it_is(
+        self, peer: UpstreamPeer
+    ) -> None:
         async with _connected(peer) as upstream:
             if not isinstance(upstream, ForkingUpstream):
                 pytest.skip("it cannot fork")
@@ -309,7 +311,7 @@ class UpstreamContract:
 
     # --- what goes wrong
 
-    async def test_a_forgotten_agent_is_gone_and_nothing_is_said_anywhere(self, peer: Peer) -> None:
+    async def test_a_forgotten_agent_is_gone_and_nothing_is_said_anywhere(self, peer: UpstreamPeer) -> None:
         name = await _begun(peer, "one")
         peer.expire(name)
         async with _connected(peer) as upstream:
@@ -318,7 +320,7 @@ class UpstreamContract:
             async with _fresh(upstream) as agent:
                 assert _text(await _said(agent, "again")) == "again"
 
-    async def test_another_conversation_than_the_one_named_is_noticed(self, peer: Peer) -> None:
+    async def test_another_conversation_than_the_one_named_is_noticed(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.ECHO)
         name = await _begun(peer, "one")
         peer.echo_wrong_id()
@@ -329,9 +331,11 @@ class UpstreamContract:
                 assert [told.text for told in peer.told()] == ["one"]
                 return
             assert _opened(events).resumed not in {name, ""}
-            assert Told(name, "two") not in [Told(told.agent, told.text) for told in peer.told()]
+            assert PeerMessage(name, "two") not in [
+                PeerMessage(told.agent, told.text) for told in peer.told()
+            ]
 
-    async def test_a_busy_agent_is_told_apart_and_takes_a_message_by_force(self, peer: Peer) -> None:
+    async def test_a_busy_agent_is_told_apart_and_takes_a_message_by_force(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.BUSY)
         name = await _begun(peer, "one")
         peer.be_busy(name)
@@ -342,14 +346,14 @@ class UpstreamContract:
                 events = await _said(agent, "two", is_forced=True)
                 assert _text(events) == _joined("one", "two")
 
-    async def test_a_refused_credential_is_told_apart(self, peer: Peer) -> None:
+    async def test_a_refused_credential_is_told_apart(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.VERIFY)
         peer.refuse_key()
         async with _connected(peer) as upstream:
             with pytest.raises(ModelAccessError):
                 await _answered_by(upstream, "", "one")
 
-    async def test_a_credential_is_verified_apart_from_any_conversation(self, peer: Peer) -> None:
+    async def test_a_credential_is_verified_apart_from_any_conversation(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, asyncio.timeout(LIMIT_S):
             assert await upstream.verify() is True
             if Trait.VERIFY not in peer.lacks:
@@ -357,7 +361,9 @@ class UpstreamContract:
                 assert await upstream.verify() is False
             assert peer.told() == []
 
-    async def test_an_answer_that_breaks_off_is_an_error_and_the_agent_is_not_gone(self, peer: Peer) -> None:
+    async def test_an_answer_that_breaks_off_is_an_error_and_the_agent_is_not_gone(
+        self, peer: UpstreamPeer
+    ) -> None:
         name = await _begun(peer, "one")
         peer.die_mid_stream()
         async with _connected(peer) as upstream:
@@ -366,7 +372,7 @@ class UpstreamContract:
                 await _answered_by(upstream, name, "two", events)
             assert not isinstance(raised.value, UpstreamGoneError)
             assert raised.value.retry == "later"
-            assert isinstance(events[0], Opened)
+            assert isinstance(events[0], MessageTaken)
             assert _text(events)
             assert not [event for event in events if isinstance(event, Finished)]
         async with _connected(peer) as upstream:
@@ -376,7 +382,7 @@ class UpstreamContract:
 
     # --- behind a pool, in an engine
 
-    async def test_nothing_of_an_answer_that_was_cut_is_asked_for_again(self, peer: Peer) -> None:
+    async def test_nothing_of_an_answer_that_was_cut_is_asked_for_again(self, peer: UpstreamPeer) -> None:
         can_call = Trait.CALLS not in peer.lacks
         if can_call:
             peer.run_tool("read", '{"path": "a.txt"}', CONTENT)
@@ -391,7 +397,7 @@ class UpstreamContract:
         if can_call and not upstream.abilities.takes_history:  # else the history has it, and not the message
             assert again.index(CONTENT) < again.index(DONE)
 
-    async def test_the_transcript_for_a_fresh_agent_has_what_its_tools_did(self, peer: Peer) -> None:
+    async def test_the_transcript_for_a_fresh_agent_has_what_its_tools_did(self, peer: UpstreamPeer) -> None:
         _needs(peer, Trait.CALLS)
         upstream, memory = peer.upstream(), Memory()
         peer.run_tool("read", '{"path": "a.txt"}', CONTENT)
@@ -407,13 +413,13 @@ class UpstreamContract:
 
     # --- being stopped
 
-    async def test_closing_an_answer_stops_it_at_the_other_end(self, peer: Peer) -> None:
+    async def test_closing_an_answer_stops_it_at_the_other_end(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             name = _opened(await _said(agent, "one")).agent
             peer.hang()
-            answer = agent.send(Said(UserMessage.of("two")), key="two")
+            answer = agent.send(UpstreamMessage(UserMessage.of("two")), key="two")
             async with asyncio.timeout(LIMIT_S):
-                assert isinstance(await anext(answer), Opened)
+                assert isinstance(await anext(answer), MessageTaken)
             async with asyncio.timeout(CLOSE_S):
                 await _aclose(answer)
             await _until(lambda: peer.runs() == 0)
@@ -422,7 +428,7 @@ class UpstreamContract:
             assert _text(events).split(SEPARATOR)[-1] == "three"
             assert _opened(events).resumed in {name, ""}
 
-    async def test_cancelling_the_reader_stops_the_answer_at_the_other_end(self, peer: Peer) -> None:
+    async def test_cancelling_the_reader_stops_the_answer_at_the_other_end(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             peer.hang()
             reader = WORLD.spawn(_said(agent, "one"), name="reader")
@@ -433,7 +439,7 @@ class UpstreamContract:
                     await reader
             await _until(lambda: peer.runs() == 0)
 
-    async def test_closing_the_upstream_ends_what_hangs(self, peer: Peer) -> None:
+    async def test_closing_the_upstream_ends_what_hangs(self, peer: UpstreamPeer) -> None:
         upstream = peer.upstream()
         agent = await upstream.open(Setup())
         peer.hang()
@@ -447,7 +453,9 @@ class UpstreamContract:
         await _until(lambda: peer.runs() == 0)
 
     @pytest.mark.parametrize("looks", [0, 1, 5, 20])
-    async def test_closing_while_it_starts_leaves_nothing_behind(self, peer: Peer, looks: int) -> None:
+    async def test_closing_while_it_starts_leaves_nothing_behind(
+        self, peer: UpstreamPeer, looks: int
+    ) -> None:
         _needs(peer, Trait.STARTS)
         await _begun(peer, "one")  # what is made once and kept
         before = _held()
@@ -464,7 +472,7 @@ class UpstreamContract:
 
     @pytest.mark.parametrize("looks", [1, 20])
     async def test_closing_before_any_step_of_its_start_leaves_nothing_behind(
-        self, peer: Peer, looks: int
+        self, peer: UpstreamPeer, looks: int
     ) -> None:
         _needs(peer, Trait.STARTS)
         await _begun(peer, "one")  # what is made once and kept
@@ -484,7 +492,9 @@ class UpstreamContract:
             _assert_typed(ended)
             await _let_go(before)
 
-    async def test_cancelling_before_any_step_of_its_start_leaves_nothing_behind(self, peer: Peer) -> None:
+    async def test_cancelling_before_any_step_of_its_start_leaves_nothing_behind(
+        self, peer: UpstreamPeer
+    ) -> None:
         await _begun(peer, "one")  # what is made once and kept
         before, step, is_started = _held(), 0, False
         while not is_started:
@@ -507,7 +517,7 @@ class UpstreamContract:
                 await _until(lambda: peer.runs() == 0)
             await _let_go(before)
 
-    async def test_closing_twice_is_harmless(self, peer: Peer) -> None:
+    async def test_closing_twice_is_harmless(self, peer: UpstreamPeer) -> None:
         upstream = peer.upstream()
         agent = await upstream.open(Setup())
         name = _opened(await _said(agent, "one")).agent
@@ -519,20 +529,20 @@ class UpstreamContract:
         async with _connected(peer) as again, _resumed(again, name) as agent:
             assert _text(await _said(agent, "two")) == _joined("one", "two")
 
-    async def test_an_agent_that_was_never_spoken_to_closes(self, peer: Peer) -> None:
+    async def test_an_agent_that_was_never_spoken_to_closes(self, peer: UpstreamPeer) -> None:
         async with _connected(peer) as upstream, asyncio.timeout(CLOSE_S):
             agent = await upstream.open(Setup())
             await agent.aclose()
         assert peer.told() == []
 
-    async def test_forgetting_never_fails(self, peer: Peer) -> None:
+    async def test_forgetting_never_fails(self, peer: UpstreamPeer) -> None:
         name = await _begun(peer, "one")
         async with _connected(peer) as upstream, asyncio.timeout(LIMIT_S):
             await upstream.forget(name)
             await upstream.forget(name)
             await upstream.forget("never-was")
 
-    async def test_nothing_is_left_behind(self, peer: Peer) -> None:
+    async def test_nothing_is_left_behind(self, peer: UpstreamPeer) -> None:
         await _lived(peer)  # what is made once and kept
         before = _held()
         for _ in range(3):
@@ -624,7 +634,7 @@ def _assert_typed(ended: object) -> None:
     assert isinstance(ended, ModelError), f"it ended with {shown}"
 
 
-async def _lived(peer: Peer) -> None:
+async def _lived(peer: UpstreamPeer) -> None:
     """Go through what may leave something behind: answers, one cut short, one that broke off, a forgotten agent."""
     name = await _begun(peer, "one")
     async with _connected(peer) as upstream:
@@ -642,13 +652,13 @@ async def _lived(peer: Peer) -> None:
             await _answered_by(upstream, name, "four")
 
 
-def _needs(peer: Peer, trait: Trait) -> None:
+def _needs(peer: UpstreamPeer, trait: Trait) -> None:
     if trait in peer.lacks:
         pytest.skip(f"this kind of upstream lacks {trait.value!r}")
 
 
 @asynccontextmanager
-async def _connected(peer: Peer) -> AsyncIterator[Upstream]:
+async def _connected(peer: UpstreamPeer) -> AsyncIterator[Upstream]:
     upstream = peer.upstream()
     try:
         yield upstream
@@ -682,7 +692,7 @@ async def _resumed(upstream: Upstream, name: str) -> AsyncIterator[UpstreamAgent
         yield agent
 
 
-async def _begun(peer: Peer, *texts: str) -> str:
+async def _begun(peer: UpstreamPeer, *texts: str) -> str:
     """Have a conversation in a process of its own, and return what to resume it by."""
     name = ""
     async with _connected(peer) as upstream, _fresh(upstream) as agent:
@@ -708,7 +718,7 @@ async def _said(
     events: list[UpstreamEvent] | None = None,
 ) -> list[UpstreamEvent]:
     events = [] if events is None else events
-    answer = agent.send(Said(UserMessage.of(text)), key=key or text[:40], is_forced=is_forced)
+    answer = agent.send(UpstreamMessage(UserMessage.of(text)), key=key or text[:40], is_forced=is_forced)
     try:
         async with asyncio.timeout(LIMIT_S):
             async for event in answer:
@@ -757,9 +767,9 @@ async def _hosted(upstream: Upstream, memory: Memory | None = None) -> AsyncIter
         await host.stop()
 
 
-def _opened(events: list[UpstreamEvent]) -> Opened:
+def _opened(events: list[UpstreamEvent]) -> MessageTaken:
     first = events[0]
-    assert isinstance(first, Opened)
+    assert isinstance(first, MessageTaken)
     return first
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from midstream.world import Fault, World
+from midstream.environment import Fault, World
 
 T = TypeVar("T")
 

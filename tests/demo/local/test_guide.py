@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
-from midstream.core.replies import ModelRequest
 from midstream.demo.local.guide import (
     CALLS_MAX,
     COMPOSED_CHARS_MAX,
@@ -25,7 +23,9 @@ from midstream.demo.local.guide import (
     instructions_of,
     is_circling,
 )
-from midstream.tools import tool
+from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.models.replies import ModelRequest
+from midstream.tools.function_tools import tool
 
 
 @tool(has_effects=False)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.environment import World
 from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import DataKey, FileKeys
 from midstream.testing.worlds import FakeWorld
-from midstream.world import World
 
 HERE, THERE = b"record 1 3 s", b"record 2 3 s"
 

@@ -12,9 +12,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from midstream.core.blobs import Blob
-from midstream.core.parts import PART_MARK
-from midstream.core.records import Sync
+from midstream.environment import World
 from midstream.errors import (
     KeyMissingError,
     LeaseHeldError,
@@ -27,25 +25,27 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
+from midstream.session.blobs import Blob
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import Sync
 from midstream.store.contract import (
     Attempt,
     Batch,
     KeyValueEntry,
-    Mark,
-    Opened,
+    OpenedSession,
     SessionInfo,
+    SessionListing,
     Store,
-    Stored,
+    StoredRecord,
 )
 from midstream.store.encryption import ciphers as ciphers_module
 from midstream.store.encryption import escrow as escrow_module
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.encrypted_store import encrypted
 from midstream.store.encryption.escrow import EscrowedStore, escrowed
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.worlds import FakeWorld
-from midstream.world import World
 from tests.spec import spec
 from tests.store.keys import keys_in
 
@@ -68,7 +68,7 @@ async def _begin(
     """Say something in a new session; return the epoch."""
     await store.escrow.open(session, secret, begins=True)
     epoch = await store.claim(session, at=1.0)
-    mark = Mark(is_live=True, at=1.0, title=words, turns=1, status="running")
+    mark = SessionListing(is_live=True, at=1.0, title=words, turns=1, status="running")
     blobs = [Blob("d" * 64, words.encode())]
     await store.append(
         session, Batch([words.encode()] * 3, expected=0, epoch=epoch, sync=Sync.FULL, mark=mark, blobs=blobs)
@@ -363,7 +363,7 @@ async def test_of_two_servers_that_begin_a_session_one_does(folder: Path) -> Non
     with pytest.raises(LeaseHeldError):
         await other.claim("s", at=1.0)
     with pytest.raises(UnavailableError):  # it holds a key that is not this session's: it must look again
-        await other.hand_over("s", b"command")
+        await other.forward("s", b"command")
     with pytest.raises(WrongSecretError):
         await other.escrow.open("s", OTHER, begins=True)
     await other.escrow.open("s", SECRET, begins=True)  # a client that was at the other one before
@@ -402,7 +402,7 @@ async def test_the_client_that_begins_a_session_is_never_refused_at_the_same_mom
     await one.open()
     await other.open()
 
-    async def comes_again(store: EscrowedStore) -> Opened | None:
+    async def comes_again(store: EscrowedStore) -> OpenedSession | None:
         for _ in range(pause):
             await asyncio.sleep(0)
         return await store.escrow.open("s", SECRET, begins=True)
@@ -535,10 +535,12 @@ async def test_two_changes_at_once_leave_one_secret_that_opens(folder: Path) -> 
     said = await asyncio.gather(
         one.escrow.open("s", OTHER, SECRET), other.escrow.open("s", third, SECRET), return_exceptions=True
     )
-    [winner] = [secret for secret, each in zip((OTHER, third), said, strict=True) if isinstance(each, Opened)]
+    [winner] = [
+        secret for secret, each in zip((OTHER, third), said, strict=True) if isinstance(each, OpenedSession)
+    ]
     last = await _opened_store(memory, folder)
     await last.escrow.open("s", winner)
-    assert [type(each) for each in said if not isinstance(each, Opened)] == [WrongSecretError]
+    assert [type(each) for each in said if not isinstance(each, OpenedSession)] == [WrongSecretError]
 
 
 async def test_a_viewer_changes_no_secret(folder: Path) -> None:
@@ -704,7 +706,7 @@ async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: P
     before: Store = MemoryStore(memory) if is_plain else encrypted(MemoryStore(memory), keys_in(folder))
     await before.open()
     epoch = await before.claim("old", at=1.0)
-    mark = Mark(is_live=False, at=1.0, title="before")
+    mark = SessionListing(is_live=False, at=1.0, title="before")
     await before.append("old", Batch([b"{}"], expected=0, epoch=epoch, sync=Sync.FULL, mark=mark))
     await before.release("old", epoch=epoch)
     strict = await _opened_store(memory, folder)
@@ -722,7 +724,7 @@ async def test_sessions_from_before_are_served_where_that_is_asked_for(folder: P
     await mixed.append("old", Batch([b"[]"], expected=1, epoch=epoch, sync=Sync.FULL))
     assert await _read(mixed, "old") == [b"{}", b"[]"]
     await _begin(mixed)
-    memory.sessions["s"].records[1] = Stored(2, 1, b'{"put": "there"}')
+    memory.sessions["s"].records[1] = StoredRecord(2, 1, b'{"put": "there"}')
     with pytest.raises(StoreDamagedError):  # what is not encrypted is nothing of a session that is
         await _read(mixed)
     mixed.escrow.lock("s")
@@ -745,10 +747,10 @@ async def test_a_command_between_servers_is_for_those_who_have_the_key(folder: P
     owner, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
     await _begin(owner)
     await other.escrow.open("s", SECRET)
-    sending = asyncio.ensure_future(other.hand_over("s", CANARY.encode()))
+    sending = asyncio.ensure_future(other.forward("s", CANARY.encode()))
     news = await asyncio.wait_for(owner.watch({}), 30)
-    [letter] = news.letters
-    assert letter.body == CANARY.encode()
-    assert all(CANARY.encode() not in each.letter.body for each in memory.letters.values())
-    await owner.answer(letter.number, b"done")
+    [forwarded] = news.forwarded_commands
+    assert forwarded.body == CANARY.encode()
+    assert all(CANARY.encode() not in each.forwarded.body for each in memory.forwarded_commands.values())
+    await owner.answer(forwarded.number, b"done")
     assert await asyncio.wait_for(sending, 30) == b"done"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.parts import PART_MARK, root_of
+from midstream.environment import World
+from midstream.session.child_names import PART_MARK, root_of
 from midstream.store.contract import Store
 from midstream.store.encryption.ciphers import FileKeys, OperatorKeys
 from midstream.store.encryption.escrow import ClientKeys, EscrowedStore
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.store_contract import StoreContract
-from midstream.testing.stores import Place
-from midstream.world import World
+from midstream.testing.store_fakes import Storage
 
 SECRET = "s" * 43
 
@@ -61,5 +61,5 @@ class EscrowedPlace:
 
 class TestEscrowedStore(StoreContract):
     @pytest.fixture
-    def place(self, folder: Path) -> Place:
+    def place(self, folder: Path) -> Storage:
         return EscrowedPlace(folder)

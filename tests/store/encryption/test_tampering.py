@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.records import Sync
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
 from midstream.errors import EventsLostError, KeyMissingError, StoreDamagedError
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.session.records import Sync
 from midstream.store.contract import Batch
-from midstream.store.encryption.encrypted import encrypted
+from midstream.store.encryption.encrypted_store import encrypted
 from midstream.store.encryption.escrow import escrowed
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text

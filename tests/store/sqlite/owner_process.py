@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from midstream.core.records import Sync
+from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.sqlite import SQLiteStore
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
+from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UsageError
-from midstream.store.contract import Batch, KeyValueEntry, Stored
+from midstream.session.blobs import Blob
+from midstream.session.records import Sync
+from midstream.store.contract import Batch, KeyValueEntry, StoredRecord
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, DatabaseFile
-from midstream.store.sqlite.reading import reading
-from midstream.world import World
+from midstream.store.sqlite.reads import reading
 
 
 async def test_a_missing_folder_is_said_and_not_made(folder: Path) -> None:
@@ -101,7 +101,7 @@ async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(folder: P
     _execute(path, f"{first}; {session}; {record}; {identity}")
     store = SQLiteStore(path)
     await store.open()
-    assert await store.read("s", after=0, limit=10) == [Stored(1, 4, b"{}")]
+    assert await store.read("s", after=0, limit=10) == [StoredRecord(1, 4, b"{}")]
     assert (await store.watch({})).orphans == ("s",)
     assert await store.kv_put("pool", "k", b"{}", expected=0, at=2.0) == 1
     assert await store.claim("s", at=2.0) == 5
@@ -122,7 +122,7 @@ async def test_a_database_of_the_first_version_is_brought_up_to_date_and_keeps_w
         db.commit()
     store = SQLiteStore(path)
     await store.open()
-    assert await store.read("s", after=0, limit=9) == [Stored(1, 3, b"a1")]
+    assert await store.read("s", after=0, limit=9) == [StoredRecord(1, 3, b"a1")]
     epoch = await store.claim("s", at=2.0)
     blob = Blob("d" * 64, b"whole")
     await store.append("s", Batch([b"a2"], expected=1, epoch=epoch, sync=Sync.FULL, blobs=[blob]))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.blobs import Blob
-from midstream.core.records import Sync
+from midstream.environment import World
 from midstream.errors import JournalMovedError, LeaseLostError, StoreBusyError, TransactionError, UsageError
-from midstream.store.contract import Attempt, Batch, Mark, Stored, Transaction
+from midstream.session.blobs import Blob
+from midstream.session.records import Sync
+from midstream.store.contract import Attempt, Batch, SessionListing, StoredRecord, Transaction
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.effects import SAVEPOINT, own_names
-from midstream.world import World
 from tests.spec import spec
 
 Effect = Callable[[Transaction], object]
@@ -61,11 +61,11 @@ async def test_an_effect_and_its_records_are_committed_together(store: SQLiteSto
 
     def work(attempt: Attempt) -> Batch:
         rows = attempt(_insert("it"), within_s=1.0)
-        return Batch([repr(rows).encode()], 1, 1, Sync.FULL, Mark(is_live=True, at=5.0), [blob])
+        return Batch([repr(rows).encode()], 1, 1, Sync.FULL, SessionListing(is_live=True, at=5.0), [blob])
 
     appended = await store.append_within("s", work, expected=1, epoch=1)
     assert appended.bodies == [b"[('it',)]"]
-    assert await store.read("s", after=1, limit=9) == [Stored(2, 1, b"[('it',)]")]
+    assert await store.read("s", after=1, limit=9) == [StoredRecord(2, 1, b"[('it',)]")]
     assert await store.blob("s", blob.digest) == b"whole"
     found = await store.find("s")
     assert found is not None

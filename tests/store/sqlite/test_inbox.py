@@ -65,14 +65,14 @@ def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None
 
 def test_nobody_answers_for_another_living_owner(db: apsw.Connection) -> None:
     _session(db, "s", "them")
-    letter = inbox.put(db, "s", "sender", b"1")
-    inbox.answer(db, letter, b"no", us="us", may_hold=_everybody)
-    assert [each.number for each in _sight(db).undecided()] == [letter]
+    forwarded = inbox.put(db, "s", "sender", b"1")
+    inbox.answer(db, forwarded, b"no", us="us", may_hold=_everybody)
+    assert [each.number for each in _sight(db).undecided()] == [forwarded]
 
 
 def test_an_answer_to_a_dead_sender_is_not_kept(db: apsw.Connection) -> None:
-    letter = inbox.put(db, "s", "dead", b"1")
-    inbox.answer(db, letter, b"yes", us="us", may_hold=_nobody)
+    forwarded = inbox.put(db, "s", "dead", b"1")
+    inbox.answer(db, forwarded, b"yes", us="us", may_hold=_nobody)
     assert (_sight(db).undecided(), _sight(db).answers("dead")) == ([], [])
 
 

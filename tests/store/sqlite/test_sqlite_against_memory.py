@@ -10,9 +10,9 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.records import Sync
 from midstream.errors import MidstreamError
-from midstream.store.contract import Batch, Mark, Store
+from midstream.session.records import Sync
+from midstream.store.contract import Batch, SessionListing, Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from tests.search import tried
@@ -38,7 +38,7 @@ class Append(NamedTuple):
     expected_offset: int
     epoch_offset: int
     sync: Sync
-    mark: Mark | None
+    mark: SessionListing | None
 
 
 class Prune(NamedTuple):
@@ -62,7 +62,7 @@ class Reopen(NamedTuple):
 Command = Claim | Release | Append | Prune | Delete | Die | Reopen
 
 marks = st.builds(
-    Mark,
+    SessionListing,
     is_live=st.booleans(),
     at=st.integers(0, 3).map(float),
     title=st.sampled_from(["", "one", "two"]),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from midstream.core.records import Sync
 from midstream.errors import LeaseHeldError
-from midstream.store.contract import Batch, Stored
+from midstream.session.records import Sync
+from midstream.store.contract import Batch, StoredRecord
 from midstream.store.sqlite import SQLiteStore
 from tests.store.stores import found_in
 
@@ -54,7 +54,7 @@ async def test_a_killed_owners_session_is_taken_over_at_once(
     logging.getLogger(__name__).info("taken over %.4f s after the kill", time.monotonic() - killed_at)
 
     assert epoch == 2
-    assert await store.read("s", after=0, limit=10) == [Stored(1, 1, b"0")]
+    assert await store.read("s", after=0, limit=10) == [StoredRecord(1, 1, b"0")]
     assert await store.append("s", Batch([b"1"], expected=1, epoch=epoch, sync=Sync.FULL)) == 2
     assert len(list((folder / "x.db.owners").glob("*.lock"))) == 1, "the dead one's file is gone"
     await owner.wait()
@@ -77,7 +77,7 @@ async def test_processes_share_a_file(folder: Path) -> None:
 
 WORDS = """
 import asyncio, os, signal, sys
-from midstream.core.records import Sync
+from midstream.session.records import Sync
 from midstream.store.contract import Batch
 from midstream.store.sqlite import SQLiteStore
 

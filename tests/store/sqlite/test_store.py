@@ -15,7 +15,7 @@ from midstream.store.contract import Store
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.database import PAGE_BYTES, SCHEMA_VERSION
 from midstream.testing.store_contract import StoreContract
-from midstream.testing.stores import Place
+from midstream.testing.store_fakes import Storage
 from tests.store.stores import append, bodies, copy_as_it_lies
 
 
@@ -34,7 +34,7 @@ class FilePlace:
 
 class TestSQLiteStore(StoreContract):
     @pytest.fixture
-    def place(self, folder: Path) -> Place:
+    def place(self, folder: Path) -> Storage:
         return FilePlace(folder)
 
 

@@ -14,31 +14,31 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from midstream.core.parts import PART_MARK
+from midstream.environment import World
 from midstream.errors import JournalMovedError, LeaseHeldError, LeaseLostError, NotFoundError, UsageError
+from midstream.session.child_names import PART_MARK
 from midstream.store.contract import (
     OF_SESSIONS,
     Batch,
+    ForwardedCommand,
     KeyValueEntry,
-    Letter,
-    Mark,
     News,
     SessionInfo,
+    SessionListing,
     Store,
-    Stored,
+    StoredRecord,
     StoreReader,
     require_version,
 )
-from midstream.world import World
 
 
 class Journal(Struct):
     number: int
     created_at: float
     epoch: int
-    mark: Mark
+    mark: SessionListing
     owner: str = ""
-    records: list[Stored] = []
+    records: list[StoredRecord] = []
     blobs: dict[str, bytes] = {}
     seal: bytes = b""
 
@@ -58,7 +58,7 @@ class Content(Struct):
 
 
 class Command(Struct):
-    letter: Letter
+    forwarded: ForwardedCommand
     sender: str
     answer: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -100,7 +100,7 @@ class ToyReader(StoreReader):
     def _content(self) -> Content:
         return self.place.content
 
-    async def read(self, session: str, *, after: int, limit: int) -> list[Stored]:
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
         journal = self._content.journals.get(session)
         return [each for each in journal.records if each.position > after][:limit] if journal else []
 
@@ -159,7 +159,7 @@ class ToyStore(ToyReader, Store):
         journals = self._content.journals
         journal = journals.get(session)
         if journal is None:
-            mark = Mark(is_live=False, at=at)
+            mark = SessionListing(is_live=False, at=at)
             journal = journals[session] = Journal(self.place.number(), at, self._content.epochs_spent, mark)
         self._require_free(session, journal)
         journal.owner = self.owner
@@ -180,7 +180,7 @@ class ToyStore(ToyReader, Store):
         if journal.end != batch.expected:
             raise JournalMovedError(f"session {session!r} ends at {journal.end}, not at {batch.expected}")
         for position, body in enumerate(batch.bodies, start=batch.expected + 1):
-            journal.records.append(Stored(position, batch.epoch, body))
+            journal.records.append(StoredRecord(position, batch.epoch, body))
         for blob in batch.blobs:
             journal.blobs.setdefault(blob.digest, blob.body)
         if batch.mark is not None:
@@ -195,7 +195,7 @@ class ToyStore(ToyReader, Store):
         if not any((each.position, each.epoch) == (position, epoch) for each in records):
             return False
         records[:] = [
-            Stored(position, epoch, body),
+            StoredRecord(position, epoch, body),
             *(each for each in records if each.position > position),
         ]
         self.place.save()
@@ -212,7 +212,7 @@ class ToyStore(ToyReader, Store):
             for namespace in OF_SESSIONS:
                 self._forget(namespace, name)
         commands = self.place.commands
-        for number in [each for each, command in commands.items() if command.letter.session in going]:
+        for number in [each for each, command in commands.items() if command.forwarded.session in going]:
             del commands[number]
         self.place.save()
         return bool(going)
@@ -225,38 +225,41 @@ class ToyStore(ToyReader, Store):
                 for name, each in journals.items()
                 if each.mark.is_live and self._is_free(each)
             }
-            letters = {
-                (number, self._epoch_of(command.letter.session))
+            forwarded_commands = {
+                (number, self._epoch_of(command.forwarded.session))
                 for number, command in self.place.commands.items()
-                if command.sender in self.place.living and self._may_decide(command.letter.session)
+                if command.sender in self.place.living and self._may_decide(command.forwarded.session)
             }
             ends = {name: journals[name].end if name in journals else 0 for name in followed}
             news = News(
                 frozenset(name for name, end in ends.items() if end != followed[name]),
-                tuple(self.place.commands[number].letter for number, _ in sorted(letters - self._delivered)),
+                tuple(
+                    self.place.commands[number].forwarded
+                    for number, _ in sorted(forwarded_commands - self._delivered)
+                ),
                 tuple(sorted(name for name, _ in orphans - self._delivered)),
                 len(self.place.living - {self.owner}),
             )
             if news != News(peers=self._peers):
-                self._delivered, self._peers = {*letters, *orphans}, news.peers
+                self._delivered, self._peers = {*forwarded_commands, *orphans}, news.peers
                 return news
             await changed.wait()
 
-    async def hand_over(self, session: str, body: bytes) -> bytes:
+    async def forward(self, session: str, body: bytes) -> bytes:
         self._require_open()
         number = self.place.number()
-        command = self.place.commands[number] = Command(Letter(number, session, body), self.owner)
+        command = self.place.commands[number] = Command(ForwardedCommand(number, session, body), self.owner)
         self.place.tell()
         try:
             return await command.answer
         finally:
             self.place.commands.pop(number, None)
 
-    async def answer(self, letter: int, body: bytes) -> None:
+    async def answer(self, forwarded: int, body: bytes) -> None:
         self._require_open()
-        command = self.place.commands.get(letter)
-        if command is not None and self._may_decide(command.letter.session):
-            del self.place.commands[letter]
+        command = self.place.commands.get(forwarded)
+        if command is not None and self._may_decide(command.forwarded.session):
+            del self.place.commands[forwarded]
             if not command.answer.done():
                 command.answer.set_result(body)
 
@@ -302,7 +305,7 @@ class ToyStore(ToyReader, Store):
 
 
 class ToyBackend:
-    """See `midstream.store.opening.Backend`. An address is a path."""
+    """See `midstream.store.store_registry.Backend`. An address is a path."""
 
     def open(self, address: str, *, world: World) -> ToyStore:
         return ToyStore(Place(Path(address)), world)

@@ -10,19 +10,19 @@ import pytest
 from click.testing import CliRunner
 
 from midstream.cli import midstream_command
-from midstream.runtime.agent import Agent
-from midstream.runtime.host import Host
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.environment import World
 from midstream.store.contract import Store
-from midstream.store.opening import BACKENDS, read_store
+from midstream.store.store_registry import BACKENDS, read_store
 from midstream.testing import ScriptedModel, text
 from midstream.testing.store_contract import StoreContract
-from midstream.testing.stores import Place as AnyPlace
-from midstream.world import World
+from midstream.testing.store_fakes import Storage as AnyPlace
 from tests.cli.processes import APP, Serving, run
 from tests.store.toy.store import Place, ToyBackend, ToyStore
 
 REGISTERED = """
-from midstream.store.opening import BACKENDS
+from midstream.store.store_registry import BACKENDS
 from toy_store import ToyBackend
 BACKENDS["toy"] = ToyBackend
 """

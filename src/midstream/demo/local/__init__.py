@@ -1,5 +1,5 @@
 """A real language model in this process: no network, no key."""
 
-from midstream.demo.local.model import LocalModel
+from midstream.demo.local.local_model import LocalModel
 
 __all__ = ["LocalModel"]

@@ -32,9 +32,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.core.messages import Entry, Exchange, History, Reply, Text, ToolSpec, UserMessage
-from midstream.core.rendering import render
-from midstream.core.replies import ModelRequest
+from midstream.history.messages import Entry, Exchange, History, Reply, Text, ToolSpec, UserMessage
+from midstream.history.rendering import render
+from midstream.models.replies import ModelRequest
 
 CALLS_MAX = 8
 """Calls of one turn."""

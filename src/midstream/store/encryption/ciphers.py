@@ -25,9 +25,9 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from midstream.environment import World
 from midstream.errors import KeyMissingError, StoreDamagedError, UsageError
 from midstream.extras import extra
-from midstream.world import World
 
 with extra("crypto"):
     from cryptography.exceptions import InvalidTag

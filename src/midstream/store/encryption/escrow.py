@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from typing_extensions import override
 
-from midstream.core.parts import root_of
+from midstream.environment import World
 from midstream.errors import (
     EntryMovedError,
     JournalMovedError,
@@ -39,11 +39,11 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
-from midstream.store.contract import ESCROW, Escrow, Opened, Store
+from midstream.session.child_names import root_of
+from midstream.store.contract import ESCROW, Escrow, OpenedSession, Store
 from midstream.store.encryption import ciphers
 from midstream.store.encryption.ciphers import OneKey, OperatorKeys
-from midstream.store.encryption.encrypted import EncryptedStore, SessionKeys
-from midstream.world import World
+from midstream.store.encryption.encrypted_store import EncryptedStore, SessionKeys
 
 SECRET_CHARS_MIN = 43
 """Characters of a client's secret: 32 random bytes, base64url without padding."""
@@ -142,7 +142,7 @@ class ClientKeys(SessionKeys, Escrow):
     @override
     async def open(
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
-    ) -> Opened | None:
+    ) -> OpenedSession | None:
         place = root_of(session)
         for tries in range(_TRIES_MAX):
             found = await self._store.find(place)
@@ -220,7 +220,7 @@ class ClientKeys(SessionKeys, Escrow):
                 await self._store.kv_delete(ESCROW, kept.key, expected=kept.version)
 
     @override
-    async def is_good(self, opened: Opened) -> bool:
+    async def is_good(self, opened: OpenedSession) -> bool:
         row = None if opened.is_client else (await self._kept(opened.session)).row
         viewers = row.viewers if row is not None else ()
         now = self._world.now()
@@ -242,7 +242,9 @@ class ClientKeys(SessionKeys, Escrow):
             return kept.row
         return root.unwritten
 
-    async def _opened(self, place: str, row: _Row | None, secret: str, *, has_records: bool) -> Opened | None:
+    async def _opened(
+        self, place: str, row: _Row | None, secret: str, *, has_records: bool
+    ) -> OpenedSession | None:
         """Try a secret; as much is done for one that fits nothing."""
         wrap, holder = self._wrap_for(place, row, secret)
         share = await self.house.unwrap(wrap.share, context=holder.place_of_share)
@@ -255,7 +257,7 @@ class ClientKeys(SessionKeys, Escrow):
             self.lock(place)
             root = self._roots[place] = _Root(key, self._world, None if has_records else row)
         root.is_client = root.is_client or not holder.viewer
-        return Opened(place, not holder.viewer, root.stream_digest, holder.viewer, holder.expires_at)
+        return OpenedSession(place, not holder.viewer, root.stream_digest, holder.viewer, holder.expires_at)
 
     def _wrap_for(self, place: str, row: _Row | None, secret: str) -> tuple[_Wrap, _Holder]:
         """Return the wrap to try a secret on; where there is none for it, one that nothing opens."""
@@ -270,7 +272,7 @@ class ClientKeys(SessionKeys, Escrow):
                     found = each.wrap, _Holder(place, each.id, each.expires_at)
         return found
 
-    async def _begun(self, place: str, secret: str) -> Opened | None:
+    async def _begun(self, place: str, secret: str) -> OpenedSession | None:
         """Let a session that nobody has said anything in be this secret's; None where somebody else was faster."""
         key = ciphers.fresh_key(self._world)
         row = _Row(await self._wrapped(key, secret, _Holder(place)))
@@ -278,7 +280,7 @@ class ClientKeys(SessionKeys, Escrow):
             return None
         root = self._roots[place] = _Root(key, self._world, row)
         root.is_client = True
-        return Opened(place, is_client=True, stream_digest=root.stream_digest)
+        return OpenedSession(place, is_client=True, stream_digest=root.stream_digest)
 
     async def _rewrap(self, place: str, kept: _Kept, secret: str) -> bool:
         """Let a new secret open what the old one has opened; return whether nobody changed the row meanwhile."""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.contract import StoreReader
-from midstream.store.opening import Backend
 from midstream.store.sqlite import SQLiteStore
-from midstream.store.sqlite.reading import SQLiteReader, reading
-from midstream.world import World
+from midstream.store.sqlite.reads import SQLiteReader, reading
+from midstream.store.store_registry import Backend
 
 
 class SQLiteBackend(Backend):

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import apsw
 
+from midstream.environment import World
 from midstream.errors import MidstreamError, UsageError
 from midstream.store.sqlite import inbox
-from midstream.store.sqlite.refusals import refusal_of
-from midstream.store.sqlite.thread import pause
-from midstream.world import World
+from midstream.store.sqlite.sqlite_errors import refusal_of
+from midstream.store.sqlite.worker_thread import pause
 
 T = TypeVar("T")
 

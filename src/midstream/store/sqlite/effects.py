@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import apsw
 
+from midstream.environment import World
 from midstream.errors import TransactionError, UsageError
-from midstream.world import World
 
 T = TypeVar("T")
 
@@ -49,7 +49,9 @@ _log = logging.getLogger(__name__)
 
 
 def own_names() -> frozenset[str]:
-    """Return the names of our tables, views and indexes, in small letters, and of the table that counts their rows."""
+    """Return the names of our tables, views and indexes, in small forwarded commands, and of the table that
+    counts their rows.
+    """
     pages = (
         page
         for page in files("midstream.store.sqlite").joinpath("schema").iterdir()

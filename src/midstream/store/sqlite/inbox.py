@@ -38,7 +38,7 @@ from json_each(?) as wanted join session on session.name = wanted.value
 """
 
 
-class Connection(Protocol):
+class SqlConnection(Protocol):
     """The part of a database connection that is needed here."""
 
     def execute(self, statements: str, bindings: tuple[Any, ...] = ()) -> Any:  # noqa: ANN401 - the driver's cursor
@@ -46,7 +46,7 @@ class Connection(Protocol):
 
 
 class Undecided(Struct, frozen=True):
-    """A letter without an answer, who sent it, and who holds its session."""
+    """A forwarded command without an answer, who sent it, and who holds its session."""
 
     number: int
     session: str
@@ -59,14 +59,14 @@ class Undecided(Struct, frozen=True):
 # --- writing: each is one operation of a transaction ---------------------------------------------------------------
 
 
-def put(db: Connection, session: str, sender: str, body: bytes) -> int:
+def put(db: SqlConnection, session: str, sender: str, body: bytes) -> int:
     """Store a command for whoever owns the session, and return its number."""
     number: int = db.execute(PUT, (session, sender, body)).get
     return number
 
 
-def answer(db: Connection, number: int, body: bytes, *, us: str, may_hold: Callable[[str], bool]) -> None:
-    """Store our answer to a letter, unless another living owner holds its session.
+def answer(db: SqlConnection, number: int, body: bytes, *, us: str, may_hold: Callable[[str], bool]) -> None:
+    """Store our answer to a forwarded command, unless another living owner holds its session.
 
     Args:
         us: The owner who answers.
@@ -84,13 +84,15 @@ def answer(db: Connection, number: int, body: bytes, *, us: str, may_hold: Calla
         db.execute(REMOVE, (number,))
 
 
-def remove(db: Connection, number: int) -> None:
-    """Forget a letter."""
+def remove(db: SqlConnection, number: int) -> None:
+    """Forget a forwarded command."""
     db.execute(REMOVE, (number,))
 
 
-def clear(db: Connection, *, is_alive: Callable[[str], bool]) -> None:
-    """Forget the letters whose sender is dead: nobody collects the answer, and who asked there asks again elsewhere."""
+def clear(db: SqlConnection, *, is_alive: Callable[[str], bool]) -> None:
+    """Forget the forwarded commands whose sender is dead: nobody collects the answer, and who asked there asks
+    again elsewhere.
+    """
     for (sender,) in db.execute(FIND_SENDERS).fetchall():
         if not is_alive(sender):
             db.execute(REMOVE_OF_SENDER, (sender,))
@@ -115,7 +117,7 @@ class Sight:
         return number
 
     def undecided(self) -> list[Undecided]:
-        """Return all letters without an answer, oldest first."""
+        """Return all forwarded commands without an answer, oldest first."""
         return [Undecided(*row) for row in self._rows(FIND_UNDECIDED, ())]
 
     def answers(self, sender: str) -> list[tuple[int, bytes]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from midstream.store.contract import OF_SESSIONS, KeyValueEntry, require_version
-from midstream.store.sqlite.inbox import Connection
+from midstream.store.sqlite.inbox import SqlConnection
 
 FIND_VERSION = "select version from shelf_entry where shelf = ? and key = ?"
 # A dropped key starts again above all its versions, so that nobody who read the old entry replaces the new one.
@@ -32,7 +32,7 @@ Rows = Callable[[str, tuple[Any, ...]], list[Any]]  # as SQLite has them
 # --- writing: each is one operation of a transaction ---------------------------------------------------------------
 
 
-def put(db: Connection, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+def put(db: SqlConnection, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
     """Write an entry where it has the version `expected` (0: where there is none), and return its new version.
 
     Raises:
@@ -46,7 +46,7 @@ def put(db: Connection, namespace: str, key: str, body: bytes, *, expected: int,
     return version
 
 
-def delete(db: Connection, namespace: str, key: str, *, expected: int) -> bool:
+def delete(db: SqlConnection, namespace: str, key: str, *, expected: int) -> bool:
     """Remove an entry if it has this version; return whether it was removed."""
     row = db.execute(FIND_VERSION, (namespace, key)).fetchone()
     if row is None or row[0] != expected:
@@ -56,7 +56,7 @@ def delete(db: Connection, namespace: str, key: str, *, expected: int) -> bool:
     return True
 
 
-def delete_of_session(db: Connection, session: str) -> None:
+def delete_of_session(db: SqlConnection, session: str) -> None:
     """Remove what is kept of a session that is being deleted."""
     for namespace in OF_SESSIONS:
         for (version,) in db.execute(DROP_ANY, (namespace, session)).fetchall():

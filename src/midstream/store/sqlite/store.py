@@ -21,10 +21,11 @@ from typing import NamedTuple, TypeVar, get_args
 import apsw
 from typing_extensions import override
 
-from midstream.core.records import Sync
+from midstream.environment import World
 from midstream.errors import (
     UsageError,
 )
+from midstream.session.records import Sync
 from midstream.store.contract import (
     Attempt,
     Batch,
@@ -33,15 +34,14 @@ from midstream.store.contract import (
     Store,
     Transactional,
 )
-from midstream.store.sqlite import inbox, older
-from midstream.store.sqlite import owner as owners
-from midstream.store.sqlite.commits import Commits, Durability
+from midstream.store.sqlite import inbox, older_files
+from midstream.store.sqlite import liveness as owners
 from midstream.store.sqlite.database import DatabaseFile
-from midstream.store.sqlite.reading import Reader, SQLiteReads
-from midstream.store.sqlite.thread import WorkThread
-from midstream.store.sqlite.watch import Watcher
-from midstream.store.sqlite.writing import Writer
-from midstream.world import World
+from midstream.store.sqlite.group_commit import Commits, Durability
+from midstream.store.sqlite.reads import ReadConnection, SQLiteReads
+from midstream.store.sqlite.watcher import Watcher
+from midstream.store.sqlite.worker_thread import WorkThread
+from midstream.store.sqlite.writes import WriteConnection
 
 T = TypeVar("T")
 
@@ -190,7 +190,7 @@ class SQLiteStore(SQLiteReads, Store):
         return await self._require_open("").watcher.watch(followed)
 
     @override
-    async def hand_over(self, session: str, body: bytes) -> bytes:
+    async def forward(self, session: str, body: bytes) -> bytes:
         opened = self._require_open(session)
         number = await opened.commits.ask(partial(opened.writer.put, session, body), Sync.NORMAL)
         try:
@@ -200,9 +200,9 @@ class SQLiteStore(SQLiteReads, Store):
             removed.add_done_callback(asyncio.Future.exception)  # one that stays is removed after our death
 
     @override
-    async def answer(self, letter: int, body: bytes) -> None:
+    async def answer(self, forwarded: int, body: bytes) -> None:
         opened = self._require_open("")
-        await opened.commits.ask(partial(opened.writer.answer, letter, body), Sync.NORMAL)
+        await opened.commits.ask(partial(opened.writer.answer, forwarded, body), Sync.NORMAL)
 
     @override
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
@@ -217,7 +217,7 @@ class SQLiteStore(SQLiteReads, Store):
             partial(opened.writer.kv_delete, namespace, key, expected), Sync.NORMAL
         )
 
-    async def _ask(self, name: str, question: Callable[[Reader], T]) -> T:
+    async def _ask(self, name: str, question: Callable[[ReadConnection], T]) -> T:
         opened = self._require_open(name)
         return await opened.read(partial(question, opened.reader))
 
@@ -239,7 +239,12 @@ class _Opened:
     """Parts between open and close: the owner's lock, two connections, a thread for each, and the watcher."""
 
     def __init__(
-        self, writer: Writer, reader: Reader, threads: _Threads, watcher: Watcher, commits: Commits
+        self,
+        writer: WriteConnection,
+        reader: ReadConnection,
+        threads: _Threads,
+        watcher: Watcher,
+        commits: Commits,
     ) -> None:
         self.writer = writer
         self.reader = reader
@@ -286,7 +291,7 @@ class _Threads(NamedTuple):
         self.reading.shut()
 
 
-def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[Writer, Reader]:
+def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[WriteConnection, ReadConnection]:
     with contextlib.ExitStack() as undo, file.named_errors():
         db = file.connect()
         undo.callback(db.close)
@@ -296,11 +301,11 @@ def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[Writer, Reade
         lock = owners.OwnerLock(file.owners, owner)
         undo.callback(lock.give_up)
         owners.sweep(file.owners)
-        older.take_in(file, db)
+        older_files.take_in(file, db)
         peers = owners.Peers(file.owners, lock, lease_s=lease_s)
         file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
         undo.pop_all()
-    return Writer(file, db, lock, peers), Reader(file, looking)
+    return WriteConnection(file, db, lock, peers), ReadConnection(file, looking)
 
 
 def engine_version() -> str:

@@ -3,7 +3,7 @@
  *
  * When an attempt begins, the words of the earlier attempt at the same response are void. A reader keeps them until the new
  * attempt differs: words that it repeats add nothing, and the first word that differs replaces them. This is the rule of
- * Python's `midstream.core.answer_text`, on the same records. Pure: no page, no clock.
+ * Python's `midstream.protocol.answer_text`, on the same records. Pure: no page, no clock.
  */
 
 import { MidstreamError } from "./stream.js";

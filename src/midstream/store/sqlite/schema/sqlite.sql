@@ -25,7 +25,7 @@ create table record (
     session_id integer not null,
     position integer not null,              -- 1, 2, 3, ... without gap in each session; a pruned one begins later
     epoch integer not null,                 -- under which it was appended
-    body blob not null,                     -- JSON, one record of midstream.core.records
+    body blob not null,                     -- JSON, one record of midstream.session.records
     primary key (session_id, position)
 ) strict;
 

@@ -1,0 +1,1 @@
+"""Stateful upstream agents, and the pool that reuses them."""

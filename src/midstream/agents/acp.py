@@ -1,0 +1,451 @@
+"""Any coding agent that speaks the Agent Client Protocol as an upstream: a program, started by its command.
+
+    upstream = AcpAgent(["some-agent", "--acp"], cwd="/srv/project", env={"SOME_KEY": key})
+
+Each open agent is one process, started when it is first spoken to, and kept between messages. A conversation is gone on
+with in another process by `session/resume`, or by `session/load`, whose replay is passed over; an agent that can do
+neither has no memory to go on from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from midstream.agents.acp_process import AcpProcess, Leave
+from midstream.agents.acp_updates import AcpReader
+from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.permission_rules import (
+    CAUTIOUS,
+    Allowed,
+    Asking,
+    Decision,
+    Kind,
+    Permission,
+    Person,
+    Rules,
+    decided,
+)
+from midstream.agents.upstreams import (
+    Abilities,
+    MessageTaken,
+    Setup,
+    UpstreamEvent,
+    UpstreamMessage,
+    doubtful,
+)
+from midstream.environment import World
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UpstreamMismatchError,
+    UsageError,
+)
+from midstream.extras import extra
+from midstream.history.messages import File, Text, UserMessage
+from midstream.models.replies import KeepAlive
+from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
+
+with extra("acp"):
+    from acp import RequestError, helpers
+    from acp.schema import (
+        AgentMessageChunk,
+        AudioContentBlock,
+        EmbeddedResourceContentBlock,
+        EnvVariable,
+        HttpHeader,
+        HttpMcpServer,
+        ImageContentBlock,
+        McpServerStdio,
+        PromptCapabilities,
+        PromptResponse,
+        ResourceContentBlock,
+        SseMcpServer,
+        TextContentBlock,
+        ToolCallUpdate,
+        UserMessageChunk,
+    )
+
+OPENING_S = 120.0
+"""Seconds an agent has to open a conversation: it connects its MCP servers, and replays a long one."""
+CANCEL_S = 2.0
+"""Seconds it has to stop a run by itself. Then its process is ended, with all that it started."""
+KEY_META = "midstream/key"
+"""Member of a prompt's `_meta`: the idempotency key. Agents that know it can refuse repetitions."""
+
+_NOT_REMEMBERED = frozenset({-32001, -32002, -32601, -32602})
+"""Codes that agents answer to the id of a session that they do not have, or cannot open any more."""
+_INSTRUCTIONS = (
+    "These are the instructions of the application that you are used in. They hold for the whole conversation; the "
+    "user's first message follows them.\n\n{}"
+)
+_KINDS: Mapping[str, Kind] = {
+    "read": "read",
+    "edit": "edit",
+    "delete": "delete",
+    "move": "move",
+    "search": "search",
+    "execute": "execute",
+    "think": "think",
+    "fetch": "fetch",
+}
+
+_Block = (
+    TextContentBlock
+    | ImageContentBlock
+    | AudioContentBlock
+    | ResourceContentBlock
+    | EmbeddedResourceContentBlock
+)
+_Server = HttpMcpServer | SseMcpServer | McpServerStdio
+
+
+class AcpAgent:
+    """Conversations with an agent that is started by its command.
+
+    It is offered no file system and no terminal of ours: it has its own.
+
+    Args:
+        command: The program and its arguments. Keep keys out of it: it is part of the identity and of log lines.
+        cwd: The folder it works in; its conversations belong to it.
+        env: Added to its environment, which has only HOME, LOGNAME, PATH, SHELL, TERM and USER of this one.
+        permissions: Decides what the agent asks leave for: `Rules`, or code of yours. By default what only reads is
+            allowed, and what has effects is refused; `ASK_FIRST` asks the people of the session about that.
+        mode: The session mode to set, where the agent has modes.
+        instructions: Where the client application's system prompt goes, for which the protocol has no place: into
+            `_meta.systemPrompt` of the new session, for agents that read it there ("meta"), before the first message,
+            where some models take it for an attack ("message"), or nowhere ("none").
+        sign_in: The id of one of the agent's ways to authenticate, to be gone before a conversation is opened.
+        name: What to show people; by default `acp:` and the program.
+        account: Tells accounts apart that share a folder. Never a key.
+
+    Raises:
+        UsageError: The command is empty. Nothing was started.
+    """
+
+    abilities = Abilities(takes_files=True, takes_servers=True, can_retool=True)
+
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | Path = ".",
+        env: Mapping[str, str] | None = None,
+        permissions: Rules | Asking = CAUTIOUS,
+        mode: str = "",
+        instructions: Literal["message", "meta", "none"] = "meta",
+        sign_in: str = "",
+        name: str = "",
+        account: str = "",
+        world: World = World(),
+    ) -> None:
+        words = shlex.split(command) if isinstance(command, str) else [*command]
+        if not words:
+            raise UsageError("an agent's command names a program")
+        self.name = name or f"acp:{Path(words[0]).name}"
+        self._terms = _Terms(
+            self.name,
+            tuple(words),
+            str(Path(cwd).resolve()),
+            dict(env or {}),
+            permissions,
+            mode,
+            instructions,
+            sign_in,
+            world,
+        )
+        self._account = account
+        self._agents: set[_Conversation] = set()
+        self._forwarding = Forwarding(self.name, self.abilities)
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """See `Upstream.identity`."""
+        return {
+            "command": shlex.join(self._terms.command),
+            "cwd": self._terms.cwd,
+            "mode": self._terms.mode,
+            "account": self._account,
+        }
+
+    async def open(self, setup: Setup, *, resume: str = "") -> _Conversation:
+        """See `Upstream.open`. The agent is started when something is said."""
+        return _Conversation(self._terms, setup, resume, self._agents, self._forwarding)
+
+    async def verify(self) -> bool:
+        """Open an empty conversation, in which nothing is said, and see whether the agent wants a sign-in first."""
+        process = self._terms.process(_nobody)
+        try:
+            await process.start(self._terms.sign_in)
+            await process.ask(process.connection.new_session(cwd=self._terms.cwd), limit_s=OPENING_S)
+        except ModelAccessError:
+            return False
+        finally:
+            await process.aclose()
+        return True
+
+    async def forget(self, agent: str) -> None:
+        """Do nothing: the protocol's client has no way to delete a session yet."""
+
+    async def aclose(self) -> None:
+        """End all processes."""
+        await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
+
+
+class _Terms(Struct, frozen=True):
+    """Terms that all conversations of an agent share."""
+
+    name: str
+    command: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    permissions: Rules | Asking
+    mode: str
+    instructions: Literal["message", "meta", "none"]
+    sign_in: str
+    world: World
+
+    def process(self, leave: Leave) -> AcpProcess:
+        """Return a process of the agent, not started."""
+        return AcpProcess(self.name, self.command, cwd=self.cwd, env=self.env, leave=leave, world=self.world)
+
+
+class _Conversation:
+    """See `UpstreamAgent`."""
+
+    def __init__(
+        self,
+        terms: _Terms,
+        setup: Setup,
+        source: str,
+        agents: set[_Conversation],
+        forwarding: Forwarding,
+    ) -> None:
+        self._terms = terms
+        self._setup = setup
+        self._session = source
+        """Its name; "" as long as it has none."""
+        self._is_fresh = not source
+        """Nothing was said in it yet."""
+        self._forwarding = forwarding
+        self._agents = agents
+        self._process: AcpProcess | None = None
+        self._reader = AcpReader()
+        self._person: Person | None = None
+        """Whom it can ask in the answer that it is giving."""
+        self._is_sending = False
+        self._is_closed = False
+        agents.add(self)
+
+    async def send(
+        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """See `UpstreamAgent.send`. By force, the run that is in the way is cancelled first."""
+        if self._is_closed:
+            raise UpstreamFailedError(f"this agent of {self._terms.name} is closed")
+        if self._is_sending:
+            raise UpstreamBusyError(f"{self._terms.name} is still answering the message before")
+        self._is_sending, is_in_order = True, False
+        try:
+            process = await self._started()
+            if is_forced:
+                await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
+            process.heard()
+            self._reader = reader = AcpReader()
+            self._person = said.person
+            prompting = self._terms.world.spawn(
+                process.ask(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
+            )
+            try:
+                async for event in self._answer(process, reader, prompting):
+                    yield event
+            finally:
+                is_in_order = await self._settled(process, prompting)
+        finally:
+            self._is_sending = False
+            if not is_in_order:
+                await self._end()
+
+    async def aclose(self) -> None:
+        """End the process. What it was saying ends with an error."""
+        self._is_closed = True
+        await self._end()
+        self._agents.discard(self)
+
+    async def _answer(
+        self, process: AcpProcess, reader: AcpReader, prompting: asyncio.Task[PromptResponse]
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        before, is_opened = "" if self._is_fresh else self._session, False
+        async with contextlib.aclosing(process.hear(prompting)) as updates:
+            async for session, update in updates:
+                if not is_opened:
+                    # An agent has no other way to say which conversation it has really opened.
+                    is_opened, self._is_fresh = True, False
+                    yield MessageTaken(session if before else self._session, before and session)
+                if session != self._session:
+                    yield KeepAlive()  # a sub-agent's
+                    continue
+                for event in reader.update(update):
+                    yield event
+        try:
+            response = await prompting
+        except ModelError as error:
+            if is_opened:
+                raise
+            if isinstance(error, ModelAccessError):
+                # Some find out only when they ask their model, with the message in the conversation.
+                self._is_fresh = False
+                yield MessageTaken(self._session, before)
+            raise doubtful(error) from error.__cause__
+        if response.stop_reason == "cancelled":
+            raise UpstreamFailedError(f"somebody stopped {self._terms.name} while it was answering")
+        if response.stop_reason == "refusal" and not reader.has_words:
+            if before:  # so some agents answer to sessions that they do not have
+                raise UpstreamFailedError(f"{self._terms.name} will not go on with this conversation")
+            raise ModelFilteredError(f"{self._terms.name} refused the message")
+        if not is_opened:
+            self._is_fresh = False
+            yield MessageTaken(self._session, before)
+        for event in reader.end(response):
+            yield event
+
+    async def _settled(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
+        """Stop a run that nobody reads any more; return whether its process can be spoken to again."""
+        process.let_go()
+        if not prompting.done():
+            with contextlib.suppress(ModelError):
+                await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
+            await asyncio.wait({prompting}, timeout=CANCEL_S)
+        is_answered = prompting.done()
+        prompting.cancel()
+        (end,) = await asyncio.gather(prompting, return_exceptions=True)
+        is_refused = isinstance(end, ModelError) and isinstance(end.__cause__, RequestError)
+        return is_answered and (is_refused or not isinstance(end, BaseException))
+
+    async def _started(self) -> AcpProcess:
+        if self._process is not None:
+            return self._process
+        self._process = process = self._terms.process(self._leave)
+        await process.start(self._terms.sign_in)
+        servers = self._servers(process)
+        if self._session:
+            await self._resume(process, servers)
+        else:
+            await self._begin(process, servers)
+        if self._terms.mode:
+            mode = process.connection.set_session_mode(self._session, self._terms.mode)
+            await process.ask(mode, limit_s=OPENING_S)
+        if self._is_closed:  # when the last answer had come, and nobody had read it yet
+            raise UpstreamFailedError(f"{self._terms.name} was closed while it started")
+        return process
+
+    async def _begin(self, process: AcpProcess, servers: list[_Server]) -> None:
+        meta: dict[str, Any] = {}
+        if self._setup.instructions and self._terms.instructions == "meta":
+            meta["systemPrompt"] = {"append": self._setup.instructions}
+        opening = process.connection.new_session(cwd=self._terms.cwd, mcp_servers=[*servers], **meta)
+        self._session = (await process.ask(opening, limit_s=OPENING_S)).session_id
+
+    async def _resume(self, process: AcpProcess, servers: list[_Server]) -> None:
+        """Go on with the conversation, once it is sure that the agent remembers it, as far as that can be known."""
+        can, connection = process.capabilities, process.connection
+        opening: Awaitable[object]
+        is_loading = False
+        if can.session_capabilities is not None and can.session_capabilities.resume is not None:
+            opening = connection.resume_session(self._session, cwd=self._terms.cwd, mcp_servers=[*servers])
+        elif can.load_session:
+            opening = connection.load_session(self._terms.cwd, self._session, mcp_servers=[*servers])
+            is_loading = True
+        else:
+            raise UpstreamGoneError(f"{self._terms.name} cannot go on with conversations of before")
+        try:
+            await process.ask(opening, limit_s=OPENING_S)
+        except ModelError as error:
+            refusal = error.__cause__
+            if isinstance(refusal, RequestError) and refusal.code in _NOT_REMEMBERED:
+                raise UpstreamGoneError(str(error)) from refusal
+            raise
+        replayed = process.heard()
+        others = {session for session, _ in replayed} - {self._session}
+        if others and len(others) == len({session for session, _ in replayed}):
+            raise UpstreamMismatchError(f"{self._terms.name} opened another conversation than the one named")
+        is_told = any(isinstance(update, UserMessageChunk | AgentMessageChunk) for _, update in replayed)
+        if is_loading and not is_told:
+            # The protocol has it replay everything before it answers: what was not replayed is not remembered.
+            raise UpstreamGoneError(f"{self._terms.name} opened the conversation, and there is nothing in it")
+
+    def _servers(self, process: AcpProcess) -> list[_Server]:
+        can = process.capabilities.mcp_capabilities
+        transports: list[Transport] = ["stdio"]
+        if can is not None and can.http:
+            transports.append("http")
+        if can is not None and can.sse:
+            transports.append("sse")
+        return [_server(server) for server in self._forwarding.kept(self._setup.servers, transports)]
+
+    async def _prompt(self, process: AcpProcess, message: UserMessage, key: str) -> PromptResponse:
+        can = process.capabilities.prompt_capabilities or PromptCapabilities()
+        blocks = [
+            helpers.text_block(part.text) if isinstance(part, Text) else _attachment(part, can)
+            for part in message.parts
+        ]
+        if self._is_fresh and self._setup.instructions and self._terms.instructions == "message":
+            blocks.insert(0, helpers.text_block(_INSTRUCTIONS.format(self._setup.instructions)))
+        return await process.connection.prompt(session_id=self._session, prompt=blocks, **{KEY_META: key})
+
+    async def _leave(self, session: str, told: ToolCallUpdate) -> Decision:
+        reader = self._reader
+        tool, kind, arguments, is_vague = reader.asked(told)
+        asked = Permission(
+            session, tool, _KINDS.get(kind, "other"), arguments, is_fixed=True, is_vague=is_vague
+        )
+        answer = await decided(self._terms.permissions, asked, self._person)
+        if not isinstance(answer, Allowed):
+            reader.refused(told.tool_call_id, answer)
+        return answer
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.aclose()
+
+
+async def _nobody(_: str, __: ToolCallUpdate) -> Decision:
+    return "nobody is there to ask"
+
+
+def _attachment(file: File, can: PromptCapabilities) -> _Block:
+    name = file.name or file.url or "attachment"
+    if file.data is not None and can.image and file.media_type.startswith("image/"):
+        return helpers.image_block(file.data, file.media_type)
+    if file.data is not None and can.audio and file.media_type.startswith("audio/"):
+        return helpers.audio_block(file.data, file.media_type)
+    if file.url is not None:
+        return helpers.resource_link_block(name, file.url, mime_type=file.media_type)
+    if file.data is not None and can.embedded_context:
+        return helpers.resource_block(
+            helpers.embedded_blob_resource(f"attachment:{name}", file.data, mime_type=file.media_type)
+        )
+    return helpers.text_block(f"[An attachment that cannot be shown here: {name}, {file.media_type}]")
+
+
+def _server(server: ForwardedMcpServer) -> _Server:
+    headers = [HttpHeader(name=name, value=value) for name, value in server.headers.items()]
+    match server.transport:
+        case "stdio":
+            env = [EnvVariable(name=name, value=value) for name, value in server.env.items()]
+            return McpServerStdio(name=server.name, command=server.command, args=[*server.args], env=env)
+        case "http":
+            return HttpMcpServer(type="http", name=server.name, url=server.url, headers=headers)
+        case "sse":
+            return SseMcpServer(type="sse", name=server.name, url=server.url, headers=headers)

@@ -1,0 +1,186 @@
+"""Meaning of the updates of an agent behind the Agent Client Protocol: one turn of it, as events of an upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from midstream.extras import extra
+from midstream.history.messages import Finish, Outcome, Usage
+from midstream.models.replies import (
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+
+with extra("acp"):
+    from acp.schema import (
+        AgentMessageChunk,
+        AgentPlanUpdate,
+        AgentThoughtChunk,
+        ContentToolCallContent,
+        FileEditToolCallContent,
+        PromptResponse,
+        TextContentBlock,
+        ToolCallProgress,
+        ToolCallStart,
+        ToolCallUpdate,
+    )
+    from acp.schema import Usage as CountedTokens
+
+_FINISHES: Mapping[str, Finish] = {
+    "end_turn": Finish.STOP,
+    "max_tokens": Finish.LENGTH,
+    "max_turn_requests": Finish.LENGTH,
+    "refusal": Finish.FILTER,
+}
+_MARKS = {"pending": " ", "in_progress": ">", "completed": "x"}
+_encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
+
+
+class _Call:
+    """Facts known of a tool that the agent runs: it is told bit by bit."""
+
+    def __init__(self) -> None:
+        self.title = ""
+        self.kind = "other"
+        self.arguments: object = None
+        self.places: list[str] = []
+        self.content = ""
+        self.is_shown = False
+        self.refusal = ""
+
+    def learn(self, told: ToolCallStart | ToolCallUpdate) -> None:
+        self.title = told.title or self.title
+        self.kind = told.kind or self.kind
+        self.arguments = told.raw_input if told.raw_input is not None else self.arguments
+        self.places = [place.path for place in told.locations or ()] or self.places
+        if told.content:
+            self.content = "\n".join(filter(None, map(_content, told.content)))
+        elif told.raw_output is not None:
+            self.content = self.content or _plain(told.raw_output)
+
+    @property
+    def name(self) -> str:
+        """The protocol knows no names of tools: the kind of deed, or else its title."""
+        return self.title if self.kind == "other" and self.title else self.kind
+
+    @property
+    def shown_arguments(self) -> str:
+        shown = {"title": self.title, "locations": self.places}
+        return _encode(shown if self.arguments in (None, {}) else self.arguments).decode()
+
+
+class AcpReader:
+    """Reads one turn: `update` each of its updates, then `end` for the answer to the prompt."""
+
+    def __init__(self) -> None:
+        self.has_words = False
+        self._calls: dict[str, _Call] = {}
+        self._plan = ""
+
+    def update(self, update: object) -> Iterator[ModelEvent]:
+        """Return what an update says. One of a kind that nobody knows is a sign of life."""
+        match update:
+            case AgentMessageChunk(content=TextContentBlock(text=text)):
+                self.has_words = self.has_words or bool(text)
+                yield TextDelta(text)
+            case AgentThoughtChunk(content=TextContentBlock(text=text)):
+                yield ThinkingDelta(text)
+            case AgentMessageChunk() | AgentThoughtChunk():
+                yield Working(f"content of kind {update.content.type}")
+            case ToolCallStart() | ToolCallProgress():
+                yield from self._tool(update)
+            case AgentPlanUpdate():
+                plan = "".join(f"\n- [{_MARKS[entry.status]}] {entry.content}" for entry in update.entries)
+                if plan != self._plan:
+                    self._plan = plan
+                    yield ThinkingDelta(f"\nPlan:{plan}\n")
+            case _:
+                yield KeepAlive()
+
+    def asked(self, told: ToolCallUpdate) -> tuple[str, str, str, bool]:
+        """Return the name, the kind and the arguments of a tool that leave is asked for, and whether it shows none."""
+        call = self._calls.setdefault(told.tool_call_id, _Call())
+        call.learn(told)
+        return call.title or call.name, call.kind, call.shown_arguments, call.arguments in (None, {})
+
+    def refused(self, call_id: str, why: str) -> None:
+        """Remember that leave was refused: the agent will say no more than that the tool failed."""
+        self._calls.setdefault(call_id, _Call()).refusal = why
+
+    def end(self, response: PromptResponse) -> Iterator[ModelEvent]:
+        """Return what remains to be said when the turn has ended in order."""
+        for call_id in [*self._calls]:
+            yield from self._ended(call_id, Outcome.UNKNOWN, "(the agent did not say how this ended)")
+        yield Finished(
+            _FINISHES.get(response.stop_reason, Finish.STOP),
+            usage=None if response.usage is None else usage_of(response.usage),
+        )
+
+    def _tool(self, told: ToolCallStart | ToolCallProgress) -> Iterator[ModelEvent]:
+        if isinstance(told, ToolCallProgress) and told.tool_call_id not in self._calls:
+            yield KeepAlive()  # of an earlier turn, or ended
+            return
+        call = self._calls.setdefault(told.tool_call_id, _Call())
+        call.learn(told)
+        status = told.status or "pending"
+        if status == "pending" and call.arguments in (None, {}):
+            yield Working(call.name)  # what it is to do comes with a later update
+            return
+        yield from self._shown(told.tool_call_id)
+        if status == "completed":
+            yield from self._ended(told.tool_call_id, Outcome.OK)
+        elif status == "failed":
+            yield from self._ended(told.tool_call_id, Outcome.ERROR)
+        else:
+            yield Working(call.name)
+
+    def _shown(self, call_id: str) -> Iterator[ModelEvent]:
+        call = self._calls[call_id]
+        if not call.is_shown:
+            call.is_shown = True
+            yield UpstreamCallStarted(call_id, call.name, call.shown_arguments)
+
+    def _ended(self, call_id: str, outcome: Outcome, content: str = "") -> Iterator[ModelEvent]:
+        yield from self._shown(call_id)
+        call = self._calls.pop(call_id)
+        if call.refusal and outcome is not Outcome.OK:
+            yield UpstreamCallEnded(call_id, call.refusal, Outcome.DENIED)
+        else:
+            yield UpstreamCallEnded(call_id, call.content or content, outcome)
+
+
+def usage_of(counted: CountedTokens) -> Usage:
+    """Return the tokens of a turn. Whether cached ones and thoughts are part of the others, the total says."""
+    read, written = counted.cached_read_tokens or 0, counted.cached_write_tokens or 0
+    given, thought = counted.input_tokens, counted.thought_tokens or 0
+    said = counted.output_tokens
+    if counted.total_tokens >= given + said + read + written:
+        given += read + written
+    if counted.total_tokens >= given + said + thought:
+        said += thought
+    return Usage(given, said, read, written)
+
+
+def _content(content: object) -> str:
+    match content:
+        case ContentToolCallContent(content=TextContentBlock(text=text)):
+            return text
+        case ContentToolCallContent():
+            return f"[{content.content.type}]"
+        case FileEditToolCallContent():
+            return f"[{'an edit of' if content.old_text is not None else 'a new file,'} {content.path}]"
+        case _:
+            return f"[{getattr(content, 'type', 'something else')}]"
+
+
+def _plain(output: Any) -> str:  # noqa: ANN401 - any JSON
+    return output if isinstance(output, str) else _encode(output).decode()

@@ -1,0 +1,183 @@
+"""Retrying: what to do when an agent failed before anything of its answer was shown.
+
+Three answers are possible: the same is said to the same agent once more, a fresh agent is told everything, or whoever
+asked gets the error. The first is only for what was not taken, or is taken once however often it is said: see the
+contract of `midstream.agents.upstreams`. The second needs an agent that had a memory before this turn, which may be
+what failed (or one that says nothing, of which nobody knows what it took), and is done once in a turn. After the first
+shown word there is only the third.
+
+When in doubt it is a fresh agent: that costs one full replay and neither loses nor doubles a message.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelCutError,
+    ModelEmptyError,
+    ModelError,
+    ModelFilteredError,
+    ModelForgotError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UpstreamMismatchError,
+)
+
+REPEAT_AFTER_S = (0.5, 1.5)
+"""Seconds before each further try to say the same to the same agent, where the network or a rate limit refused it."""
+RETRY_AFTER_MAX_S = 30.0
+"""Seconds of `Retry-After` that are waited for here; a longer wait is for whoever asked."""
+DOUBTFUL_AFTER_S = 300.0
+"""Seconds of silence from which an agent's "unauthenticated" may only mean that it is dead: some drop their session in
+memory after about five minutes and then say so."""
+
+
+class FailureCause(StrEnum):
+    """Cause of a failure, as far as it concerns the agent."""
+
+    GONE = "gone"
+    """It does not remember, or another one answered."""
+    BUSY = "busy"
+    """It is in another run and has taken nothing."""
+    UNAVAILABLE = "unavailable"
+    """The way to it failed; it may be as well as ever."""
+    STALLED = "stalled"
+    """It says nothing."""
+    CREDENTIAL = "credential"
+    """The key is not accepted, or it looks like that."""
+    UNKNOWN = "unknown"
+    """Anything else that a fresh agent might not suffer from."""
+    HOPELESS = "hopeless"
+    """A fresh agent would suffer the same."""
+
+
+CAUSES: dict[type[ModelError], FailureCause] = {
+    ModelError: FailureCause.UNKNOWN,
+    ModelUnavailableError: FailureCause.UNAVAILABLE,
+    ModelCutError: FailureCause.UNKNOWN,
+    UpstreamBusyError: FailureCause.BUSY,
+    UpstreamFailedError: FailureCause.UNKNOWN,
+    UpstreamGoneError: FailureCause.GONE,
+    UpstreamMismatchError: FailureCause.GONE,
+    ModelStalledError: FailureCause.STALLED,
+    ModelEmptyError: FailureCause.UNKNOWN,
+    ModelForgotError: FailureCause.UNKNOWN,
+    # One prompt that a provider will not have again must not make a whole conversation unusable.
+    ModelRejectedError: FailureCause.UNKNOWN,
+    ContextOverflowError: FailureCause.HOPELESS,
+    ModelFilteredError: FailureCause.HOPELESS,
+    ModelAccessError: FailureCause.CREDENTIAL,
+    ModelMissingError: FailureCause.HOPELESS,
+}
+"""Every class of error, by what it says (a test looks for missing ones)."""
+
+
+class FailureSituation(Struct, frozen=True):
+    """Position of a turn when its agent fails.
+
+    Args:
+        is_remembering: The agent had a memory before this turn: it was resumed, or forked.
+        is_taken: The upstream has said that it took this message (`MessageTaken`).
+        has_spoken: Something of the answer was shown.
+        repeats: How often this message was said again to this agent because it could not be reached.
+        is_forced: It was said again by force.
+        is_anew: This agent was opened because another one had failed in this turn.
+        idle_s: How long the agent had been silent before this turn, in seconds.
+    """
+
+    is_remembering: bool
+    is_taken: bool = False
+    has_spoken: bool = False
+    repeats: int = 0
+    is_forced: bool = False
+    is_anew: bool = False
+    idle_s: float = 0.0
+
+
+class Repeat(Struct, frozen=True):
+    """Say the same to the same agent with the same key, after so many seconds."""
+
+    after_s: float = 0.0
+    is_forced: bool = False
+
+
+class BeginAnew(Struct, frozen=True):
+    """Let this agent go, open a fresh one, tell it everything.
+
+    Args:
+        if_verified: Only if the upstream says that the credential is accepted.
+    """
+
+    if_verified: bool = False
+
+
+class Fail(Struct, frozen=True):
+    """Raise the error."""
+
+
+Remedy = Repeat | BeginAnew | Fail
+
+
+def cause_of(error: ModelError) -> FailureCause:
+    """Return what an error says about the agent; one of a class nobody knows says what the class it is made of does."""
+    return next(CAUSES[kind] for kind in type(error).__mro__ if kind in CAUSES)
+
+
+def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
+    """Return what to do about an error. Total."""
+    if situation.has_spoken:
+        return Fail()
+    match cause_of(error):
+        case FailureCause.GONE | FailureCause.UNKNOWN:
+            return _anew(situation)
+        case FailureCause.BUSY:
+            is_over = situation.is_taken or situation.is_forced
+            return _anew(situation) if is_over else Repeat(is_forced=True)
+        case FailureCause.UNAVAILABLE:
+            return _unreached(error, situation)
+        case FailureCause.STALLED:
+            return _stalled(situation)
+        case FailureCause.CREDENTIAL:
+            is_doubtful = situation.idle_s >= DOUBTFUL_AFTER_S and _anew(situation) == BeginAnew()
+            return BeginAnew(if_verified=True) if is_doubtful else Fail()
+        case FailureCause.HOPELESS:
+            return Fail()
+
+
+def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
+    """Whether the agent knows for sure no more than before this try: it refused what it was told.
+
+    A lost connection refuses nothing: what went over it may have arrived.
+    """
+    cause = cause_of(error)
+    is_rate_limit = cause is FailureCause.UNAVAILABLE and error.retry_after_s is not None
+    return not is_taken and (is_rate_limit or cause in (FailureCause.BUSY, FailureCause.CREDENTIAL))
+
+
+def _anew(situation: FailureSituation) -> Remedy:
+    return BeginAnew() if situation.is_remembering and not situation.is_anew else Fail()
+
+
+def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
+    asked_s = error.retry_after_s or 0.0
+    if asked_s > RETRY_AFTER_MAX_S:
+        return Fail()
+    if not situation.is_taken and situation.repeats < len(REPEAT_AFTER_S):
+        return Repeat(max(REPEAT_AFTER_S[situation.repeats], asked_s))
+    # Who is told to come later is not asked for more than before.
+    return _anew(situation) if error.retry_after_s is None else Fail()
+
+
+def _stalled(situation: FailureSituation) -> Remedy:
+    """One more try with a fresh agent, which may be the second: who says nothing may have taken the message."""
+    return Fail() if situation.is_anew else BeginAnew()

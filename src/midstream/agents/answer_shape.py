@@ -1,0 +1,115 @@
+"""The shape of an answer with tools that the upstream ran itself, as client applications need it.
+
+Hosts place a part where it starts and wait for the result of every call they were shown; one that declared no tools
+takes no tool part at all. `Paired` gives every call one start and one end, `Folded` tells of calls as thoughts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from midstream.history.messages import UPSTREAM_CUT, Finish, Outcome
+from midstream.history.upstream_calls import ended, started, words_of
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+)
+
+FOLDED_CHARS_MAX = 2000
+"""Characters of arguments and of content that a folded call is told with; whoever wants all of it declares tools."""
+
+
+class Paired:
+    """Lets an answer's events pass so that each call of the upstream starts once and ends once, in this order.
+
+    After the last event, or whatever came in its place, pass on `cut()`.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, None] = {}
+        self._over: set[str] = set()
+
+    def take(self, event: ModelEvent) -> Sequence[ModelEvent]:
+        """Return what to pass on for one event."""
+        match event:
+            case UpstreamCallStarted():
+                if event.id in self._open or event.id in self._over:
+                    return ()
+                self._open[event.id] = None
+            case UpstreamCallEnded():
+                if event.id in self._over:
+                    return ()
+                self._over.add(event.id)
+                if event.id not in self._open:
+                    return (UpstreamCallStarted(event.id, "", "{}"), event)
+                del self._open[event.id]
+            case Finished():
+                return (*self.cut(), event)
+            case _:
+                pass
+        return (event,)
+
+    def cut(self) -> Sequence[UpstreamCallEnded]:
+        """Return an end for each call that is still open: an error that says truly that nobody knows how it ended."""
+        ends = tuple(UpstreamCallEnded(call_id, UPSTREAM_CUT, Outcome.UNKNOWN) for call_id in self._open)
+        self._over.update(self._open)
+        self._open.clear()
+        return ends
+
+
+class Folded:
+    """Tells of every call as a thought, for a turn that declared no tools.
+
+    Calls of the upstream are told when they have ended. A call that asks the client application for a tool is
+    told too: there is none, so nobody will run it.
+    """
+
+    def __init__(self) -> None:
+        self._paired = Paired()
+        self._starts: dict[str, UpstreamCallStarted] = {}
+
+    def take(self, event: ModelEvent) -> Sequence[ModelEvent]:
+        """Return what to pass on for one event; never a part of a tool."""
+        folded: list[ModelEvent] = []
+        for each in self._paired.take(event):
+            match each:
+                case UpstreamCallStarted():
+                    self._starts[each.id] = each
+                case UpstreamCallEnded():
+                    folded.append(self._told(each))
+                case CallRequested():
+                    asked = (
+                        f"[asked for {each.name or 'a tool'} {_short(each.arguments)}, which was not offered]"
+                    )
+                    folded.append(_thought(asked))
+                case Finished(finish=Finish.CALLS):
+                    folded.append(replace(each, finish=Finish.STOP))
+                case _:
+                    folded.append(each)
+        return folded
+
+    def cut(self) -> Sequence[ModelEvent]:
+        """Return what to pass on for the calls that are still open, where the answer broke off."""
+        return [self._told(end) for end in self._paired.cut()]
+
+    def _told(self, end: UpstreamCallEnded) -> ThinkingDelta:
+        start = self._starts.pop(end.id)
+        call = started(start.id, start.name, _short(start.arguments))
+        return _thought(words_of(ended(call, _short(end.content), end.outcome)))
+
+
+def _thought(words: str) -> ThinkingDelta:
+    # The empty signature ends the part: what a model signs afterwards is its own words and nothing else.
+    return ThinkingDelta(f"{words}\n", signature="")
+
+
+def _short(text: str) -> str:
+    if len(text) <= FOLDED_CHARS_MAX:
+        return text
+    return f"{text[:FOLDED_CHARS_MAX]}\n[+{len(text) - FOLDED_CHARS_MAX} characters]"

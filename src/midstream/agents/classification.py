@@ -1,0 +1,305 @@
+"""Classification: what a request is to the conversation that a record describes, and what is to be done with it.
+
+Both functions are total and read nothing but their arguments. The table is in `docs/spec/reuse.md`. When in doubt a
+request is one that gets a fresh agent and the whole transcript: that costs tokens and is never wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.pool_records import Aside, ForkPoint, PoolRecord, with_aside
+from midstream.models.fingerprint import LINK_BYTES, Fingerprint, Outline, common_users
+
+
+class RequestRelation(StrEnum):
+    """Relation of a request to a record."""
+
+    NEW = "new"
+    """There is no record."""
+    CONTINUATION = "continuation"
+    """The agent knows all but the end: one user message, or the results it waits for."""
+    CONTINUATION_MULTI = "continuation-multi"
+    """The agent knows all but the end: several user messages with nothing between them."""
+    REPEAT = "repeat"
+    """The agent has been asked exactly this: a retry, or another answer is wanted."""
+    SIDE_CALL = "side-call"
+    """Another conversation under the same key, such as one that makes a title."""
+    REBASE = "rebase"
+    """The same conversation goes on under another system prompt or identity."""
+    TOOLS_CHANGED = "tools-changed"
+    """The same conversation has other tools or servers."""
+    DIVERGENCE = "divergence"
+    """The conversation is not the one the agent knows: edited, reverted, compacted, answered elsewhere."""
+
+
+Field = Literal[
+    "ephemeral", "record", "identity", "system", "tools", "servers", "users", "results", "tail", "phase"
+]
+
+
+class Reason(Struct, frozen=True):
+    """Why a request is of its kind.
+
+    Args:
+        field: What was decisive: what differs first, or where the new begins.
+        index: Which user message, counted from 0; None where it is not about one.
+        words: The same for people. No content.
+    """
+
+    field: Field
+    index: int | None
+    words: str
+
+
+class Delivery(Struct, frozen=True):
+    """Messages new to the agent: so many user messages at the end, and before them the results of these calls."""
+
+    users: int
+    results: tuple[str, ...] = ()
+
+
+class Classification(Struct, frozen=True):
+    """Relation of a request to a record, with what follows from it.
+
+    Args:
+        common: User messages that both have at their beginning.
+        new: User messages of the request after these.
+        changed: Which of identity, system, tools and servers differ.
+        delivery: What would complete the agent's knowledge; None where nobody can say or it cannot be told.
+    """
+
+    kind: RequestRelation
+    reason: Reason
+    common: int = 0
+    new: int = 0
+    changed: tuple[Field, ...] = ()
+    delivery: Delivery | None = None
+
+
+class ResumeAgent(Struct, frozen=True):
+    """Resume the record's agent and send what it does not know, message by message."""
+
+    delivery: Delivery
+
+
+class Fork(Struct, frozen=True):
+    """Open a fork at `mark` and send the last `users` user messages, message by message."""
+
+    mark: ForkPoint
+    users: int
+
+
+class Fresh(Struct, frozen=True):
+    """Open a fresh agent and send the whole transcript.
+
+    Args:
+        is_pooled: Whether it gets the record; otherwise the record stays as it is and the agent is let go.
+        passed_over: Why the record's agent was not resumed though the kind would allow it; "" where it would not.
+    """
+
+    is_pooled: bool
+    passed_over: Literal["", "stale", "abilities", "unechoed"] = ""
+
+
+Action = ResumeAgent | Fork | Fresh
+
+
+def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool = False) -> Classification:
+    """Return what a request is to a record.
+
+    Args:
+        is_ephemeral: The client application says that this is a side call.
+    """
+    theirs = outline.fingerprint
+    if is_ephemeral:
+        return Classification(
+            RequestRelation.SIDE_CALL, Reason("ephemeral", None, "the host says so"), new=theirs.count
+        )
+    if record is None:
+        return Classification(
+            RequestRelation.NEW, Reason("record", None, "nothing is known of it"), new=theirs.count
+        )
+    mine = record.fingerprint
+    common = common_users(mine.users, theirs.users)
+    changed = _changed(mine, theirs)
+    delivery = _delivery(record, outline, common)
+    kind, reason = _judged(record, outline, common, changed, delivery)
+    if not record.is_resumable or _is_of_aside(record, outline, changed):
+        delivery = None
+    return Classification(kind, reason, common, theirs.count - common, changed, delivery)
+
+
+def action(
+    classification: Classification,
+    outline: Outline,
+    record: PoolRecord | None,
+    abilities: Abilities,
+    *,
+    age_s: float = 0.0,
+    limit_s: float | None = None,
+    is_verifiable: bool = True,
+) -> Action:
+    """Return what to do with a request that `classify` judged.
+
+    Args:
+        age_s: How long the record's agent has been silent, in seconds.
+        limit_s: From which age on a resume is not worth a try (`LearnedRetention.limit_s`).
+        is_verifiable: Whether the upstream will show that it resumed the record's agent
+            (`LearnedRetention.never_echoes`).
+    """
+    if classification.kind is RequestRelation.SIDE_CALL:
+        return Fresh(is_pooled=False)
+    if record is None:
+        return Fresh(is_pooled=True)
+    if limit_s is not None and age_s >= limit_s:
+        return Fresh(is_pooled=True, passed_over="stale")
+    if _is_of_aside(record, outline, classification.changed):
+        return Fresh(is_pooled=True)  # neither the record's agent nor its marks are of this conversation
+    if not _can_follow(classification.changed, abilities):
+        return Fresh(is_pooled=True, passed_over="abilities" if classification.delivery else "")
+    if classification.delivery is not None:
+        if not is_verifiable:
+            return Fresh(is_pooled=True, passed_over="unechoed")
+        return ResumeAgent(classification.delivery)
+    if abilities.can_fork:
+        return _fork(classification.common, outline, record) or Fresh(is_pooled=True)
+    return Fresh(is_pooled=True)
+
+
+def asides_of(classification: Classification, record: PoolRecord | None) -> tuple[Aside, ...]:
+    """Return what stands aside of the record that replaces `record`.
+
+    A rebase may have been a side call that began like the conversation itself; then that one goes on. A request that
+    has nothing in common with the record tells nothing of what stands aside of it.
+    """
+    if record is None:
+        return ()
+    if classification.kind is RequestRelation.REBASE:
+        return with_aside(record.asides, record.fingerprint)
+    return () if classification.common else record.asides
+
+
+_BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
+"""What stands before the first message, in the order in which a difference is told."""
+
+
+def _changed(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
+    return tuple(field for field in _BASE if getattr(mine, field) != getattr(theirs, field))
+
+
+def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | None:
+    """Return what a confirmed agent would lack, judged by users and results alone, or None where that is unknown.
+
+    Whatever the agent asked for must have been answered by the client application, and nothing else: results of
+    calls that it never made would be lost on it. That the last ids are those of its calls does not tell, for
+    some upstreams use the same
+    ones each time: so all the results since the last user message are counted, each id as often as it stands there.
+    """
+    known, count = record.fingerprint.count, outline.fingerprint.count
+    new = count - known
+    if common < known or known == 0 or outline.tail_users < new or (new == 0 and outline.tail_users):
+        return None
+    # What stands before the tail answers another message, where the tail begins with messages that are known.
+    answered = Counter(outline.answered if outline.tail_users == new else ())
+    if record.open_calls:
+        is_asked = sorted(outline.tail_results) == sorted(record.open_calls)
+        is_all = answered == Counter((*record.answered, *record.open_calls))
+        return Delivery(new, outline.tail_results) if is_asked and is_all else None
+    # Fewer is well: many client applications leave out what tools said in earlier turns.
+    return Delivery(new) if new and answered <= Counter(record.answered) else None
+
+
+def _judged(
+    record: PoolRecord, outline: Outline, common: int, changed: tuple[Field, ...], delivery: Delivery | None
+) -> tuple[RequestRelation, Reason]:
+    known, count = record.fingerprint.count, outline.fingerprint.count
+    is_longer = delivery is not None or 0 < common == known < count
+    is_foreign = "identity" in changed or "system" in changed
+    if is_foreign and is_longer:
+        return RequestRelation.REBASE, Reason(
+            changed[0], None, f"the {changed[0]} changed, and the conversation goes on"
+        )
+    if is_foreign or (changed and not common):
+        if _is_of_aside(record, outline, changed):
+            words = "what looked like a side call goes on"
+            return RequestRelation.REBASE, Reason(changed[0], None, words)
+        words = f"the {changed[0]} changed, and the conversation does not go on"
+        return RequestRelation.SIDE_CALL, Reason(changed[0], None, words)
+    if changed:
+        return RequestRelation.TOOLS_CHANGED, Reason(changed[0], None, f"the {changed[0]} changed")
+    if delivery is None:
+        return _unfit(record, outline, common)
+    if not record.is_resumable:
+        words = "nobody knows whether the agent heard the last message"
+        return RequestRelation.DIVERGENCE, Reason("phase", None, words)
+    if delivery.users == 0:
+        return RequestRelation.CONTINUATION, Reason("results", None, "the results of its calls are new")
+    kind = RequestRelation.CONTINUATION if delivery.users == 1 else RequestRelation.CONTINUATION_MULTI
+    return kind, Reason("users", common, f"{delivery.users} new at the end")
+
+
+def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRelation, Reason]:
+    """Judge a request on the same base that does not complete what the agent knows."""
+    known, count = record.fingerprint.count, outline.fingerprint.count
+    divergence = RequestRelation.DIVERGENCE
+    if common < min(known, count):
+        return divergence, Reason("users", common, f"user message {common} is another one")
+    if count < known:
+        return divergence, Reason("users", count, f"{known - count} user messages were taken back")
+    if outline.tail_users == 0 and not (outline.tail_results and count == known):
+        return divergence, Reason("tail", None, "the last message is no user's and no awaited result")
+    if count == known:
+        if outline.tail_users:
+            return RequestRelation.REPEAT, Reason("users", count - 1, "the agent has been asked this")
+        if Counter(outline.answered) <= Counter(record.answered):
+            return RequestRelation.REPEAT, Reason("results", None, "the agent has been given these results")
+    if outline.tail_users < count - known:
+        return divergence, Reason("users", known, "replies of others stand between the new messages")
+    if known == 0:
+        return divergence, Reason("users", 0, "the agent knows no user message")
+    return divergence, Reason("results", None, "the results are not those of the calls that the agent made")
+
+
+def _is_of_aside(record: PoolRecord, outline: Outline, changed: tuple[Field, ...]) -> bool:
+    """Whether a request continues what stands beside the record: the record itself was the side call (REUSE-14)."""
+    is_foreign = "identity" in changed or "system" in changed
+    return is_foreign and any(_goes_on(aside, outline) for aside in record.asides)
+
+
+def _goes_on(aside: Aside, outline: Outline) -> bool:
+    """Whether a request continues what was taken for a side call: by more user messages, or by results."""
+    theirs = outline.fingerprint
+    is_same = aside.system == theirs.system and aside.identity == theirs.identity
+    is_longer = aside.users < theirs.count or bool(outline.tail_results and not outline.tail_users)
+    end = aside.users * LINK_BYTES
+    return is_same and is_longer and end > 0 and theirs.users[end - LINK_BYTES : end] == aside.link
+
+
+def _can_follow(changed: tuple[Field, ...], abilities: Abilities) -> bool:
+    """Whether an agent goes by what changed when it is resumed or forked. Its identity never changes."""
+    can: dict[Field, bool] = {
+        "identity": False,
+        "system": abilities.can_reinstruct,
+        "tools": abilities.can_retool,
+        "servers": abilities.can_retool,
+    }
+    return all(can[field] for field in changed)
+
+
+def _fork(common: int, outline: Outline, record: PoolRecord) -> Fork | None:
+    """Return the fork from the last mark after which only user messages follow, one at least, or None.
+
+    A mark holds the answers as its agent gave them. Results directly before the tail may be of calls it never made.
+    """
+    count = outline.fingerprint.count
+    first = count - outline.tail_users + bool(outline.tail_results)
+    for mark in reversed(record.marks):
+        if first <= mark.users <= min(common, count - 1):
+            return Fork(mark, count - mark.users)
+    return None

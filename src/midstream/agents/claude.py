@@ -1,0 +1,502 @@
+"""Claude Code as an upstream, through the Claude Agent SDK: conversations that its CLI keeps on disk, or in our store.
+
+    upstream = Claude("opus", cwd="/srv/project")
+
+Each open agent is one process of the CLI, started when it is first spoken to, and kept between messages. A message that
+is stopped ends its process, too: the next one resumes the conversation in a fresh one. Conversations belong to their
+folder, so the same id opened elsewhere is not remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from typing_extensions import override
+
+from midstream.agents.claude_messages import ClaudeReader
+from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.permission_rules import Allowed, Asking, Kind, Permission, Person, Rules, decided
+from midstream.agents.upstream_errors import upstream_error
+from midstream.agents.upstreams import (
+    Abilities,
+    MessageTaken,
+    Setup,
+    Upstream,
+    UpstreamEvent,
+    UpstreamMessage,
+    doubtful,
+)
+from midstream.environment import World
+from midstream.errors import (
+    MidstreamError,
+    ModelError,
+    ModelMissingError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UsageError,
+)
+from midstream.extras import extra
+from midstream.history.messages import File, Text, UserMessage
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+with extra("claude"):
+    from claude_agent_sdk import (
+        ClaudeAgentOptions,
+        ClaudeSDKClient,
+        CLINotFoundError,
+        Message,
+        PermissionMode,
+        PermissionResultAllow,
+        PermissionResultDeny,
+        ProcessError,
+        ResultError,
+        SessionStore,
+        ToolPermissionContext,
+        delete_session,
+        delete_session_via_store,
+    )
+
+INTERRUPT_S = 2.0
+"""Seconds the CLI has to stop its run by itself, so that its transcript says so. Then its process is ended."""
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of one message of the CLI, such as a file that its agent has read. The SDK's own limit of 1 MiB ends runs."""
+STDERR_LINES_MAX = 50
+"""Lines of the CLI's stderr that are kept, for the reason that it gives nowhere else."""
+STDERR_WAIT_S = 0.5
+"""Seconds that lines may take from a process that has just died."""
+KINDS: Mapping[str, Kind] = {
+    "Read": "read",
+    "NotebookRead": "read",
+    "LS": "read",
+    "BashOutput": "read",
+    "Glob": "search",
+    "Grep": "search",
+    "ToolSearch": "search",
+    "TodoWrite": "think",
+    "ExitPlanMode": "think",
+    "WebFetch": "fetch",
+    "WebSearch": "fetch",
+    "Edit": "edit",
+    "MultiEdit": "edit",
+    "Write": "edit",
+    "NotebookEdit": "edit",
+    "Bash": "execute",
+    "KillShell": "execute",
+}
+"""What sort of deed a tool of Claude Code is; the others are "other"."""
+
+_LOOK_S = 0.02
+_HOME = "CLAUDE_CONFIG_DIR"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Claude(Upstream):
+    """Conversations with Claude Code.
+
+    Args:
+        model: Such as "opus" or a full name; "" for the CLI's own choice.
+        cwd: The folder it works in; its conversations belong to it. By default that of `options`, or of this process.
+        permission_mode: The SDK's; by default what would need a person is refused.
+        permissions: Asked for what the mode does not settle: `Rules`, or code of yours; `ASK_FIRST` asks the people of
+            the session about what has effects. None refuses it all.
+        options: Anything else that the SDK can be told. Its `system_prompt` is Claude Code's own by default, to which
+            the client application's instructions are added. `mcp_servers` must be a dict here; the client
+            application's servers are added to it.
+        sessions: Where transcripts are kept, too, and resumed from on any machine: `KeyValueSessions`, or any store
+            of the SDK's protocol. By default only the CLI has them.
+        account: Tells accounts apart that share a folder. Never a key.
+        is_verbatim: What users write is given to the model as it is. Otherwise the CLI acts on it first: it reads the
+            files that are named with an `@`, and runs commands that begin with a slash.
+
+    Raises:
+        UsageError: `options` cannot be combined with this. Nothing was started.
+    """
+
+    abilities = Abilities(
+        takes_files=True, takes_servers=True, can_retool=True, can_fork=True, can_oauth=True
+    )
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        cwd: str | Path | None = None,
+        permission_mode: PermissionMode | None = None,
+        permissions: Rules | Asking | None = None,
+        options: ClaudeAgentOptions | None = None,
+        sessions: SessionStore | None = None,
+        account: str = "",
+        is_verbatim: bool = True,
+        world: World = World(),
+    ) -> None:
+        given = options or ClaudeAgentOptions()
+        if not isinstance(given.mcp_servers, dict):
+            raise UsageError("give `mcp_servers` as a dict: the host's servers are added to it")
+        if permissions is not None and given.can_use_tool is not None:
+            raise UsageError("give either `permissions` or the SDK's `can_use_tool`")
+        preset = {"type": "preset", "preset": "claude_code"}
+        self._options = dataclasses.replace(
+            given,
+            model=model or given.model,
+            cwd=str(Path(cwd or given.cwd or ".").resolve()),
+            permission_mode=permission_mode or given.permission_mode,
+            system_prompt=cast("Any", preset) if given.system_prompt is None else given.system_prompt,
+            session_store=sessions or given.session_store,
+            include_partial_messages=True,
+            verbatim_prompts=is_verbatim,
+            max_buffer_size=given.max_buffer_size or MESSAGE_BYTES_MAX,
+            resume=None,
+            continue_conversation=False,
+        )
+        self._permissions = permissions
+        self._account = account
+        self._world = world
+        self._agents: set[_ClaudeAgent] = set()
+        self._forwarding = Forwarding(self.name, self.abilities)
+
+    @property
+    def name(self) -> str:
+        """Name shown to people."""
+        return f"claude:{self._options.model}" if self._options.model else "claude"
+
+    @property
+    @override
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "model": self._options.model or "",
+            "cwd": str(self._options.cwd),
+            "permissions": self._options.permission_mode or "default",
+            "tools": " ".join([*self._options.allowed_tools, "-", *self._options.disallowed_tools]),
+            "home": self._options.env.get(_HOME, ""),
+            "account": self._account,
+        }
+
+    async def open(self, setup: Setup, *, resume: str = "") -> _ClaudeAgent:
+        """See `Upstream.open`. The CLI is started when something is said."""
+        return self._agent(setup, resume, mark="")
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> _ClaudeAgent:
+        """See `ForkingUpstream.fork`. The fork is made when something is said."""
+        return self._agent(setup, agent, mark=mark)
+
+    async def verify(self) -> bool:
+        """Say whether the CLI is signed in or has a key. It is not asked to use it, which would cost tokens."""
+        options = dataclasses.replace(self._options, session_store=None, mcp_servers={})
+        async with contextlib.AsyncExitStack() as stack:
+            program = _Program(self.name, options, self._world)
+            stack.push_async_callback(program.aclose)
+            await program.start()
+            account = program.greeting.get("account")
+        return not isinstance(account, dict) or any(account.values())
+
+    async def forget(self, agent: str) -> None:
+        """See `Upstream.forget`: its transcript is deleted, here and in `sessions`."""
+        folder, store = str(self._options.cwd), self._options.session_store
+        with contextlib.suppress(OSError, ValueError, MidstreamError):
+            if store is not None:
+                await delete_session_via_store(store, agent, directory=folder)
+            if self._options.env.get(_HOME) in {None, os.environ.get(_HOME)}:
+                await asyncio.to_thread(delete_session, agent, directory=folder)
+
+    async def aclose(self) -> None:
+        """End all processes."""
+        await asyncio.gather(*(agent.aclose() for agent in [*self._agents]))
+
+    def _agent(self, setup: Setup, source: str, *, mark: str) -> _ClaudeAgent:
+        servers: dict[str, Any] = {
+            **cast("Mapping[str, Any]", self._options.mcp_servers),
+            **{server.name: _server(server) for server in self._forwarding.kept(setup.servers)},
+        }
+        options = dataclasses.replace(
+            self._options,
+            mcp_servers=servers,
+            system_prompt=_instructed(self._options.system_prompt, setup.instructions),
+        )
+        agent = _ClaudeAgent(self.name, options, source, mark, self._world, self._agents)
+        if self._permissions is not None:
+            agent.ask(self._permissions)
+        return agent
+
+
+class _Program:
+    """One process of the CLI, from its start to its end."""
+
+    def __init__(self, name: str, options: ClaudeAgentOptions, world: World) -> None:
+        self._name = name
+        self._world = world
+        self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
+        self.client = ClaudeSDKClient(dataclasses.replace(options, stderr=self._stderr.append))
+        self.greeting: Mapping[str, Any] = {}
+        self.is_branch = options.fork_session
+        """Its conversation has yet to be made, as a copy."""
+        self._starting: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it is ready. What was started is ended by `aclose`, whatever this raises."""
+        self._starting = self._world.spawn(self.client.connect(), name="claude: start of a process")
+        try:
+            await self._starting
+            self.greeting = await self.client.get_server_info() or {}
+        except asyncio.CancelledError:
+            if self._ending is None:
+                raise
+            raise UpstreamFailedError(f"{self._name} was closed while it started") from None
+        except Exception as error:
+            raise await self.typed(error) from error
+
+    async def typed(self, error: Exception) -> ModelError:
+        """Return what an error of the SDK means; the reason may stand on stderr only."""
+        if isinstance(error, CLINotFoundError):
+            return ModelMissingError(f"{self._name} has no CLI to talk to: {error}")
+        if isinstance(error, ResultError):
+            names = [error.terminal_reason, error.subtype]
+            return upstream_error(self._name, str(error), names=names, status=error.api_error_status)
+        waits = int(STDERR_WAIT_S / _LOOK_S) if isinstance(error, ProcessError) else 0
+        for _ in range(waits):
+            if self._stderr:
+                break
+            await self._world.sleep(_LOOK_S)
+        said = "\n".join(self._stderr)
+        typed = upstream_error(self._name, said if waits and said else f"{error}\n{said}")
+        typed.add_note(said)
+        return typed
+
+    def forget_stderr(self) -> None:
+        """Forget earlier output: it does not explain what fails from now on."""
+        self._stderr.clear()
+
+    async def aclose(self) -> None:
+        """End it. It is ended even where who waits for that is cancelled."""
+        if self._ending is None:
+            self._ending = self._world.spawn(self._end(), name="claude: end of a process")
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await self.client.disconnect()
+
+
+class _ClaudeAgent:
+    """See `UpstreamAgent`."""
+
+    def __init__(
+        self,
+        name: str,
+        options: ClaudeAgentOptions,
+        source: str,
+        mark: str,
+        world: World,
+        agents: set[_ClaudeAgent],
+    ) -> None:
+        self._name = name
+        self._options = options
+        self._source = source
+        """What to go on from: the conversation itself as soon as it has a name."""
+        self._mark = mark
+        """Where to branch off from it; "" once that is done, or never to be."""
+        self._world = world
+        self._program: _Program | None = None
+        self._person: Person | None = None
+        """Whom it can ask in the answer that it is giving."""
+        self._is_sending = False
+        self._is_closed = False
+        self._agents = agents
+        agents.add(self)
+
+    def ask(self, permissions: Rules | Asking) -> None:
+        """Let what the permission mode does not settle be decided."""
+
+        async def told(
+            tool: str, arguments: dict[str, Any], _: ToolPermissionContext
+        ) -> PermissionResultAllow | PermissionResultDeny:
+            shown = _encode(arguments).decode()
+            asked = Permission(self._source, tool, KINDS.get(tool, "other"), shown)
+            answer = await decided(permissions, asked, self._person)
+            if not isinstance(answer, Allowed):
+                return PermissionResultDeny(message=answer)
+            edited = None if answer.arguments is None else msgspec.json.decode(answer.arguments)
+            return PermissionResultAllow(updated_input=edited)
+
+        self._options = dataclasses.replace(self._options, can_use_tool=told)
+
+    async def send(
+        self,
+        said: UpstreamMessage,
+        *,
+        key: str,  # noqa: ARG002 - the CLI would pass over a message whose id it knows, also one it never answered
+        is_forced: bool = False,
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """See `UpstreamAgent.send`.
+
+        A conversation that runs in another process of the CLI is busy. By force, a branch of it is gone on with, under
+        an id of its own; the other run is left to itself.
+        """
+        if self._is_closed:
+            raise UpstreamFailedError(f"this agent of {self._name} is closed")
+        if self._is_sending:
+            raise UpstreamBusyError(f"{self._name} is still answering the message before")
+        self._is_sending, is_whole = True, False
+        self._person = said.person
+        try:
+            program = await self._started(is_forced=is_forced)
+            message_id = str(uuid.UUID(hex=_digits(self._world)))
+            reader = ClaudeReader(self._name, self._source, message_id, is_branch=program.is_branch)
+            async for event in self._answered(program, reader, said.message):
+                yield event
+            is_whole = reader.failure is None
+            if reader.failure is not None:
+                raise reader.failure
+        finally:
+            self._is_sending = False
+            if not is_whole:
+                await self._end()
+
+    async def aclose(self) -> None:
+        """End the process. What it was saying ends with an error."""
+        self._is_closed = True
+        program, self._program = self._program, None
+        if program is not None:
+            await program.aclose()
+        self._agents.discard(self)
+
+    async def _answered(
+        self, program: _Program, reader: ClaudeReader, message: UserMessage
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        is_opened = False
+        try:
+            program.forget_stderr()
+            await program.client.query(_once(_message(message, reader.message_id)))
+            async with contextlib.aclosing(_messages(program.client)) as messages:
+                async for read in messages:
+                    for event in reader.read(read, now=self._world.now()):
+                        if isinstance(event, MessageTaken):
+                            self._source, self._mark, program.is_branch = event.agent, "", False
+                            is_opened = True
+                        yield event
+                    if reader.is_ended:
+                        return
+        except ModelError:
+            raise
+        except Exception as error:
+            typed = await program.typed(error)
+            raise (typed if is_opened else doubtful(typed)) from error
+        raise UpstreamFailedError(f"{self._name} ended before its answer did")
+
+    async def _started(self, *, is_forced: bool) -> _Program:
+        if self._program is not None:
+            return self._program
+        branches = (
+            [bool(self._mark), True] if is_forced and self._source and not self._mark else [bool(self._mark)]
+        )
+        for is_branch in branches:
+            options = dataclasses.replace(
+                self._options,
+                resume=self._source or None,
+                fork_session=is_branch,
+                resume_session_at=self._mark or None,
+            )
+            self._program = program = _Program(self._name, options, self._world)
+            try:
+                await program.start()
+            except UpstreamBusyError:
+                await self._end()
+                if is_branch is branches[-1]:
+                    raise
+            else:
+                break
+        return program
+
+    async def _end(self) -> None:
+        """Stop the run, within `INTERRUPT_S`, and end the process."""
+        program, self._program = self._program, None
+        if program is None:
+            return
+        try:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(INTERRUPT_S):
+                    await program.client.interrupt()
+        finally:
+            await program.aclose()
+
+
+async def _messages(client: ClaudeSDKClient) -> AsyncGenerator[Message, None]:
+    async for message in client.receive_messages():
+        yield message
+
+
+async def _once(message: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield message
+
+
+def _digits(world: World) -> str:
+    return world.new_id("message").rpartition("-")[2]
+
+
+def _message(message: UserMessage, message_id: str) -> dict[str, Any]:
+    content: list[dict[str, Any]] = [
+        {"type": "text", "text": part.text} if isinstance(part, Text) else _attachment(part)
+        for part in message.parts
+    ]
+    return {
+        "type": "user",
+        "message": {"role": "user", "content": content},
+        "parent_tool_use_id": None,
+        "uuid": message_id,
+    }
+
+
+def _attachment(file: File) -> dict[str, Any]:
+    kind = "image" if file.media_type.startswith("image/") else "document"
+    if kind == "image" or file.media_type == "application/pdf":
+        if file.data is not None:
+            source = {"type": "base64", "media_type": file.media_type, "data": file.data}
+            return {"type": kind, "source": source}
+        if file.url is not None:
+            return {"type": kind, "source": {"type": "url", "url": file.url}}
+    named = file.name or file.url or "without a name"
+    return {"type": "text", "text": f"[An attachment that cannot be shown here: {named}, {file.media_type}]"}
+
+
+def _server(server: ForwardedMcpServer) -> dict[str, Any]:
+    if server.transport == "stdio":
+        return {
+            "type": "stdio",
+            "command": server.command,
+            "args": [*server.args],
+            "env": server.env,
+        }
+    config: dict[str, Any] = {"type": server.transport, "url": server.url}
+    if server.headers:
+        config["headers"] = server.headers
+    if server.client_id:
+        scopes = {"scopes": server.scope} if server.scope else {}
+        config["oauth"] = {"clientId": server.client_id, **scopes}
+    return config
+
+
+def _instructed(prompt: Any, instructions: str) -> Any:  # noqa: ANN401 - the SDK's union of dicts
+    """Return the SDK's system prompt with the client application's instructions at its end."""
+    if not instructions:
+        return prompt
+    if isinstance(prompt, str):
+        return f"{prompt}\n\n{instructions}".strip()
+    match prompt["type"]:
+        case "preset":
+            before = prompt.get("append", "")
+            return {**prompt, "append": f"{before}\n\n{instructions}".strip()}
+        case "custom":
+            return {**prompt, "prompt": f"{prompt['prompt']}\n\n{instructions}".strip()}
+    raise UsageError("a system prompt in a file cannot be given a host's instructions: give it as text")

@@ -1,0 +1,248 @@
+"""Meaning of the messages of a Claude Code process: one turn of it, as events of an upstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from midstream.agents.upstream_errors import upstream_error
+from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
+from midstream.errors import ModelError, UpstreamFailedError, UpstreamGoneError
+from midstream.extras import extra
+from midstream.history.messages import Finish, Outcome, Usage
+from midstream.models.replies import (
+    Finished,
+    KeepAlive,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+
+with extra("claude"):
+    from claude_agent_sdk import (
+        AssistantMessage,
+        ConversationResetMessage,
+        HookEventMessage,
+        Message,
+        RateLimitEvent,
+        ResultMessage,
+        ServerToolResultBlock,
+        ServerToolUseBlock,
+        StreamEvent,
+        SystemMessage,
+        TextBlock,
+        ThinkingBlock,
+        ToolResultBlock,
+        ToolUseBlock,
+        UserMessage,
+    )
+
+_FINISHES = {"max_tokens": Finish.LENGTH, "refusal": Finish.FILTER}
+_LIMITS = {"error_max_turns"}
+"""Results that are an end by a limit, and no failure: the conversation goes on."""
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class ClaudeReader:
+    """Reads one turn: `read` each message until `is_ended`; then `failure` says whether it went wrong.
+
+    Args:
+        name: What errors call the upstream.
+        source: The conversation that is gone on from, or "".
+        is_branch: What is said goes into a new conversation, which begins as a copy of that one.
+        message_id: The id of the user's message: results of other turns are passed over.
+    """
+
+    def __init__(self, name: str, source: str, message_id: str, *, is_branch: bool = False) -> None:
+        self.message_id = message_id
+        self.is_ended = False
+        self.failure: ModelError | None = None
+        self._name = name
+        self._source = source
+        self._is_branch = is_branch
+        self._is_opened = False
+        self._model = ""
+        self._streamed: set[str] = set()
+        """Ids of messages whose words came in pieces."""
+        self._has_words = False
+        self._open: dict[str, None] = {}
+        """Ids of calls without a result, in their order."""
+        self._mark = ""
+        self._spent: list[Usage] = []
+        self._trouble: tuple[str, str] = ("", "")
+        """What the CLI says in the model's place: the kind of error, and its words."""
+        self._resets_at: float | None = None
+
+    def read(self, message: Message, *, now: float) -> Iterator[UpstreamEvent]:
+        """Return what a message says."""
+        match message:
+            case HookEventMessage():
+                yield KeepAlive()
+            case SystemMessage(subtype="init"):
+                self._model = str(message.data.get("model") or "")
+                yield from self._opened(message.data.get("session_id"))
+            case StreamEvent() if message.parent_tool_use_id is None:
+                yield from self._opened(message.session_id)
+                yield from self._piece(message.event)
+            case AssistantMessage() if message.parent_tool_use_id is None:
+                yield from self._assistant(message)
+            case UserMessage() if message.parent_tool_use_id is None:
+                yield from self._results(message)
+            case ConversationResetMessage():
+                self._fail(UpstreamGoneError(f"{self._name} has put the conversation aside for an empty one"))
+            case RateLimitEvent():
+                if message.rate_limit_info.status == "rejected":
+                    self._resets_at = message.rate_limit_info.resets_at
+                yield KeepAlive()
+            case ResultMessage():
+                if self._is_ours(message):
+                    yield from self._result(message, now=now)
+            case StreamEvent() | AssistantMessage() | UserMessage():
+                yield Working("a sub-agent")
+            case _:
+                yield KeepAlive()
+
+    def _opened(self, session: object) -> Iterator[UpstreamEvent]:
+        if self._is_opened or not isinstance(session, str) or not session:
+            return
+        self._is_opened = True
+        # It names what it writes to from now on: of a branch the new one, else what it went on from.
+        yield MessageTaken(session, self._source if self._is_branch or not self._source else session)
+
+    def _piece(self, event: dict[str, Any]) -> Iterator[UpstreamEvent]:
+        match event:
+            case {"type": "message_start", "message": {"id": str(message_id), **message}}:
+                self._streamed.add(message_id)
+                self._spent.append(usage_of(message.get("usage")))
+                yield KeepAlive()
+            case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
+                self._has_words = self._has_words or bool(text)
+                yield TextDelta(text)
+            case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
+                yield ThinkingDelta(text)
+            case {"type": "content_block_delta", "delta": {"type": "input_json_delta"}}:
+                yield Working("arguments")
+            case {"type": "message_delta", "usage": {"output_tokens": int(tokens)}} if self._spent:
+                self._spent[-1] = msgspec.structs.replace(self._spent[-1], output_tokens=tokens)
+                yield KeepAlive()
+            case _:
+                yield KeepAlive()
+
+    def _assistant(self, message: AssistantMessage) -> Iterator[UpstreamEvent]:
+        words = "".join(block.text for block in message.content if isinstance(block, TextBlock))
+        if message.error is not None:
+            self._trouble = (message.error, words)
+            return
+        yield from self._opened(message.session_id)
+        self._model = message.model
+        is_new = message.message_id not in self._streamed
+        for block in message.content:
+            match block:
+                case TextBlock() if is_new:
+                    self._has_words = self._has_words or bool(block.text)
+                    yield TextDelta(block.text)
+                case ThinkingBlock() if is_new:
+                    yield ThinkingDelta(block.thinking)
+                case ToolUseBlock() | ServerToolUseBlock():
+                    self._open[block.id] = None
+                    yield UpstreamCallStarted(block.id, block.name, _encode(block.input).decode())
+                case ToolResultBlock():
+                    yield from self._ended(block.tool_use_id, block.content, is_error=bool(block.is_error))
+                case ServerToolResultBlock():
+                    yield from self._ended(block.tool_use_id, block.content, is_error=False)
+                case _:
+                    yield KeepAlive()
+        self._mark = "" if self._open else message.uuid or ""
+
+    def _results(self, message: UserMessage) -> Iterator[UpstreamEvent]:
+        for block in message.content if isinstance(message.content, list) else []:
+            if isinstance(block, ToolResultBlock):
+                yield from self._ended(block.tool_use_id, block.content, is_error=bool(block.is_error))
+
+    def _ended(self, call_id: str, content: object, *, is_error: bool) -> Iterator[UpstreamEvent]:
+        if call_id in self._open:
+            del self._open[call_id]
+            yield UpstreamCallEnded(call_id, _text(content), Outcome.ERROR if is_error else Outcome.OK)
+
+    def _is_ours(self, result: ResultMessage) -> bool:
+        """The CLI also takes turns by itself, such as when a background task has ended."""
+        taken = result.user_message_uuids
+        if result.is_error or taken is None:
+            return result.origin is None or result.origin.get("kind") == "human"
+        return self.message_id in taken
+
+    def _result(self, result: ResultMessage, *, now: float) -> Iterator[UpstreamEvent]:
+        reason = result.terminal_reason or ""
+        if reason.startswith("aborted"):
+            self._fail(UpstreamFailedError(f"somebody stopped {self._name} while it was answering"))
+            return
+        if result.subtype not in _LIMITS and (result.is_error or result.subtype != "success"):
+            self._fail(self._error(result, now=now))
+            return
+        yield from self._opened(result.session_id)
+        if not self._has_words and result.result:
+            yield TextDelta(result.result)
+        for call_id in self._open:
+            yield UpstreamCallEnded(call_id, "(it did not say how this ended)", Outcome.UNKNOWN)
+        if self._mark:
+            yield Marked(self._mark)
+        finish = _FINISHES.get(result.stop_reason or "", Finish.STOP)
+        self.is_ended = True
+        whole = usage_of(result.usage) if result.usage else None
+        yield Finished(
+            Finish.LENGTH if result.subtype in _LIMITS else finish,
+            self._model,
+            _sum(self._spent) if self._spent else whole,
+        )
+
+    def _error(self, result: ResultMessage, *, now: float) -> ModelError:
+        kind, words = self._trouble
+        said = [*(result.errors or []), result.result or "", words]
+        wait_s = None if self._resets_at is None else max(0.0, self._resets_at - now)
+        return upstream_error(
+            self._name,
+            "\n".join(dict.fromkeys(filter(None, said))),
+            names=[kind or None, result.terminal_reason, result.subtype],
+            status=result.api_error_status,
+            retry_after_s=wait_s,
+        )
+
+    def _fail(self, error: ModelError) -> None:
+        self.is_ended = True
+        self.failure = error
+
+
+def usage_of(counted: object) -> Usage:
+    """Return the tokens that Anthropic counted; what was read from a cache or written to one is input, too."""
+    if not isinstance(counted, dict):
+        return Usage()
+
+    def tokens(name: str) -> int:
+        number = counted.get(name)
+        return number if isinstance(number, int) else 0
+
+    cached, made = tokens("cache_read_input_tokens"), tokens("cache_creation_input_tokens")
+    return Usage(tokens("input_tokens") + cached + made, tokens("output_tokens"), cached, made)
+
+
+def _sum(spent: Iterable[Usage]) -> Usage:
+    return sum(spent, Usage())
+
+
+def _text(content: object) -> str:
+    """Return a result as text: pictures are named by their kind."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return _encode(content).decode()
+    return "\n".join(
+        block["text"] if block.get("type") == "text" else f"[{block.get('type')}]"
+        for block in content
+        if isinstance(block, dict)
+    )

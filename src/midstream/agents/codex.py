@@ -1,0 +1,579 @@
+"""Codex as an upstream that remembers, through the `openai-codex` package and the app server it starts.
+
+Sources: the package's own types (0.163.0). A thread that is not there is refused as an invalid request with the words
+"no rollout found for thread id", or "rollout … is empty" where nothing was said in it: a search for "not found" misses
+both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from midstream.agents.codex_permissions import AskingClient, CodexPermissions, OnceClient
+from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.permission_rules import Asking, Person, Rules
+from midstream.agents.upstreams import (
+    Abilities,
+    Marked,
+    MessageTaken,
+    Setup,
+    UpstreamEvent,
+    UpstreamMessage,
+    doubtful,
+)
+from midstream.environment import World
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelUnavailableError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UpstreamMismatchError,
+    UsageError,
+)
+from midstream.extras import extra
+from midstream.history.codecs.file_parts import file_words
+from midstream.history.messages import File, Finish, Outcome, Text, Usage, UserMessage
+from midstream.models.replies import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
+
+with extra("codex"):
+    import openai_codex as sdk
+    from openai_codex import types
+    from openai_codex.generated import v2_all as wire
+
+STOP_S = 5.0
+"""Seconds a turn has to be interrupted, when nobody waits for it any more."""
+_GONE_WORDS = ("no rollout found", "is empty", "thread not found", "no such thread")
+_FAULTS: Mapping[str, type[ModelError]] = {
+    "contextWindowExceeded": ContextOverflowError,
+    "sessionBudgetExceeded": ModelAccessError,
+    "usageLimitExceeded": ModelUnavailableError,
+    "rateLimitExceeded": ModelUnavailableError,
+    "flexUnavailable": ModelUnavailableError,
+    "serverOverloaded": ModelUnavailableError,
+    "internalServerError": ModelUnavailableError,
+    "httpConnectionFailed": ModelUnavailableError,
+    "responseStreamConnectionFailed": ModelUnavailableError,
+    "responseStreamDisconnected": ModelUnavailableError,
+    "responseTooManyFailedAttempts": ModelUnavailableError,
+    "cyberPolicy": ModelFilteredError,
+    "misalignmentPolicyViolation": ModelFilteredError,
+    "tooManyDenials": ModelRejectedError,
+    "unauthorized": ModelAccessError,
+    "badRequest": ModelRejectedError,
+}
+"""What a turn that failed says by its `codexErrorInfo`; any other fault is one that nobody explains."""
+_TRANSPORTS: tuple[Transport, ...] = ("stdio", "http")
+"""How Codex reaches MCP servers: its configuration has no place for server-sent events, nor for a registration."""
+_CLOSED = (sdk.TransportClosedError, OSError, ValueError, AttributeError)
+"""What the package raises where its app server ends: the last three where the pipes close under a request."""
+_QUIET = ("turn/", "thread/", "account/", "mcpServer/", "warning", "configWarning", "deprecationNotice")
+"""Notifications that say nothing of an answer."""
+
+
+class Codex:
+    """An upstream of Codex threads that work in a folder of this machine.
+
+    Args:
+        model: None leaves it to Codex's own configuration.
+        cwd: The folder they work in.
+        api_key: Logged in with before the first conversation; None uses the login Codex has.
+        sandbox: What the agent may change.
+        is_reviewing: Whether commands that want more than the sandbox allows are put to Codex's automatic review.
+        permissions: Decides about such commands here: `Rules`, or code of yours; `ASK_FIRST` asks the people of the
+            session. With neither they are refused.
+        command: The command that starts the app server; the package's own runtime by default.
+
+    Raises:
+        UsageError: There is no folder `cwd`, or both `is_reviewing` and `permissions` are to decide.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        cwd: str | Path = ".",
+        api_key: str | None = None,
+        sandbox: sdk.Sandbox = sdk.Sandbox.workspace_write,
+        is_reviewing: bool = False,
+        permissions: Rules | Asking | None = None,
+        command: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        world: World = World(),
+    ) -> None:
+        folder = Path(cwd).resolve()
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
+        if is_reviewing and permissions is not None:
+            raise UsageError("either Codex's own review decides (`is_reviewing`), or `permissions` do")
+        self.name = f"codex:{model or 'default'}"
+        self.abilities = Abilities(takes_files=True, takes_servers=True, can_fork=True)
+        self.identity = {
+            "model": model or "",
+            "cwd": str(folder),
+            "sandbox": sandbox.value,
+            "review": str(is_reviewing),
+            "home": (env or os.environ).get("CODEX_HOME", ""),
+        }
+        self._model = model
+        self._folder = folder
+        self._key = api_key
+        self._sandbox = sandbox
+        self._approvals = sdk.ApprovalMode.auto_review if is_reviewing else sdk.ApprovalMode.deny_all
+        self._config = sdk.CodexConfig(
+            launch_args_override=tuple(command) if command is not None else None,
+            cwd=str(folder),
+            env=dict(env) if env is not None else None,
+            client_name="midstream",
+            client_title="midstream",
+        )
+        self.permissions = permissions
+        self.world = world
+        self.speaking: dict[str, CodexPermissions] = {}
+        """How the threads that are answering ask leave, by their ids."""
+        self._forwarding = Forwarding(self.name, self.abilities)
+        self._codex: sdk.AsyncCodex | None = None
+        self._starting = asyncio.Lock()
+        self._fresh: sdk.AsyncCodex | None = None
+        """One that is being started."""
+        self._closings = 0
+
+    async def open(self, setup: Setup, *, resume: str = "") -> CodexThread:
+        """Start a thread, or take up the one that `resume` names; see `midstream.agents.upstreams`.
+
+        Raises:
+            UpstreamMismatchError: Another thread was taken up. Nothing was said in it.
+        """
+        async with self._server() as codex:
+            options = self._options(setup)
+            if self.permissions is not None:
+                thread = await self._asking_thread(codex, setup, resume)
+            elif resume:
+                thread = await codex.thread_resume(resume, include_turns=False, **options)
+            else:
+                thread = await codex.thread_start(**options)
+            if not resume:
+                return CodexThread(self, codex, thread, "")
+        if thread.id != resume:
+            raise UpstreamMismatchError(f"{self.name} took up {thread.id!r} instead of {resume!r}")
+        return CodexThread(self, codex, thread, resume)
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> CodexThread:
+        """Go on from the end of an earlier turn (`mark`) in a thread of its own."""
+        async with self._server() as codex:
+            params = wire.ThreadForkParams(
+                thread_id=agent, last_turn_id=mark, exclude_turns=True, **self._terms(setup)
+            )
+            # The public method has no `last_turn_id`.
+            forked = await codex._client.thread_fork(agent, params)  # noqa: SLF001
+        return CodexThread(self, codex, sdk.AsyncThread(codex, forked.thread.id), agent)
+
+    async def verify(self) -> bool:
+        """Ask whether somebody is logged in."""
+        async with self._server() as codex:
+            account = await codex.account()
+        return account.account is not None or not account.requires_openai_auth
+
+    async def forget(self, agent: str) -> None:
+        """Archive a thread: Codex deletes none for others."""
+        with contextlib.suppress(ModelError):
+            async with self._server() as codex:
+                await codex.thread_archive(agent)
+
+    def is_open(self, codex: sdk.AsyncCodex) -> bool:
+        """Return whether this app server can still be asked."""
+        return codex is self._codex
+
+    async def aclose(self) -> None:
+        """Stop the app server, also one that is being started."""
+        self._closings += 1
+        servers, self._codex = (self._codex, self._fresh), None
+        for codex in servers:
+            if codex is not None:
+                await codex.close()
+
+    def _options(self, setup: Setup) -> dict[str, Any]:
+        servers = {each.name: _server(each) for each in self._forwarding.kept(setup.servers, _TRANSPORTS)}
+        return {
+            "approval_mode": self._approvals,
+            "cwd": str(self._folder),
+            "config": {"mcp_servers": servers} if servers else None,
+            "developer_instructions": setup.instructions or None,
+            "model": self._model,
+            "sandbox": self._sandbox,
+        }
+
+    def _terms(self, setup: Setup) -> dict[str, Any]:
+        """Return what the package's public methods have no place for, in its wire's own words."""
+        options = self._options(setup)
+        is_asking = self.permissions is not None
+        return {
+            "approval_policy": _policy(is_asking or self._approvals is sdk.ApprovalMode.auto_review),
+            "approvals_reviewer": wire.ApprovalsReviewer.user if is_asking else None,
+            "cwd": options["cwd"],
+            "config": options["config"],
+            "developer_instructions": options["developer_instructions"],
+            "model": self._model,
+            "sandbox": wire.SandboxMode(_WIRE_SANDBOX[self._sandbox]),
+        }
+
+    async def _asking_thread(self, codex: sdk.AsyncCodex, setup: Setup, resume: str) -> sdk.AsyncThread:
+        """Start or resume a thread whose questions come to us: the public methods know no such mode."""
+        client, terms = codex._client, self._terms(setup)  # noqa: SLF001
+        if resume:
+            params = wire.ThreadResumeParams(thread_id=resume, exclude_turns=True, **terms)
+            resumed = await client.thread_resume(resume, params)
+            return sdk.AsyncThread(codex, resumed.thread.id)
+        started = await client.thread_start(wire.ThreadStartParams(**terms))
+        return sdk.AsyncThread(codex, started.thread.id)
+
+    async def _decide(self, method: str, params: dict[str, Any]) -> str:
+        leave = self.speaking.get(str(params.get("threadId")))
+        return "decline" if leave is None else await leave.decide(method, params)
+
+    @contextlib.asynccontextmanager
+    async def _server(self) -> AsyncIterator[sdk.AsyncCodex]:
+        """Give the app server; what goes wrong with it becomes one of our errors."""
+        codex = await self._started()
+        async with self.errors(codex):
+            yield codex
+
+    async def _started(self) -> sdk.AsyncCodex:
+        closings = self._closings
+        async with self._starting:
+            if self._codex is None and self._closings == closings:
+                self._fresh = codex = sdk.AsyncCodex(self._config)
+                # The package lets nobody choose the client that it asks through.
+                codex._client._sync = (  # noqa: SLF001
+                    OnceClient(self._config)
+                    if self.permissions is None
+                    else AskingClient(self._config, self._decide)
+                )
+                try:
+                    await self._greet(codex)
+                    if self._closings == closings:
+                        self._codex = codex
+                except ModelError:
+                    if self._closings == closings:
+                        raise
+                finally:
+                    self._fresh = None
+                    if self._codex is not codex:  # the package lets go of it only where no task is cancelled
+                        ending = self.world.spawn(codex.close(), name="codex: end of an app server")
+                        await asyncio.shield(ending)
+            if self._closings != closings:
+                raise ModelUnavailableError("the app server of codex was stopped while it started")
+            assert self._codex is not None
+            return self._codex
+
+    async def _greet(self, codex: sdk.AsyncCodex) -> None:
+        try:
+            await codex.__aenter__()
+        except (OSError, ValueError, RuntimeError, sdk.CodexError) as error:
+            raise ModelMissingError(f"the app server of openai-codex does not start: {error}") from error
+        if self._key is not None:
+            async with self.errors(codex):
+                await codex.login_api_key(self._key)
+
+    @contextlib.asynccontextmanager
+    async def errors(self, codex: sdk.AsyncCodex) -> AsyncIterator[None]:
+        """Make the package's errors ours."""
+        try:
+            yield
+        except _CLOSED as error:
+            if codex is self._codex:  # it died: the next conversation starts another one
+                self._codex = None
+            await codex.close()
+            raise ModelUnavailableError("the app server of codex is gone") from error
+        except sdk.JsonRpcError as error:
+            raise _refusal(error) from error
+
+
+_WIRE_SANDBOX = {
+    sdk.Sandbox.read_only: "read-only",
+    sdk.Sandbox.workspace_write: "workspace-write",
+    sdk.Sandbox.full_access: "danger-full-access",
+}
+
+
+class CodexThread:
+    """One thread. Made by `Codex.open`."""
+
+    def __init__(self, upstream: Codex, codex: sdk.AsyncCodex, thread: sdk.AsyncThread, resumed: str) -> None:
+        self._upstream = upstream
+        self._codex = codex
+        self._thread = thread
+        self._resumed = resumed
+        """What the next answer goes on from: what it was forked from only once."""
+
+    async def send(
+        self,
+        said: UpstreamMessage,
+        *,
+        key: str,  # noqa: ARG002 - the app server takes none
+        is_forced: bool = False,
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """Say something; see `midstream.agents.upstreams` for the order of the events and the errors.
+
+        A turn that is under way in the thread would be joined by what is said: by force it is interrupted first. Once a
+        turn has begun, what was said stands in the thread, whatever becomes of the turn.
+        """
+        handle: sdk.AsyncTurnHandle | None = None
+        leave = self._leave(said.person)
+        reading = CodexTurn(leave.refusals if leave is not None else {})
+        try:
+            async with self._upstream.errors(self._codex):
+                if not self._upstream.is_open(self._codex):
+                    raise ModelUnavailableError("the app server of codex was stopped")
+                if is_forced:
+                    await self._interrupt_all()
+                handle = await self._begun(said)
+                resumed, self._resumed = self._resumed, self._thread.id
+                yield MessageTaken(self._thread.id, resumed)
+                async for notification in handle.stream():
+                    if leave is not None:
+                        leave.notice(notification.payload)
+                    for event in reading.read(notification.payload, notification.method):
+                        yield event
+        finally:
+            if leave is not None:
+                self._upstream.speaking.pop(self._thread.id, None)
+                leave.let_go()
+            # Whatever is asked of an app server that was stopped starts another one.
+            if handle is not None and not reading.is_over and self._upstream.is_open(self._codex):
+                await _bounded(handle.interrupt())
+        if reading.failure is not None:
+            raise reading.failure
+        yield Marked(handle.id)
+        yield reading.finished()
+
+    async def aclose(self) -> None:
+        """Nothing is held: the app server keeps the thread."""
+
+    def _leave(self, person: Person | None) -> CodexPermissions | None:
+        """Return how this answer asks leave; None where Codex asks nobody here."""
+        permissions = self._upstream.permissions
+        if permissions is None:
+            return None
+        leave = self._upstream.speaking[self._thread.id] = CodexPermissions(
+            permissions, self._thread.id, person, self._upstream.world
+        )
+        return leave
+
+    async def _begun(self, said: UpstreamMessage) -> sdk.AsyncTurnHandle:
+        """Start a turn. An app server that dies meanwhile may have written down what was said."""
+        starting = self._upstream.world.spawn(
+            self._thread.turn(_input(said.message)), name="codex: start of a turn"
+        )
+        try:
+            async with self._upstream.errors(self._codex):
+                return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The app server starts it whether somebody waits for it or not.
+            ending = self._upstream.world.spawn(_ended(starting), name="codex: end of a turn")
+            await asyncio.shield(ending)
+            raise
+        except ModelUnavailableError as error:
+            if isinstance(error.__cause__, _CLOSED):
+                raise doubtful(error) from error.__cause__
+            raise
+
+    async def _interrupt_all(self) -> None:
+        read = await self._thread.read(include_turns=True)
+        for turn in read.thread.turns or ():
+            if turn.status is types.TurnStatus.in_progress:
+                await sdk.AsyncTurnHandle(self._codex, self._thread.id, turn.id).interrupt()
+
+
+class CodexTurn:
+    """One turn, as the app server tells it.
+
+    Args:
+        refusals: Why leave was refused, by the ids of what was to be done: Codex says only that it was declined.
+    """
+
+    def __init__(self, refusals: Mapping[str, str] | None = None) -> None:
+        self._refusals: Mapping[str, str] = {} if refusals is None else refusals
+        self.is_over = False
+        self.failure: ModelError | None = None
+        self._spoken: set[str] = set()
+        """Messages and thoughts whose words came as they were said."""
+        self._usage: Usage | None = None
+
+    def read(self, payload: object, method: str) -> list[ModelEvent]:
+        """Return what one notification says: nothing, while the agent has not begun to answer."""
+        match payload:
+            case wire.AgentMessageDeltaNotification():
+                self._spoken.add(payload.item_id)
+                return [TextDelta(payload.delta)]
+            case wire.ReasoningSummaryTextDeltaNotification() | wire.ReasoningTextDeltaNotification():
+                self._spoken.add(payload.item_id)
+                return [ThinkingDelta(payload.delta)]
+            case wire.ItemStartedNotification():
+                return self._started(payload.item.root)
+            case wire.ItemCompletedNotification():
+                return self._completed(payload.item.root)
+            case wire.ThreadTokenUsageUpdatedNotification():
+                counted = payload.token_usage.last
+                self._usage = Usage(counted.input_tokens, counted.output_tokens, counted.cached_input_tokens)
+                return []
+            case wire.TurnCompletedNotification():
+                self._end(payload.turn)
+                return []
+        return [] if method.startswith(_QUIET) or method == "error" else [Working()]
+
+    def finished(self) -> Finished:
+        """Return the end of a turn that went well."""
+        return Finished(Finish.STOP, "", self._usage)
+
+    def _started(self, item: object) -> list[ModelEvent]:
+        call = _call_of(item)
+        if call is not None:
+            return [UpstreamCallStarted(*call)]
+        return [] if isinstance(item, wire.UserMessageThreadItem) else [Working()]
+
+    def _completed(self, item: object) -> list[ModelEvent]:
+        call = _call_of(item)
+        if call is not None:
+            content, outcome = _result_of(item)
+            refusal = self._refusals.get(call[0], "") if outcome is Outcome.DENIED else ""
+            return [UpstreamCallEnded(call[0], refusal or content, outcome)]
+        match item:
+            case wire.AgentMessageThreadItem() if item.id not in self._spoken and item.text:
+                return [TextDelta(item.text)]
+            case wire.ReasoningThreadItem() if item.id not in self._spoken:
+                thought = "\n\n".join(item.summary or item.content or ())
+                return [ThinkingDelta(thought)] if thought else []
+        return []
+
+    def _end(self, turn: wire.Turn) -> None:
+        self.is_over = True
+        if turn.status is types.TurnStatus.completed:
+            return
+        if turn.error is None:
+            self.failure = UpstreamFailedError(f"the turn ended with status {turn.status.value!r}")
+            return
+        info = turn.error.codex_error_info
+        kind = _FAULTS.get(_fault_of(info.root if info is not None else None), UpstreamFailedError)
+        self.failure = kind(f"the turn failed: {turn.error.message}")
+
+
+def _call_of(item: object) -> tuple[str, str, str] | None:
+    """Return id, name and arguments of what Codex runs itself, or None for anything else."""
+    match item:
+        case wire.CommandExecutionThreadItem():
+            return item.id, "shell", _json({"command": item.command, "cwd": str(item.cwd.root)})
+        case wire.FileChangeThreadItem():
+            return item.id, "apply_patch", _json({"paths": [change.path for change in item.changes]})
+        case wire.McpToolCallThreadItem():
+            return item.id, item.tool, _json(item.arguments)
+        case wire.WebSearchThreadItem():
+            return item.id, "web_search", _json({"query": item.query})
+    return None
+
+
+def _result_of(item: object) -> tuple[str, Outcome]:
+    match item:
+        case wire.CommandExecutionThreadItem():
+            return item.aggregated_output or "", _outcome(item.status.value)
+        case wire.McpToolCallThreadItem():
+            if item.error is not None:
+                return item.error.message, Outcome.ERROR
+            texts = [_words_in(piece) for piece in (item.result.content if item.result else [])]
+            return "\n".join(texts), _outcome(item.status.value)
+        case wire.FileChangeThreadItem():
+            return item.status.value, _outcome(item.status.value)
+    return "", Outcome.OK
+
+
+def _outcome(status: str) -> Outcome:
+    return {"failed": Outcome.ERROR, "declined": Outcome.DENIED}.get(status, Outcome.OK)
+
+
+def _words_in(piece: object) -> str:
+    text = piece.get("text") if isinstance(piece, dict) else None
+    return text if isinstance(text, str) else _json(piece)
+
+
+def _fault_of(info: object) -> str:
+    """Return the name of a fault: a word, or the one key of an object."""
+    if isinstance(info, str):
+        return info.value if isinstance(info, wire.CodexErrorInfoValue) else info
+    fields = info if isinstance(info, dict) else dict(getattr(info, "__dict__", {}))
+    name = next(iter(fields), "")
+    head, *rest = name.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+def _refusal(error: sdk.JsonRpcError) -> ModelError:
+    if any(words in error.message.lower() for words in _GONE_WORDS):
+        return UpstreamGoneError(f"codex: {error.message}")
+    kind: type[ModelError] = UpstreamFailedError
+    if isinstance(error, sdk.ServerBusyError):
+        kind = ModelUnavailableError
+    elif isinstance(error, sdk.InvalidRequestError | sdk.InvalidParamsError | sdk.MethodNotFoundError):
+        kind = ModelRejectedError
+    return kind(f"codex: {error.message}")
+
+
+def _policy(is_asking: bool) -> types.AskForApproval:  # noqa: FBT001 - it is the question
+    """Return when Codex asks: for what wants more than the sandbox allows, or never."""
+    value = wire.AskForApprovalValue.on_request if is_asking else wire.AskForApprovalValue.never
+    return types.AskForApproval(root=value)
+
+
+def _input(message: UserMessage) -> list[sdk.InputItem]:
+    return [_item(part) for part in message.parts] or [sdk.TextInput("")]
+
+
+def _item(part: Text | File) -> sdk.InputItem:
+    if isinstance(part, Text):
+        return sdk.TextInput(part.text)
+    if part.media_type.startswith("image/") and part.data is not None:
+        return sdk.ImageInput(f"data:{part.media_type};base64,{part.data}")
+    return sdk.TextInput(file_words(part))
+
+
+def _server(server: ForwardedMcpServer) -> dict[str, Any]:
+    if server.transport == "stdio":
+        return {"command": server.command, "args": list(server.args), "env": dict(server.env)}
+    headers = {"http_headers": dict(server.headers)} if server.headers else {}
+    return {"url": server.url, **headers}
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+async def _ended(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
+    """Interrupt a turn as soon as it has begun."""
+    await asyncio.wait({starting}, timeout=STOP_S)
+    if not starting.cancel() and not starting.cancelled() and starting.exception() is None:
+        await _bounded(starting.result().interrupt())
+
+
+async def _bounded(work: Awaitable[object]) -> None:
+    """Wait for a last word that nobody needs, as long as it may take."""
+    with contextlib.suppress(TimeoutError, sdk.CodexError):
+        async with asyncio.timeout(STOP_S):
+            await work

@@ -1,0 +1,564 @@
+"""Cursor's agents as an upstream that remembers, through the `cursor-sdk` package and the bridge it brings along.
+
+Sources: the package's own protocol files (`sdk_agent_service.proto`, `sdk_messages.proto` of 1.1.0), and what a plugin
+that pools these agents learned from its users: a resumed agent that the server has dropped fails only in the run, with
+status "error" and no words; images fail without a reason; a system prompt inside a message is taken for an injection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from msgspec import Struct
+
+from midstream.agents.mcp_forwarding import Forwarding
+from midstream.agents.single_flight import SingleFlight
+from midstream.agents.upstreams import (
+    Abilities,
+    MessageTaken,
+    Setup,
+    UpstreamEvent,
+    UpstreamMessage,
+    doubtful,
+    is_never_sent,
+)
+from midstream.environment import World
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UpstreamMismatchError,
+    UsageError,
+)
+from midstream.extras import extra
+from midstream.history.codecs.file_parts import file_words
+from midstream.history.messages import Finish, Outcome, Text, Usage, UserMessage
+from midstream.models.replies import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.timing import retry_after_s
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+with extra("cursor"):
+    import cursor_sdk as sdk
+    from cursor_sdk.asyncio import AsyncAgent, AsyncClient, AsyncRun
+
+LAUNCH_S = 30.0
+"""Seconds the bridge has to start."""
+STOP_S = 5.0
+"""Seconds a run has to be stopped, or an agent to be let go of, when nobody waits for it any more."""
+RULES_FILE = Path(".cursor/rules/midstream.mdc")
+"""Where a client application's instructions are left for the agent, in the folder it works in."""
+RULES_SENTINEL = "<!-- written by midstream: it is replaced and removed without asking -->"
+
+_ERRORS: tuple[tuple[type[Exception], type[ModelError]], ...] = (
+    (sdk.AgentNotFoundError, UpstreamGoneError),
+    (sdk.AgentBusyError, UpstreamBusyError),
+    (sdk.AuthenticationError, ModelAccessError),
+    (sdk.PermissionDeniedError, ModelAccessError),
+    (sdk.RateLimitError, ModelUnavailableError),
+    (sdk.APITimeoutError, ModelStalledError),
+    (sdk.NetworkError, ModelUnavailableError),
+    (sdk.InternalServerError, ModelUnavailableError),
+    (sdk.ConfigurationError, ModelAccessError),
+    (sdk.BadRequestError, ModelRejectedError),
+)
+"""The package's errors, the most exact first; any other one is a failure that nobody explains."""
+_STATUSES: Mapping[str, type[ModelError]] = {
+    "expired": UpstreamGoneError,
+    "cancelled": UpstreamFailedError,
+    "error": UpstreamFailedError,
+}
+_CODES: Mapping[str, type[ModelError]] = {
+    "agent_not_found": UpstreamGoneError,
+    "agent_busy": UpstreamBusyError,
+    "unauthenticated": ModelAccessError,
+    "unauthorized": ModelAccessError,
+    "api_key_not_found": ModelAccessError,
+    "permission_denied": ModelAccessError,
+    "invalid_model": ModelAccessError,
+    "rate_limit_exceeded": ModelUnavailableError,
+    "usage_limit_exceeded": ModelUnavailableError,
+    "timeout": ModelStalledError,
+}
+"""What a run that failed says by its `error_code`; the words are for people."""
+_UNSAID = {"system", "status", "request", "user", "task"}
+"""Messages of a run that has not begun to answer: one that fails after nothing else has said nothing."""
+
+
+class Cursor:
+    """An upstream of Cursor agents that work in a folder of this machine.
+
+    Args:
+        model: Such as `composer-2`.
+        cwd: The folder they work in; agents of another folder are other agents.
+        api_key: None takes it from `CURSOR_API_KEY`.
+        client: A `cursor_sdk.asyncio.AsyncClient` of yours, which you close; without one the package's bridge is
+            started with the first conversation. The package lets only a client made with
+            `allow_api_key_env_fallback=True` stop a run.
+        bridge: The command that starts the bridge; the one in the package by default.
+        options: More `AgentOptions`, such as `mode`, `tools` or `disallowed_tools`.
+        is_instructing: Whether a client application's instructions are written to `.cursor/rules/midstream.mdc`
+            in `cwd` for the agent to read. A file of that name which is not ours is left alone. Without it they
+            are not sent: inside a message they would be refused as an injection.
+
+    Raises:
+        UsageError: There is no folder `cwd`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        cwd: str | Path = ".",
+        api_key: str | None = None,
+        client: AsyncClient | None = None,
+        bridge: Sequence[str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        is_instructing: bool = False,
+        world: World = World(),
+    ) -> None:
+        folder = Path(cwd).resolve()
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
+        self.name = f"cursor:{model}"
+        self.abilities = Abilities(
+            takes_servers=True, can_reinstruct=is_instructing, can_oauth=True, can_secret=True
+        )
+        self._key = api_key or os.environ.get("CURSOR_API_KEY", "")
+        self._model = model
+        self._folder = folder
+        self._options = dict(options or {})
+        self._bridge = _Bridge(client, bridge, folder, world)
+        self._forwarding = Forwarding(self.name, self.abilities)
+        self._is_instructing = is_instructing
+        self._world = world
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """The model, the folder, whose account, and the options that say what an agent may do."""
+        options = msgspec.json.encode(self._options, enc_hook=str, order="deterministic")
+        return {
+            "model": self._model,
+            "cwd": str(self._folder),
+            "account": hashlib.blake2b(self._key.encode(), digest_size=8).hexdigest(),
+            "options": hashlib.blake2b(options, digest_size=8).hexdigest(),
+        }
+
+    async def open(self, setup: Setup, *, resume: str = "") -> CursorAgent:
+        """Make an agent, or take up the one that `resume` names; see `midstream.agents.upstreams`.
+
+        Raises:
+            UpstreamMismatchError: The bridge took up another agent. Nothing was said to it.
+        """
+        if self._is_instructing:
+            draft = self._world.new_id("midstream")
+            write_rules(self._folder / RULES_FILE, setup.instructions, draft=draft)
+        options = sdk.AgentOptions(
+            model=self._model,
+            api_key=self._key or None,
+            local={"cwd": str(self._folder), "settingSources": ["project"] if self._is_instructing else []},
+            mcp_servers={each.name: _server(each) for each in self._forwarding.kept(setup.servers)} or None,
+            **self._options,
+        )
+        async with self._bridge.client() as client:
+            if not resume:
+                agent = await self._bridge.openings.answer(client.create_agent(options), _closed)
+                return CursorAgent(agent, self._bridge, "")
+            agent = await self._bridge.openings.answer(client.resume_agent(resume, options), _closed)
+        if agent.agent_id != resume:
+            await _bounded(agent.close())
+            raise UpstreamMismatchError(f"{self.name} took up {agent.agent_id!r} instead of {resume!r}")
+        return CursorAgent(agent, self._bridge, resume)
+
+    async def verify(self) -> bool:
+        """Ask whose key it is."""
+        try:
+            async with self._bridge.client() as client:
+                await self._bridge.openings.answer(client.me(api_key=self._key))
+        except ModelAccessError:
+            return False
+        return True
+
+    async def forget(self, agent: str) -> None:
+        """Delete an agent with all that is kept of it."""
+        options = {"cwd": str(self._folder), "apiKey": self._key}
+        with contextlib.suppress(ModelError, TimeoutError):
+            async with asyncio.timeout(STOP_S), self._bridge.client() as client:
+                await self._bridge.openings.answer(client.agents.delete(agent, options))
+
+    async def aclose(self) -> None:
+        """Stop the bridge, unless it is yours."""
+        await self._bridge.aclose()
+
+
+class CursorAgent:
+    """One agent. Made by `Cursor.open`."""
+
+    def __init__(self, agent: AsyncAgent, bridge: _Bridge, resumed: str) -> None:
+        self._agent = agent
+        self._bridge = bridge
+        self._resumed = resumed
+        self._is_closed = False
+
+    async def send(
+        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        """Say something; see `midstream.agents.upstreams` for the order of the events and the errors.
+
+        `MessageTaken` comes with the first word, thought or tool: a run of an agent that the server has dropped
+        names the agent, fails, and says nothing else.
+        """
+        options = sdk.SendOptions(
+            local=sdk.LocalSendOptions(force=True) if is_forced else None,
+            on_delta=_unread,  # asks for the words as they come; they are read from the run
+        )
+        run: AsyncRun | None = None
+        reading = _Reading()
+        is_opened = is_over = False
+        try:
+            async with self._bridge.errors():
+                if not self._bridge.is_open(self._agent.client):
+                    raise ModelUnavailableError("the agent's bridge was stopped")
+                asked = self._agent.send(_words(said.message), options, idempotency_key=key)
+                run = await self._bridge.openings.answer(asked, self._bridge.end)
+                async for each in run.events():
+                    events = reading.read(each)
+                    if events and not is_opened:
+                        is_opened = True
+                        yield self._opened(run)
+                    for event in events:
+                        yield event
+                result = await run.wait()
+            is_over = True
+        except ModelError as error:
+            cause = error.__cause__
+            is_refused = run is None and (isinstance(cause, sdk.RateLimitError) or _is_never_sent(cause))
+            if is_opened or is_refused or cause is None:
+                raise
+            if run is not None and isinstance(error, ModelAccessError):
+                yield self._opened(run)
+            # The key counts for agents in the cloud only.
+            raise doubtful(error) from cause
+        finally:
+            if run is not None and not is_over and self._bridge.is_open(self._agent.client):
+                await self._bridge.end(run)
+        if not is_opened and reading.may_know(result):
+            yield self._opened(run)
+        for event in reading.end(result):
+            yield event
+
+    async def aclose(self) -> None:
+        """Let the bridge let go of the agent; it is kept."""
+        if not self._is_closed and self._bridge.is_open(self._agent.client):
+            await _bounded(self._agent.close())
+        self._is_closed = True
+
+    def _opened(self, run: AsyncRun) -> MessageTaken:
+        return MessageTaken(run.agent_id, run.agent_id if self._resumed else "")
+
+
+class _Reading:
+    """One run, as its events come.
+
+    Words and thoughts come twice: as they are said, and whole when a step is over. The second is for bridges that
+    leave out the first.
+    """
+
+    def __init__(self) -> None:
+        self._is_live = False
+        self._has_said = False
+        self._open: set[str] = set()
+
+    def read(self, event: sdk.RunStreamEvent) -> list[ModelEvent]:
+        """Return what one event of the run says: nothing, while the agent has not begun to answer."""
+        if event.interaction_update is not None:
+            return self._live(event.interaction_update)
+        if event.sdk_message is not None:
+            return self._whole(event.sdk_message)
+        return []
+
+    def may_know(self, result: sdk.RunResult) -> bool:
+        """Return whether an agent that has said nothing is there all the same, and may know what it was told."""
+        kind = _kind_of(result)
+        return kind is None or not issubclass(
+            kind, UpstreamGoneError | UpstreamBusyError | UpstreamFailedError
+        )
+
+    def end(self, result: sdk.RunResult) -> list[ModelEvent]:
+        """Return the end of a run that finished.
+
+        Raises:
+            ModelError: It did not: see `midstream.agents.upstreams`.
+        """
+        kind = _kind_of(result)
+        if kind is not None:
+            reason = f": {result.error_message}" if result.error_message else ""
+            raise kind(f"the run ended with status {result.status!r}{reason}")
+        words = [TextDelta(result.result)] if result.result and not self._has_said else []
+        model = result.model.id if result.model else ""
+        return [*words, Finished(Finish.STOP, model, _usage_of(result.usage))]
+
+    def _live(self, update: object) -> list[ModelEvent]:
+        match update:
+            case sdk.TextDeltaUpdate():
+                self._is_live = self._has_said = True
+                return [TextDelta(update.text)]
+            case sdk.ThinkingDeltaUpdate():
+                self._is_live = True
+                return [ThinkingDelta(update.text)]
+            case sdk.UserMessageAppendedUpdate():
+                return []
+        return [Working()]
+
+    def _whole(self, message: object) -> list[ModelEvent]:
+        match message:
+            case sdk.SDKToolUseMessage():
+                return self._tool(message)
+            case sdk.SDKAssistantMessage() if not self._is_live:
+                texts = [block.text for block in message.message.content if isinstance(block, sdk.TextBlock)]
+                self._has_said = self._has_said or any(texts)
+                return [TextDelta(text) for text in texts if text]
+            case sdk.SDKThinkingMessage() if not self._is_live:
+                return [ThinkingDelta(message.text)]
+        kind = message.get("type") if isinstance(message, Mapping) else getattr(message, "type", "")
+        return [] if kind in _UNSAID else [Working()]
+
+    def _tool(self, message: sdk.SDKToolUseMessage) -> list[ModelEvent]:
+        events: list[ModelEvent] = []
+        if message.call_id not in self._open:
+            self._open.add(message.call_id)
+            events.append(UpstreamCallStarted(message.call_id, message.name, _text_of(message.args or {})))
+        if message.status != "running":
+            outcome = Outcome.ERROR if message.status == "error" else Outcome.OK
+            events.append(UpstreamCallEnded(message.call_id, _text_of(message.result), outcome))
+        return events or [Working(message.name)]
+
+
+def _kind_of(result: sdk.RunResult) -> type[ModelError] | None:
+    """Return what a run failed with, or None: it finished."""
+    if result.status == "finished":
+        return None
+    code = (result.error_code or "").removeprefix("SDK_ERROR_CODE_").lower()
+    return _CODES.get(code) or _STATUSES.get(result.status, UpstreamFailedError)
+
+
+def _is_never_sent(error: BaseException | None) -> bool:
+    return error is not None and is_never_sent(error.__cause__)
+
+
+class _Bridge:
+    """The client of the bridge: yours, or one with a bridge of our own, which is started anew when it died."""
+
+    def __init__(
+        self, client: AsyncClient | None, command: Sequence[str] | None, folder: Path, world: World
+    ) -> None:
+        self._yours = client
+        self._ours: _Running | None = None
+        self._command = list(command) if command is not None else None
+        self._folder = folder
+        self._world = world
+        self._starting: asyncio.Task[_Running] | None = None
+        """The start of ours, until there is one that has ended, or was closed."""
+        self.openings = SingleFlight("the bridge of cursor-sdk")
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[AsyncClient]:
+        """Give the client; what goes wrong with it becomes one of our errors."""
+        async with self.errors():
+            yield self._yours or await self._started()
+
+    @contextlib.asynccontextmanager
+    async def errors(self) -> AsyncIterator[None]:
+        """Make the package's errors ours."""
+        try:
+            yield
+        except sdk.CursorAgentError as error:
+            if isinstance(error, sdk.NetworkError):
+                await self._restart_if_dead()
+            kind = next((ours for theirs, ours in _ERRORS if isinstance(error, theirs)), UpstreamFailedError)
+            raise kind(
+                f"the agent's bridge answered: {error.message}",
+                retry_after_s=retry_after_s(error.retry_after or "", now=self._world.now()),
+            ) from error
+
+    async def end(self, run: AsyncRun) -> None:
+        """Stop a run. It is stopped even where who waits for that is cancelled."""
+        ending = self._world.spawn(_bounded(run.cancel()), name="cursor: end of a run")
+        await asyncio.shield(ending)
+
+    def is_open(self, client: AsyncClient) -> bool:
+        """Return whether this client can still be asked."""
+        return client in (self._yours, self._ours.client if self._ours else None)
+
+    async def aclose(self) -> None:
+        """Stop our bridge, also one that is being started."""
+        self.openings.close()
+        self.openings = SingleFlight("the bridge of cursor-sdk")
+        starting, self._starting, self._ours = self._starting, None, None
+        if starting is not None:
+            ending = self._world.spawn(_ended(starting), name="cursor: end of a bridge, once it has started")
+            await asyncio.shield(ending)
+
+    async def _restart_if_dead(self) -> None:
+        """Let the next conversation start another bridge, if ours does not answer; others may be using it."""
+        ours = self._ours
+        if ours is not None:
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await ours.client.ping()
+            except (TimeoutError, sdk.CursorAgentError):
+                if ours is self._ours:
+                    await self.aclose()
+
+    async def _started(self) -> AsyncClient:
+        if self._starting is None:
+            launch = _launched(self._command, self._folder, self._world)
+            self._starting = self._world.spawn(launch, name="cursor: start of a bridge")
+            self._starting.add_done_callback(self._note_start)
+        starting = self._starting
+        try:
+            # A start that is cancelled would leave its process behind.
+            running = await asyncio.shield(starting)
+        except (OSError, sdk.CursorSDKError) as error:
+            raise ModelMissingError(f"the bridge of cursor-sdk does not start: {error}") from error
+        if running is not self._ours:
+            raise ModelUnavailableError("the bridge of cursor-sdk was closed while it started")
+        return running.client
+
+    def _note_start(self, starting: asyncio.Task[_Running]) -> None:
+        is_there = not starting.cancelled() and starting.exception() is None
+        if self._starting is starting:
+            self._starting, self._ours = (starting, starting.result()) if is_there else (None, None)
+
+
+class _Running(Struct, frozen=True, eq=False):
+    """A bridge of our own, and its client."""
+
+    bridge: sdk.Bridge
+    client: AsyncClient
+    world: World
+
+    async def aclose(self) -> None:
+        """Stop it, within `STOP_S` and the moment that a process takes which is killed."""
+        await _bounded(self.client.aclose())
+        closing = self.world.spawn(asyncio.to_thread(self.bridge.close), name="cursor: end of a bridge")
+        await asyncio.wait({closing}, timeout=STOP_S)
+        if not closing.done() and (process := self.bridge.process) is not None:
+            process.kill()  # it is frozen; what waits for its answer hears that it is gone
+        await closing
+
+
+async def _launched(command: Sequence[str] | None, folder: Path, world: World) -> _Running:
+    """Start a bridge in a thread, as it is stopped in one.
+
+    The package can do both on the event loop. Stopping one there joins the thread of a server of its own, which looks
+    twice a second whether it is to end: for so long no other session would be served.
+    """
+    bridge = await asyncio.to_thread(
+        sdk.Bridge.launch, command, workspace=os.fspath(folder), timeout=LAUNCH_S
+    )
+    assert bridge.process is not None  # it was launched
+    assert bridge.process.stderr is not None  # where it said its address
+    threading.Thread(
+        target=_read_away, args=(bridge.process.stderr,), name="cursor: words of a bridge", daemon=True
+    ).start()
+    return _Running(bridge, AsyncClient(bridge.endpoint, allow_api_key_env_fallback=True), world)
+
+
+def _read_away(words: IO[str]) -> None:
+    """Take what a bridge says after its address: the package leaves it in the pipe, and a full one stops the bridge."""
+    with words:
+        while os.read(words.fileno(), 65_536):
+            pass
+
+
+async def _ended(starting: asyncio.Task[_Running]) -> None:
+    """Close a bridge as soon as there is one."""
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().aclose()
+
+
+def _unread(update: object) -> None:
+    """Take an update that is read elsewhere."""
+
+
+def _words(message: UserMessage) -> str:
+    parts = (part.text if isinstance(part, Text) else file_words(part) for part in message.parts)
+    return "\n\n".join(parts)
+
+
+def _usage_of(usage: sdk.TokenUsage | None) -> Usage | None:
+    if usage is None:
+        return None
+    cached = usage.cache_read_tokens
+    made = usage.cache_write_tokens
+    return Usage(usage.input_tokens + cached + made, usage.output_tokens, cached, made)
+
+
+def _text_of(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _server(server: ForwardedMcpServer) -> sdk.HttpMcpServerConfig | sdk.StdioMcpServerConfig:
+    if server.transport == "stdio":
+        return sdk.StdioMcpServerConfig(server.command, list(server.args), dict(server.env))
+    auth = None
+    if server.client_id:
+        auth = sdk.McpAuth(server.client_id, server.client_secret or None, server.scope.split())
+    return sdk.HttpMcpServerConfig(server.url, server.transport, dict(server.headers), auth)
+
+
+def write_rules(path: Path, instructions: str, *, draft: str) -> None:
+    """Leave the instructions for agents to read; never over a file that is not ours. Several processes may.
+
+    Args:
+        path: The file.
+        instructions: What it says; "" removes it.
+        draft: A name that nobody else uses, for the file while it is written.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if RULES_SENTINEL not in path.read_text("utf-8", "replace"):
+            return
+    if not instructions:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{draft}.tmp")
+    try:
+        fresh.write_text(f"---\nalwaysApply: true\n---\n{RULES_SENTINEL}\n\n{instructions}\n", "utf-8")
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+async def _closed(agent: AsyncAgent) -> None:
+    await _bounded(agent.close())
+
+
+async def _bounded(work: Awaitable[object]) -> None:
+    """Wait for a last word that nobody needs, as long as it may take."""
+    with contextlib.suppress(TimeoutError, sdk.CursorAgentError):
+        async with asyncio.timeout(STOP_S):
+            await work

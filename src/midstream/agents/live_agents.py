@@ -1,0 +1,152 @@
+"""The agents of an upstream that are open in this process: few, and only those that may soon be spoken to again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.agents.upstreams import Setup, Upstream, UpstreamAgent
+from midstream.environment import World
+
+_log = logging.getLogger(__name__)
+
+
+class _Resting(Struct):
+    agent: UpstreamAgent
+    setup: Setup
+    since: float
+
+
+class LiveAgents:
+    """Opens agents, keeps some open between two turns, and closes all others.
+
+    Args:
+        live_max: How many are kept open, those in a turn included; a turn never waits for a place.
+        rest_s: Seconds after which one that nobody spoke to is closed: some die silently after five minutes.
+        close_s: Seconds that closing and forgetting may take.
+    """
+
+    def __init__(
+        self, upstream: Upstream, world: World, *, live_max: int, rest_s: float, close_s: float
+    ) -> None:
+        self._upstream = upstream
+        self._world = world
+        self._live_max = live_max
+        self._rest_s = rest_s
+        self._close_s = close_s
+        self._resting: OrderedDict[str, _Resting] = OrderedDict()
+        """By the name they are resumed by, the longest rested first."""
+        self._busy = 0
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closing: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def resting(self) -> int:
+        """How many are open that nobody speaks to."""
+        return len(self._resting)
+
+    def has(self, setup: Setup, name: str) -> bool:
+        """Whether `take` would return an agent."""
+        resting = self._resting.get(name)
+        return (
+            resting is not None
+            and resting.setup == setup
+            and self._world.monotonic() - resting.since < self._rest_s
+        )
+
+    async def take(self, setup: Setup, name: str) -> UpstreamAgent | None:
+        """Return the agent of this name that rests, if it was opened for the same and has not rested too long.
+
+        Otherwise it is closed, so that two of the same conversation are never open at once. Give it back with `rest` or
+        `close`, once.
+        """
+        if (closing := self._closing.get(name)) is not None:
+            await asyncio.shield(closing)
+        is_usable = self.has(setup, name)
+        resting = self._resting.pop(name, None)
+        self._close_rested()
+        if resting is None:
+            return None
+        if is_usable:
+            self._busy += 1
+            return resting.agent
+        await self._within(resting.agent.aclose(), "closed")
+        return None
+
+    async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
+        """Open a fresh agent, or resume one that does not rest here. Give it back with `rest` or `close`, once.
+
+        Raises:
+            ModelError: As `Upstream.open` does. Then there is nothing to give back.
+        """
+        agent = await self._upstream.open(setup, resume=resume)
+        self.has_opened()
+        return agent
+
+    def has_opened(self) -> None:
+        """Count an agent that was opened in another way, such as a fork. Give it back like the others."""
+        self._busy += 1
+        self._close_surplus()
+
+    def rest(self, name: str, agent: UpstreamAgent, setup: Setup) -> None:
+        """Take an agent back that has finished its answer; it stays open for a while."""
+        self._busy -= 1
+        self._resting[name] = _Resting(agent, setup, self._world.monotonic())
+        self._close_rested()
+        self._close_surplus()
+
+    def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
+        """Take an agent back and close it soon; then let the upstream forget what `forget` names."""
+        self._busy -= 1
+        self._run(self._closed(agent, forget))
+
+    def forget(self, name: str) -> None:
+        """Let the upstream forget a conversation soon; an open agent of it is closed first."""
+        resting = self._resting.pop(name, None)
+        self._run(self._closed(resting.agent if resting else None, name))
+
+    async def aclose(self) -> None:
+        """Close what rests, and wait for what is being closed and forgotten."""
+        while self._resting:
+            self._close_oldest()
+        if self._errands:
+            await asyncio.wait(self._errands)
+
+    def _close_rested(self) -> None:
+        now = self._world.monotonic()
+        while self._resting and now - next(iter(self._resting.values())).since >= self._rest_s:
+            self._close_oldest()
+
+    def _close_surplus(self) -> None:
+        while self._resting and self._busy + len(self._resting) > self._live_max:
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        name, resting = self._resting.popitem(last=False)
+        self._closing[name] = self._run(self._closed(resting.agent, ""))
+        self._closing[name].add_done_callback(lambda _: self._closing.pop(name, None))
+
+    def _run(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._world.spawn(errand, name="let go of an agent")
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        return task
+
+    async def _closed(self, agent: UpstreamAgent | None, forget: str) -> None:
+        if agent is not None:
+            await self._within(agent.aclose(), "closed")
+        if forget:
+            await self._within(self._upstream.forget(forget), "forgotten")
+
+    async def _within(self, work: Awaitable[None], what: str) -> None:
+        try:
+            async with asyncio.timeout(self._close_s):
+                await work
+        except Exception as error:  # noqa: BLE001 - foreign code on the way out: nothing depends on it
+            kind = type(error).__name__
+            _log.debug("an agent was not %s: %s", what, kind, extra={"upstream": self._upstream.name})

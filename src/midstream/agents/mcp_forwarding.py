@@ -1,0 +1,41 @@
+"""Which of the client application's MCP servers an upstream is given; whoever is left out is told of, once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+
+from midstream.agents.abilities import Abilities
+from midstream.tools.forwarded_servers import TRANSPORTS, ForwardedMcpServer, Transport, forwarded
+
+_log = logging.getLogger(__name__)
+
+
+class Forwarding:
+    """The servers that one upstream is given, for as long as it lives.
+
+    Args:
+        name: The upstream's.
+        abilities: Whether it has a flow of its own to sign in to servers.
+    """
+
+    def __init__(self, name: str, abilities: Abilities) -> None:
+        self._name = name
+        self._abilities = abilities
+        self._told: set[str] = set()
+
+    def kept(
+        self, servers: Iterable[ForwardedMcpServer], transports: Collection[Transport] = TRANSPORTS
+    ) -> tuple[ForwardedMcpServer, ...]:
+        """Return the servers to hand on, in the order of their names; a new reason to leave one out is logged."""
+        kept, skipped = forwarded(
+            servers,
+            can_oauth=self._abilities.can_oauth,
+            can_secret=self._abilities.can_secret,
+            transports=transports,
+        )
+        for left in skipped:
+            if left.words not in self._told:
+                self._told.add(left.words)
+                _log.warning("%s: %s", self._name, left.words)
+        return kept

@@ -1,0 +1,213 @@
+"""Calls that an agent ran itself, kept for a client application that does not send them back.
+
+A client application resends words and the calls it ran itself. What the agent's own tools did is in no message of it,
+so a fresh agent would not be told. These values are kept beside the record of the conversation, found by the place of
+the answer (the user messages before it, and the results since the last of them), and put back into the history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, without_base64
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    Finish,
+    History,
+    Reply,
+    ReplyPart,
+    Text,
+    UpstreamCall,
+)
+from midstream.history.upstream_calls import closed, ended, started
+from midstream.models.fingerprint import LINK_BYTES, ConversationDigest
+from midstream.models.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+
+KEPT_CHARS_MAX = 256 * 1024
+"""Characters kept of one conversation: those of the newest answers."""
+_MARK_CHARS = 32
+"""Room for the mark of what was left out."""
+
+
+class OwnCall(Struct, frozen=True, array_like=True):
+    """A call, and how many characters of the answer's text stand before it."""
+
+    at: int
+    call: UpstreamCall
+
+
+class AnswerCalls(Struct, frozen=True, array_like=True):
+    """The calls of one answer.
+
+    Args:
+        place: Where the answer stands: see `place_of`.
+        calls: In their order; one that runs has no outcome.
+        text: The text of an answer that is not whole, as far as it was written before its last call.
+        is_whole: Whether the answer came to its end, so that the client application has its text.
+    """
+
+    place: bytes
+    calls: tuple[OwnCall, ...] = ()
+    text: str = ""
+    is_whole: bool = False
+
+    @property
+    def size(self) -> int:
+        """Its characters."""
+        calls = (own.call for own in self.calls)
+        return len(self.text) + sum(len(call.arguments) + len(call.content) for call in calls)
+
+    @property
+    def link(self) -> bytes:
+        """The link of the user message that it answers."""
+        return self.place[:LINK_BYTES]
+
+    @property
+    def exchange(self) -> Exchange:
+        """An answer that is not whole, as an entry of the history."""
+        return Exchange(Reply(_parts((Text(self.text),), self), Finish.INTERRUPTED))
+
+
+class OwnCalls:
+    """Collects the calls of one answer from its events."""
+
+    def __init__(self, place: bytes) -> None:
+        self._place = place
+        self._texts: list[str] = []
+        self._chars = 0
+        self._calls: list[OwnCall] = []
+
+    def __bool__(self) -> bool:
+        """Whether the agent ran anything."""
+        return bool(self._calls)
+
+    def add(self, event: ModelEvent) -> bool:
+        """Take an event; return whether the calls changed."""
+        match event:
+            case TextDelta():
+                self._texts.append(event.text)
+                self._chars += len(event.text)
+                return False
+            case UpstreamCallStarted():
+                call = started(event.id, event.name, _shortened(event.arguments, ARGUMENTS_CHARS_MAX))
+                self._calls.append(OwnCall(self._chars, call))
+                return True
+            case UpstreamCallEnded():
+                return self._end(event)
+            case _:
+                return False
+
+    def _end(self, event: UpstreamCallEnded) -> bool:
+        for index in range(len(self._calls) - 1, -1, -1):
+            own = self._calls[index]
+            if own.call.id == event.id and own.call.outcome is None:
+                content = _shortened(event.content, RESULT_CHARS_MAX)
+                self._calls[index] = OwnCall(own.at, ended(own.call, content, event.outcome))
+                return True
+        return False
+
+    def kept(self, *, is_whole: bool) -> AnswerCalls:
+        """Return what to keep by now."""
+        text = "" if is_whole else "".join(self._texts)
+        return AnswerCalls(self._place, tuple(self._calls), text, is_whole)
+
+
+def place_of(heard: ConversationDigest) -> bytes:
+    """Return the place of the answer to all that was said, as a digest."""
+    results = "\0".join(() if heard.tail_users else heard.answered)
+    digest = hashlib.blake2b(results.encode("utf-8", "surrogatepass"), digest_size=LINK_BYTES)
+    return heard.users[-LINK_BYTES:] + digest.digest()
+
+
+def with_answer(kept: Sequence[AnswerCalls], answer: AnswerCalls) -> tuple[AnswerCalls, ...]:
+    """Return these with one more, in place of an older one of the same place; the oldest go first."""
+    answers = [each for each in kept if each.place != answer.place]
+    answers.append(answer)
+    size = sum(each.size for each in answers)
+    while len(answers) > 1 and size > KEPT_CHARS_MAX:
+        size -= answers.pop(0).size
+    return tuple(answers)
+
+
+def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
+    """Return a history with the calls of its answers in their places (text, call, text).
+
+    An answer that was cut, and that the history has nothing of, comes last, as an interrupted one.
+    """
+    if not kept:
+        return history
+    answers = {each.place: each for each in kept}
+    entries: list[Entry] = []
+    heard = ConversationDigest()
+    for entry in history.entries:
+        if isinstance(entry, Exchange):
+            answer = answers.get(place_of(heard))
+            entries.append(entry if answer is None else _merged(entry, answer))
+        else:
+            entries.append(entry)
+        heard = heard.then((entry,))
+    last = answers.get(place_of(heard))
+    if last is not None and not last.is_whole:
+        entries.append(last.exchange)
+    return History(tuple(entries))
+
+
+def encode_calls(kept: Sequence[AnswerCalls]) -> bytes:
+    """Write the calls of a conversation."""
+    return msgspec.msgpack.encode(kept)
+
+
+def decode_calls(body: bytes) -> tuple[AnswerCalls, ...]:
+    """Read the calls of a conversation; none, where they are damaged."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+
+
+_decoder = msgspec.msgpack.Decoder(tuple[AnswerCalls, ...])
+
+
+def _merged(exchange: Exchange, answer: AnswerCalls) -> Exchange:
+    if any(isinstance(part, UpstreamCall) for part in exchange.reply.parts):
+        return exchange  # the application sends them back
+    return replace(exchange, reply=replace(exchange.reply, parts=_parts(exchange.reply.parts, answer)))
+
+
+def _parts(parts: Sequence[ReplyPart], answer: AnswerCalls) -> tuple[ReplyPart, ...]:
+    """Return the parts of a reply with the agent's own calls among them."""
+    merged: list[ReplyPart] = []
+    left = list(answer.calls)
+    at = 0
+    for part in parts:
+        if isinstance(part, Text):
+            text = part.text
+            while left and left[0].at < at + len(text):
+                cut = max(left[0].at - at, 0)
+                merged += [Text(text[:cut])] if cut else []
+                text, at = text[cut:], at + cut
+                merged.append(closed(left.pop(0).call))
+            merged += [Text(text)] if text else []
+            at += len(text)
+            continue
+        if isinstance(part, Call):
+            merged += [closed(own.call) for own in left]
+            left.clear()
+        merged.append(part)
+    return (*merged, *(closed(own.call) for own in left))
+
+
+def _shortened(text: str, chars: int) -> str:
+    """Return a text as a transcript quotes it, at most so many characters with the mark of what is missing."""
+    told = without_base64(text)
+    if len(told) <= chars:
+        return told
+    kept = chars - _MARK_CHARS
+    return f"{told[:kept]}\n[+{len(told) - kept} characters]"

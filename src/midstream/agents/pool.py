@@ -1,0 +1,699 @@
+"""The pool: a model made of an upstream that remembers, which never continues the wrong conversation.
+
+Whoever asks resends the whole conversation, as with any model; the pool finds out what the upstream's agent knows of it
+and sends only the rest. What it knows stands in a record of a key-value store, which is written before anything is
+said (from then on nobody knows what the agent knows), again with the upstream's first event, and again with its last
+word. Kill the process between any two lines, and the next turn begins with a fresh agent that is told everything: one
+full replay is the worst that happens. What is decided is decided by pure functions: `agents/classification.py` says
+what to do with a request, `agents/agent_failures.py` what to do after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+from typing_extensions import override
+
+from midstream.agents import agent_failures, pool_records
+from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLimits
+from midstream.agents.classification import (
+    Fork,
+    Fresh,
+    RequestRelation,
+    ResumeAgent,
+    action,
+    asides_of,
+    classify,
+)
+from midstream.agents.live_agents import LiveAgents
+from midstream.agents.own_calls import OwnCalls, place_of
+from midstream.agents.pool_counters import PoolCounters
+from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
+from midstream.agents.pool_records import PoolRecord
+from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
+from midstream.agents.prior_transcript import TranscriptBudget
+from midstream.agents.upstreams import (
+    ForkingUpstream,
+    Marked,
+    MessageTaken,
+    Setup,
+    Upstream,
+    UpstreamAgent,
+    UpstreamEvent,
+    UpstreamMessage,
+)
+from midstream.engine.key_locks import KeyLocks
+from midstream.environment import World
+from midstream.errors import (
+    EntryMovedError,
+    ModelError,
+    UpstreamFailedError,
+    UpstreamMismatchError,
+    UsageError,
+)
+from midstream.history.messages import Finish
+from midstream.models.fingerprint import Chain, ConversationDigest, Outline
+from midstream.models.model import StoredModel
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    PoolJudged,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.observability.debug_output import show_where_asked
+from midstream.store.contract import KeyValue, Store
+from midstream.store.memory import MemoryKeyValue
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+CLAIMS_MAX = 8
+"""Tries to claim a record that others write at the same time; then the turn goes without one."""
+CHAINS_MAX = 32
+"""Conversations that are kept with their links, so that a longer one costs only what is new."""
+REPORTS_MAX = 1000
+"""Sessions whose last turn can be asked for."""
+
+TELLING_AGE_S = 60.0
+"""Seconds of silence from which it tells something of an upstream's memory whether an agent is still there."""
+
+Servers = Callable[[], Sequence[ForwardedMcpServer]]
+"""Says which MCP servers the client application has right now."""
+OnTurn = Callable[[TurnReport], None]
+"""Is told what became of each turn."""
+
+_log = logging.getLogger(__name__)
+
+
+class PoolLimits(Struct, frozen=True):
+    """Limits of what a pool holds, and how long it waits.
+
+    Args:
+        live_max: Agents kept open in this process.
+        rest_s: Seconds after which an open agent that nobody spoke to is closed; it is resumed by name.
+        wait_s: Seconds that a turn waits for another one of its session in this process; then it takes the session
+            over with a fresh agent.
+        silence: How long an agent may say nothing.
+        budget: How much of a conversation a fresh agent is told.
+        record_age_max_s: Seconds that the record of a conversation is kept after its last use.
+        records_max: Records that are kept, the most recently used first, of all pools that share the store.
+
+    Raises:
+        UsageError: A number is not positive.
+    """
+
+    live_max: int = 8
+    rest_s: float = 300.0
+    wait_s: float = 10.0
+    silence: SilenceLimits = SilenceLimits()
+    budget: TranscriptBudget = TranscriptBudget()
+    record_age_max_s: float = pool_records.RECORD_AGE_MAX_S
+    records_max: int = pool_records.RECORDS_MAX
+
+    def __post_init__(self) -> None:
+        times = (self.rest_s, self.wait_s, self.record_age_max_s)
+        if not (self.live_max > 0 and self.records_max > 0 and all(each > 0 for each in times)):
+            raise UsageError("the limits of a pool are positive numbers")
+
+
+class Pooled(StoredModel):
+    """A model that lets an upstream's agents go on with the conversations they remember.
+
+    A request without a session, or an ephemeral one, gets an agent of its own that is forgotten afterwards.
+
+    Args:
+        upstream: What answers. It is closed with the pool.
+        kv: Where the records are kept while no engine runs the pool: an open store. Several processes may share
+            it. `Host`, `midstream serve` and the gateway use their own store instead, and close the pool with it.
+            Without any of them the records are in memory.
+        limits: What it holds, and how long it waits.
+        servers: Which MCP servers the client application has, asked anew each turn; for upstreams that take some.
+        on_turn: Is told what became of each turn, as `Pooled.last` has it. What it raises is logged.
+        world: Clock and ids.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        kv: KeyValue | None = None,
+        *,
+        limits: PoolLimits = PoolLimits(),  # noqa: B008 - frozen
+        servers: Servers | None = None,
+        on_turn: OnTurn | None = None,
+        world: World = World(),
+    ) -> None:
+        self._upstream = upstream
+        self._limits = limits
+        self._servers = servers
+        self._on_turn = on_turn
+        self._world = world
+        self.counters = PoolCounters()
+        """What became of all turns since this pool was made, as numbers: for metrics."""
+        self._engines = 0
+        """Engines that run this pool now; the first one's store has the records."""
+        self._entries = self._entries_in(kv or MemoryKeyValue())
+        self._live = LiveAgents(
+            upstream,
+            world,
+            live_max=limits.live_max,
+            rest_s=limits.rest_s,
+            close_s=limits.silence.close_s,
+        )
+        self._locks = KeyLocks(world, wait_s=limits.wait_s)
+        self._chains: OrderedDict[str, Chain] = OrderedDict()
+        self._reports: OrderedDict[str, TurnReport] = OrderedDict()
+        show_where_asked()
+
+    def _entries_in(self, kv: KeyValue) -> PoolEntries:
+        return PoolEntries(
+            kv,
+            self._upstream.name,
+            self._world,
+            age_max_s=self._limits.record_age_max_s,
+            records_max=self._limits.records_max,
+            evictions=self.counters.evictions,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name shown to people: the upstream's name."""
+        return self._upstream.name
+
+    @property
+    def grants(self) -> frozenset[str]:
+        """Which wishes for the making of an answer the upstream takes."""
+        return self._upstream.abilities.grants
+
+    def last(self, session: str) -> TurnReport | None:
+        """Return what became of the last turn of a session in this process, if that is still known."""
+        return self._reports.get(session)
+
+    @override
+    def begin_use(self, store: Store) -> None:
+        self._engines += 1
+        if self._engines == 1:
+            self._entries = self._entries_in(store)
+
+    @override
+    async def end_use(self) -> None:
+        self._engines -= 1
+        if self._engines == 0:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all agents and the upstream. Calling it twice is harmless. What is streaming fails."""
+        await self._live.aclose()
+        await self._upstream.aclose()
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Answer a request; see `Model.stream`. Closing the iterator stops the agent's run.
+
+        Raises:
+            ModelError: The agent failed, and so did a fresh one where that was worth a try (then the first error is the
+                cause of this one).
+        """
+        chain = self._chains.get(request.session, Chain()).then(request.history)
+        async with contextlib.aclosing(self._streamed(request, chain)) as events:
+            async for event in events:
+                yield event
+
+    async def _streamed(self, request: ModelRequest, chain: Chain) -> AsyncGenerator[ModelEvent, None]:
+        setup, outline = self._read(request, chain.heard)
+        is_ours = await self._may_enter(request, outline)
+        try:
+            turn = await self._begin(request, outline, setup, chain.heard)
+            if turn.claim is not None:  # a side call takes nobody's place
+                self._know(request.session, chain)
+            if is_ours and turn.claim is None:  # nobody needs to wait for a side call
+                is_ours = False
+                self._locks.leave(request.session)
+            try:
+                async with contextlib.aclosing(self._answered(turn)) as events:
+                    async for event in events:
+                        yield event
+            except ModelError as error:
+                turn.end, turn.error = End.FAILED, error.code
+                raise
+            finally:
+                # Whoever stops us may not keep the record from being put right.
+                await asyncio.shield(self._world.spawn(self._settle(turn), name="settle a turn"))
+        finally:
+            if is_ours:
+                self._locks.leave(request.session)
+
+    # --- what to do -------------------------------------------------------------------------------------------
+
+    def _read(self, request: ModelRequest, heard: ConversationDigest) -> tuple[Setup, Outline]:
+        abilities = self._upstream.abilities
+        tools = request.tools if abilities.takes_tools else ()
+        servers = self._servers() if abilities.takes_servers and self._servers is not None else ()
+        setup = Setup(request.instructions, tools, tuple(sorted(servers, key=lambda server: server.name)))
+        identity = self._upstream.identity
+        return setup, heard.outline(setup.instructions, setup.tools, setup.servers, identity)
+
+    def _know(self, session: str, chain: Chain) -> None:
+        """Keep a conversation's links for its next turn."""
+        self._chains.pop(session, None)
+        self._chains[session] = chain
+        while len(self._chains) > CHAINS_MAX:
+            self._chains.popitem(last=False)
+
+    async def _may_enter(self, request: ModelRequest, outline: Outline) -> bool:
+        """Wait for the session's other turn; return whether the session is this turn's, to be given back.
+
+        It is not where the other one takes too long, nor for a side call.
+        """
+        session = request.session
+        if not session or request.is_ephemeral:
+            return False
+        if self._locks.is_held(session):
+            with contextlib.suppress(*OUT_OF_ORDER):
+                found = await self._entries.find(session)
+                if classify(found.record, outline).kind is RequestRelation.SIDE_CALL:
+                    return False
+        return await self._locks.enter(session)
+
+    async def _begin(
+        self, request: ModelRequest, outline: Outline, setup: Setup, heard: ConversationDigest
+    ) -> PoolTurn:
+        """Judge a request and claim its record, unless it leaves no trace."""
+        turn: PoolTurn | None = None
+        try:
+            if request.session and not request.is_ephemeral:
+                turn = await self._claimed(request, outline, setup)
+        except OUT_OF_ORDER as error:
+            _log.warning("a turn goes without its record: %s", error.code, extra={"session": request.session})
+        if turn is None:
+            judged = classify(None, outline, is_ephemeral=True)
+            turn = PoolTurn(request, outline, judged, Fresh(is_pooled=False), setup, None)
+        is_resumed = isinstance(turn.action, ResumeAgent)
+        nonce = "" if is_resumed else self._world.new_id("agent")
+        if request.is_resent and request.session and not request.is_ephemeral:
+            turn.own_calls = OwnCalls(place_of(heard))
+            await self._read_calls(turn)
+        turn.begin(nonce, self._upstream.abilities, self._limits.budget)
+        return turn
+
+    async def _read_calls(self, turn: PoolTurn) -> None:
+        """Read what agents ran themselves, for one that does not know."""
+        if turn.own_calls is not None:
+            with contextlib.suppress(*OUT_OF_ORDER):
+                turn.kept_calls = await self._entries.calls(turn.request.session)
+
+    async def _keep_calls(self, turn: PoolTurn, *, is_whole: bool = False) -> None:
+        """Keep what the agent ran itself, before anybody is shown it."""
+        if turn.own_calls:
+            with contextlib.suppress(*OUT_OF_ORDER):
+                await self._entries.keep_calls(turn.request.session, turn.own_calls.kept(is_whole=is_whole))
+
+    async def _claimed(self, request: ModelRequest, outline: Outline, setup: Setup) -> PoolTurn | None:
+        for _ in range(CLAIMS_MAX):
+            found = await self._entries.find(request.session)
+            now = self._world.now()
+            judged = classify(found.record, outline)
+            age_s = 0.0 if found.record is None else max(0.0, now - found.record.used_at)
+            is_open = found.record is not None and self._live.has(setup, found.record.agent)
+            is_of_interest = age_s >= TELLING_AGE_S or (found.record is not None and not is_open)
+            learned = await self._entries.retention() if is_of_interest else None
+            doing = action(
+                judged,
+                outline,
+                found.record,
+                self._upstream.abilities,
+                age_s=age_s,
+                limit_s=None if learned is None or age_s < TELLING_AGE_S else learned.limit_s(now=now),
+                is_verifiable=is_open or learned is None or not learned.never_echoes(now=now),
+            )
+            if isinstance(doing, Fresh) and not doing.is_pooled:
+                try:
+                    await self._entries.note_aside(request.session, found, outline)
+                except EntryMovedError:
+                    continue
+                return PoolTurn(request, outline, judged, doing, setup, None)
+            try:
+                asked = replace(
+                    self._asked(doing, found, outline, now), asides=asides_of(judged, found.record)
+                )
+                claim = await self._entries.claim(request.session, found, asked)
+            except EntryMovedError:
+                continue
+            turn = PoolTurn(request, outline, judged, doing, setup, claim)
+            self._take_over(turn, found.record, age_s)
+            return turn
+        return None
+
+    def _asked(
+        self, doing: ResumeAgent | Fork | Fresh, found: Found, outline: Outline, now: float
+    ) -> PoolRecord:
+        """Return the record of an agent that is about to be told something."""
+        match doing:
+            case ResumeAgent():
+                assert found.record is not None
+                return pool_records.asked_again(found.record, outline, now=now)
+            case Fork():
+                assert found.record is not None
+                return pool_records.asked_fork(found.record, outline, doing.mark.users, now=now)
+            case Fresh():
+                return pool_records.asked_fresh(outline, upstream=self._upstream.name, now=now)
+
+    def _take_over(self, turn: PoolTurn, record: PoolRecord | None, age_s: float) -> None:
+        """Note what becomes of the agent of the record that this turn replaces."""
+        match turn.action:
+            case ResumeAgent():
+                turn.idle_s = age_s
+            case Fresh(passed_over="stale" | "unechoed" as why):
+                turn.rebuilt = why
+            case Fresh() if turn.judged.reason.field == "phase":
+                turn.rebuilt = "phase"
+        if isinstance(turn.action, Fresh) and record is not None and not record.run:
+            turn.unneeded.add(record.agent)
+
+    # --- saying it --------------------------------------------------------------------------------------------
+
+    async def _answered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
+        """Say what is to be said, with a fresh agent where the first one fails, and give the answer to the last."""
+        while True:
+            yield PoolJudged(turn.judgement())
+            try:
+                async with contextlib.aclosing(self._delivered(turn)) as events:
+                    async for event in events:
+                        yield event
+            except ModelError as error:
+                await self._begin_anew(turn, error)
+            else:
+                return
+
+    async def _delivered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
+        for said in turn.sends:
+            async with contextlib.aclosing(self._said(turn, said)) as events:
+                async for event in events:
+                    if turn.own_calls is not None and _is_shown(event, is_last=turn.is_last):
+                        if turn.own_calls.add(event):
+                            await self._keep_calls(turn)
+                    if not turn.is_last:
+                        if isinstance(event, Finished):
+                            self._note_silent(turn, event)
+                        if isinstance(event, UpstreamCallStarted | UpstreamCallEnded):
+                            turn.has_spoken = True  # it acted: from now on nothing is repeated (REUSE-79)
+                            yield event
+                        else:
+                            yield Working()
+                        continue
+                    if not isinstance(event, Working | KeepAlive):
+                        if turn.rebuilt and not turn.has_spoken:
+                            yield ThinkingDelta(REBUILT_NOTE)
+                        turn.has_spoken = True
+                    if isinstance(event, CallRequested):
+                        turn.calls.append(event.id)
+                    if isinstance(event, Finished):
+                        event = await self._whole(turn, event)
+                    yield event
+            turn.delivered += 1
+
+    def _note_silent(self, turn: PoolTurn, finished: Finished) -> None:
+        """Count an answer that nobody sees."""
+        turn.count(finished.usage)
+        if finished.finish is not Finish.STOP:
+            raise UpstreamFailedError(
+                f"{self.name} did not finish the answer to an earlier one of several messages"
+            )
+
+    async def _whole(self, turn: PoolTurn, finished: Finished) -> Finished:
+        """Let go of the record: what the agent knows is known now. Only then whoever asked may go on."""
+        total = turn.count(finished.usage)
+        if isinstance(turn.action, ResumeAgent):  # naming itself is no sign of life: some do, and then fail
+            await self._learn(turn, is_alive=True)
+        if turn.claim is not None and turn.is_confirmed and (asked := turn.claim.record) is not None:
+            told = pool_records.answered(
+                asked, agent=turn.name, mark=turn.mark, open_calls=turn.calls, now=self._world.now()
+            )
+            await turn.claim.release(told)
+        await self._keep_calls(turn, is_whole=True)
+        turn.is_answered = True
+        return replace(finished, usage=total) if finished.usage or turn.delivered else finished
+
+    async def _said(self, turn: PoolTurn, said: UpstreamMessage) -> AsyncGenerator[ModelEvent, None]:
+        """Say one message, again to the same agent where that is safe, and give what it answers."""
+        turn.repeats, turn.is_forced = 0, False
+        while True:
+            turn.is_taken = False
+            try:
+                agent = await self._opened_agent(turn)
+                turn.sent += 1
+                turn.begin_send()
+                leave = PermissionRequests(turn.request.person)
+                told = replace(said, person=leave.person)
+                answer = agent.send(told, key=turn.key(), is_forced=turn.is_forced)
+                stalls = turn.request.stalls
+                run = AgentRun(
+                    answer,
+                    self._limits.silence,
+                    self._world,
+                    name=self.name,
+                    leave=leave,
+                    first_token_s=stalls.first_token_max_s if stalls else 0.0,
+                )
+                try:
+                    async with run, contextlib.aclosing(self._heard(turn, run)) as events:
+                        async for event in events:
+                            yield event
+                finally:
+                    turn.is_spoiled = run.is_left
+            except ModelError as error:
+                if agent_failures.is_refusal(error, is_taken=turn.is_taken):
+                    turn.take_back_send()
+                doing = agent_failures.remedy(error, turn.situation)
+                if not isinstance(doing, agent_failures.Repeat):
+                    raise
+                turn.is_forced = turn.is_forced or doing.is_forced
+                turn.repeats += not doing.is_forced
+                self._log_turn(turn, "said again after %s", error.code)
+                self._close_where_spoiled(turn)
+                await self._world.sleep(doing.after_s)
+            else:
+                return
+
+    async def _heard(self, turn: PoolTurn, run: AgentRun) -> AsyncGenerator[ModelEvent, None]:
+        while True:
+            event: UpstreamEvent = await run.next()
+            match event:
+                case MessageTaken():
+                    await self._note_opened(turn, event)
+                case Marked():
+                    turn.mark = event.mark
+                case KeepAlive() | Working():
+                    yield event
+                case _:
+                    if not turn.is_taken:
+                        raise UpstreamFailedError(f"{self.name} answered without naming the conversation")
+                    yield event
+            if isinstance(event, Finished):
+                return
+
+    async def _note_opened(self, turn: PoolTurn, opened: MessageTaken) -> None:
+        """Check that it is the conversation that was asked for, and keep what it is resumed by from now on."""
+        if turn.is_taken:
+            turn.name = opened.agent or turn.name
+            return
+        turn.is_taken = True
+        asked = turn.name
+        if (
+            isinstance(turn.action, ResumeAgent)
+            and not turn.has_agent_spoken
+            and opened.resumed in {asked, ""}
+        ):
+            with contextlib.suppress(*OUT_OF_ORDER):
+                await self._entries.learn_echo(has_echo=bool(opened.resumed))
+        # One that was opened in this process and spoken to before need not say again what it goes on from.
+        is_itself = turn.has_agent_spoken and opened.agent == asked and not opened.resumed
+        is_same = opened.resumed == asked or is_itself
+        if not is_same or not opened.agent:
+            await self._note_mismatch(turn, opened)
+            raise UpstreamMismatchError(f"{self.name} opened {opened.resumed!r} instead of {asked!r}")
+        turn.name = opened.agent
+        turn.heard += 1
+        turn.has_agent_spoken = True
+        if turn.claim is None or not turn.is_last:
+            return
+        if turn.claim.record is not None:
+            now = self._world.now()
+            await turn.claim.hold(pool_records.confirmed(turn.claim.record, turn.name, now=now))
+        turn.is_confirmed = True
+
+    async def _note_mismatch(self, turn: PoolTurn, opened: MessageTaken) -> None:
+        """Something was said in a conversation that nobody meant: nobody may go on there."""
+        if not opened.resumed and opened.agent != turn.name:
+            turn.unneeded.add(opened.agent)  # a new one, that only knows what was just said
+            return
+        touched = {opened.agent, opened.resumed}
+        with contextlib.suppress(*OUT_OF_ORDER):
+            await self._entries.drop_where(lambda record: record.agent in touched and not record.run)
+
+    # --- agents -----------------------------------------------------------------------------------------------
+
+    async def _opened_agent(self, turn: PoolTurn) -> UpstreamAgent:
+        """Return the agent of this turn, opened where it is not."""
+        if turn.agent is not None:
+            return turn.agent
+        resume = turn.name if turn.heard or isinstance(turn.action, ResumeAgent) else ""
+        try:
+            if isinstance(turn.action, Fork) and not turn.heard:
+                mark = turn.action.mark
+                forking = cast("ForkingUpstream", self._upstream)  # `Abilities.can_fork` says so
+                turn.agent = await forking.fork(turn.setup, agent=mark.agent, mark=mark.mark)
+                self._live.has_opened()
+            else:
+                resting = await self._live.take(turn.setup, resume) if resume else None
+                turn.has_agent_spoken = resting is not None
+                turn.agent = resting or await self._live.open(turn.setup, resume=resume)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise UpstreamFailedError(f"{self.name} failed with {type(error).__name__}") from error
+        return turn.agent
+
+    def _close_where_spoiled(self, turn: PoolTurn) -> None:
+        """Close an agent whose run did not stop: nobody knows what it still hears."""
+        if turn.is_spoiled:
+            self._let_go(turn)
+            if not (
+                turn.heard or isinstance(turn.action, ResumeAgent)
+            ):  # the next one is another conversation
+                turn.nonce = self._world.new_id("agent")
+
+    def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:
+        if turn.agent is not None:
+            self._live.close(turn.agent, forget=forget)
+            turn.agent = None
+        elif forget:
+            self._live.forget(forget)
+
+    async def _begin_anew(self, turn: PoolTurn, error: ModelError) -> None:
+        """Let a fresh agent take the place of this turn's, or raise the error where that would not help."""
+        doing = agent_failures.remedy(error, turn.situation)
+        if (
+            isinstance(doing, agent_failures.BeginAnew)
+            and doing.if_verified
+            and not await self._is_verified()
+        ):
+            doing = agent_failures.Fail()
+        if not isinstance(doing, agent_failures.BeginAnew):
+            if turn.first_error is not None:
+                raise error from turn.first_error
+            raise error
+        self._log_turn(turn, "begun anew after %s", error.code)
+        is_mismatch = isinstance(error, UpstreamMismatchError)
+        if isinstance(turn.action, ResumeAgent) and not is_mismatch:
+            await self._learn(turn, is_alive=False)
+        if turn.name and not is_mismatch:
+            turn.unneeded.add(turn.name)
+        if turn.claim is not None and turn.claim.found.record is not None:
+            turn.unneeded.add(turn.claim.found.record.agent)
+        self._let_go(turn)
+        turn.begin_anew(error)
+        if turn.claim is not None:
+            fresh = pool_records.asked_fresh(turn.outline, upstream=self.name, now=self._world.now())
+            asides = turn.claim.record.asides if turn.claim.record is not None else ()
+            await turn.claim.hold(replace(fresh, asides=asides))
+        turn.begin(self._world.new_id("agent"), self._upstream.abilities, self._limits.budget)
+
+    async def _is_verified(self) -> bool:
+        """Ask whether the credential is accepted; where that cannot be found out, it is not."""
+        try:
+            async with asyncio.timeout(self._limits.silence.close_s):
+                return await self._upstream.verify()
+        except (ModelError, TimeoutError):
+            return False
+
+    async def _learn(self, turn: PoolTurn, *, is_alive: bool) -> None:
+        if turn.idle_s < TELLING_AGE_S:  # an accident, or nothing to wonder at
+            return
+        with contextlib.suppress(*OUT_OF_ORDER):
+            await self._entries.learn(age_s=turn.idle_s, is_alive=is_alive)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    async def _settle(self, turn: PoolTurn) -> None:
+        """Put the record right, let go of the agent, tell what became of the turn."""
+        if turn.is_answered:
+            turn.end = End.WHOLE
+        else:
+            await self._settle_record(turn)
+        can_go_on = turn.is_answered or turn.is_confirmed
+        if turn.is_pooled and can_go_on and turn.claim is not None and turn.claim.record is not None:
+            if turn.agent is not None and turn.is_answered and not turn.is_spoiled:
+                self._live.rest(turn.name, turn.agent, turn.setup)
+                turn.agent = None
+            self._let_go(turn)
+        elif not turn.is_untold or turn.heard:
+            self._let_go(turn, forget=turn.name if self._may_forget(turn) else "")
+        else:
+            self._let_go(turn)
+        if not self._upstream.abilities.can_fork:
+            for name in turn.unneeded - {turn.name, ""}:
+                self._live.forget(name)
+        if turn.claim is not None and turn.claim.found.version == 0:
+            await self._prune()
+        self._tell(turn)
+
+    async def _settle_record(self, turn: PoolTurn) -> None:
+        """Leave no record that says more than is known: the answer is not whole."""
+        claim = turn.claim
+        if claim is None or claim.is_lost:
+            return
+        before = claim.found.record
+        if turn.is_confirmed and claim.record is not None and not turn.calls:
+            if not self._upstream.abilities.takes_tools:
+                await claim.release(claim.record)
+                return
+        elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
+            await claim.release(before)
+            return
+        turn.is_confirmed = False
+        await claim.drop()
+
+    def _may_forget(self, turn: PoolTurn) -> bool:
+        """Whether nobody can go on from this turn's agent: a mark of a record may name it where forks are made."""
+        return bool(turn.name) and (turn.claim is None or not self._upstream.abilities.can_fork)
+
+    async def _prune(self) -> None:
+        with contextlib.suppress(*OUT_OF_ORDER):
+            gone = await self._entries.prune()
+            if not self._upstream.abilities.can_fork:
+                for name in gone:
+                    self._live.forget(name)
+
+    def _tell(self, turn: PoolTurn) -> None:
+        report = turn.report()
+        if report.session:
+            self._reports.pop(report.session, None)
+            self._reports[report.session] = report
+            while len(self._reports) > REPORTS_MAX:
+                self._reports.popitem(last=False)
+        self.counters.take(report)
+        self._log_turn(turn, "%s", report.line)
+        if self._on_turn is not None:
+            try:
+                self._on_turn(report)
+            except Exception:  # noqa: BLE001 - a counter of the client application's is no part of the turn
+                _log.exception("a turn could not be counted", extra={"session": report.session})
+
+    def _log_turn(self, turn: PoolTurn, words: str, *values: object) -> None:
+        ids = {"session": turn.request.session, "upstream": self.name, "agent": turn.name}
+        _log.debug(words, *values, extra=ids)
+
+
+def _is_shown(event: ModelEvent, *, is_last: bool) -> bool:
+    """Whether an event is part of the answer: of earlier messages' answers only the agent's own calls are."""
+    return is_last or isinstance(event, UpstreamCallStarted | UpstreamCallEnded)

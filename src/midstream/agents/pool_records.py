@@ -1,0 +1,209 @@
+"""Pool records: what is kept of a conversation in an upstream, so that a later process goes on with it.
+
+A record is written twice a turn (two phases). `asked` makes it pending, before anything is sent: from then on nobody
+knows what the agent knows. `confirmed` follows the upstream's first event, `answered` its last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.models.fingerprint import LINK_BYTES, Fingerprint, Outline
+
+RECORD_AGE_MAX_S = 7 * 24 * 3600.0
+"""Seconds a record is kept after its last use."""
+RECORDS_MAX = 200
+"""Records kept, the most recently used first."""
+MARKS_MAX = 64
+"""Marks kept of a conversation, the newest first: people edit what they said lately."""
+ASIDES_MAX = 4
+"""Side calls kept beside a record: client applications have a few kinds of them, such as titles and summaries."""
+
+_VERSION = b"\x01"
+_CHECK_BYTES = 8
+
+
+class ForkPoint(Struct, frozen=True, array_like=True):
+    """A point to fork from: `agent`'s conversation with the first `users` user messages and the answers to them."""
+
+    users: int
+    agent: str
+    mark: str
+
+
+class Aside(Struct, frozen=True, array_like=True):
+    """A side call: its system prompt and identity, how many user messages it had, and the last one's link."""
+
+    system: bytes
+    identity: bytes
+    users: int
+    link: bytes
+
+
+class PoolRecord(Struct, frozen=True):
+    """A conversation in an upstream.
+
+    Args:
+        agent: What to resume it by; "" while a fresh one has no name yet.
+        upstream: The name of the upstream.
+        fingerprint: What the agent knows, once the record is confirmed.
+        phase: `pending`: it was being told, nobody knows whether it heard. `confirmed`: it answered with an event.
+        marks: By ascending `users`, `MARKS_MAX` at most.
+        open_calls: The ids of the calls that its last reply asked the client application to run.
+        answered: The ids of the calls whose results it was given since the last user message.
+        asides: The last side calls that nobody had called so: should a client application go on from one, it was none.
+        run: The run that has the agent now, "" where none: until it lets go nobody else resumes it. One that died
+            never does: what its agent heard, and whether it still answers, nobody knows.
+        created_at, used_at: Seconds since 1970: when the agent was opened, and when it last gave a sign of life.
+    """
+
+    agent: str
+    upstream: str
+    fingerprint: Fingerprint
+    phase: Literal["pending", "confirmed"]
+    created_at: float
+    used_at: float
+    marks: tuple[ForkPoint, ...] = ()
+    open_calls: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+    asides: tuple[Aside, ...] = ()
+    run: str = ""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether somebody knows what the agent knows, and its name, and nobody else is talking to it."""
+        return self.phase == "confirmed" and bool(self.agent) and not self.run
+
+
+def asked_fresh(outline: Outline, *, upstream: str, now: float) -> PoolRecord:
+    """Return the record of a conversation that is about to be opened and told everything."""
+    return PoolRecord("", upstream, outline.fingerprint, "pending", now, now, answered=_answered(outline))
+
+
+def asked_again(record: PoolRecord, outline: Outline, *, now: float) -> PoolRecord:
+    """Return the record of an agent that is about to be resumed and told what is new."""
+    common = record.fingerprint.count
+    return replace(
+        record,
+        fingerprint=outline.fingerprint,
+        phase="pending",
+        marks=_marks_up_to(record.marks, common),
+        open_calls=(),
+        answered=_answered(outline),
+        asides=(),
+        used_at=now,
+    )
+
+
+def asked_fork(record: PoolRecord, outline: Outline, users: int, *, now: float) -> PoolRecord:
+    """Return the record of a fork that is about to be opened from the mark after `users` user messages."""
+    fresh = asked_fresh(outline, upstream=record.upstream, now=now)
+    return replace(fresh, marks=_marks_up_to(record.marks, users))
+
+
+def confirmed(record: PoolRecord, agent: str, *, now: float) -> PoolRecord:
+    """Return the record after the upstream's first event, which named the agent."""
+    return replace(record, agent=agent, phase="confirmed", used_at=now)
+
+
+def answered(
+    record: PoolRecord, *, agent: str, mark: str, open_calls: Sequence[str], now: float
+) -> PoolRecord:
+    """Return the record after a whole reply.
+
+    Args:
+        agent: What to resume by from now on.
+        mark: The last one that came, or "". It is no place to fork from while calls are open.
+        open_calls: What the reply asked the client application to run.
+    """
+    count = record.fingerprint.count
+    marks = record.marks
+    if mark and not open_calls and count:
+        marks = (*_marks_up_to(marks, count - 1), ForkPoint(count, agent, mark))[-MARKS_MAX:]
+    return replace(
+        record, agent=agent, phase="confirmed", marks=marks, open_calls=tuple(open_calls), used_at=now
+    )
+
+
+def noted(record: PoolRecord, outline: Outline) -> PoolRecord:
+    """Return the record with a side call that nobody had called one beside it. Nothing else of it changes."""
+    return replace(record, asides=with_aside(record.asides, outline.fingerprint))
+
+
+def with_aside(asides: Sequence[Aside], fingerprint: Fingerprint) -> tuple[Aside, ...]:
+    """Return these with one more; of those with one system prompt only the newest is kept, and `ASIDES_MAX` of all."""
+    aside = Aside(
+        fingerprint.system, fingerprint.identity, fingerprint.count, fingerprint.users[-LINK_BYTES:]
+    )
+    others = [each for each in asides if (each.system, each.identity) != (aside.system, aside.identity)]
+    return (*others, aside)[-ASIDES_MAX:]
+
+
+def encode(record: PoolRecord) -> bytes:
+    """Write a record. Two equal records give the same bytes."""
+    body = msgspec.msgpack.encode(record)
+    return _VERSION + _check(body) + body
+
+
+def decode(body: bytes) -> PoolRecord | None:
+    """Read a record, or return None: it is damaged, or of another version. Nothing is raised for a bad one."""
+    check, rest = body[1 : 1 + _CHECK_BYTES], body[1 + _CHECK_BYTES :]
+    if body[:1] != _VERSION or check != _check(rest):
+        return None
+    try:
+        record = _DECODER.decode(rest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return record if _is_sound(record) else None
+
+
+def expired(
+    used: Iterable[tuple[str, float]],
+    *,
+    now: float,
+    age_max_s: float = RECORD_AGE_MAX_S,
+    records_max: int = RECORDS_MAX,
+) -> tuple[str, ...]:
+    """Return the keys of the records that go: not used for `age_max_s`, or beyond the `records_max` last used.
+
+    Args:
+        used: Keys, and when each was last used. A time in the future counts as now: a clock was put back.
+    """
+    by_use = sorted(((min(at, now), key) for key, at in used), key=lambda pair: (-pair[0], pair[1]))
+    return tuple(
+        key for place, (at, key) in enumerate(by_use) if place >= records_max or now - at > age_max_s
+    )
+
+
+_DECODER = msgspec.msgpack.Decoder(PoolRecord)
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_CHECK_BYTES, person=b"midstream-record").digest()
+
+
+def _is_sound(record: PoolRecord) -> bool:
+    users = [mark.users for mark in record.marks]
+    return (
+        len(record.fingerprint.users) % LINK_BYTES == 0
+        and math.isfinite(record.created_at)
+        and math.isfinite(record.used_at)
+        and users == sorted(set(users))
+        and all(0 < number <= record.fingerprint.count for number in users)
+    )
+
+
+def _answered(outline: Outline) -> tuple[str, ...]:
+    """Return the results that have been given since the last user message: none, where it is the end."""
+    return () if outline.tail_users else outline.answered
+
+
+def _marks_up_to(marks: Sequence[ForkPoint], users: int) -> tuple[ForkPoint, ...]:
+    return tuple(mark for mark in marks if mark.users <= users)

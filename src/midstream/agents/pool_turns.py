@@ -1,0 +1,369 @@
+"""One turn of a pool: what is to be said to which agent, and how far that has come."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.agents.agent_failures import FailureSituation
+from midstream.agents.classification import Action, Classification, Fork, Fresh, RequestRelation, ResumeAgent
+from midstream.agents.own_calls import AnswerCalls, OwnCalls, with_own_calls
+from midstream.agents.pool_entries import Claim
+from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
+from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
+from midstream.errors import ModelError
+from midstream.history.messages import Entry, Exchange, History, Result, Text, Thinking, Usage, UserMessage
+from midstream.models.fingerprint import LINK_BYTES, Outline
+from midstream.models.replies import ModelRequest
+from midstream.session.records import Judgement
+
+REBUILT_NOTE = "[The agent no longer had this conversation; a new one was told all of it.]\n\n"
+"""What readers are shown, as the beginning of the model's thinking, when continuity was rebuilt."""
+
+
+class AgentOrigin(StrEnum):
+    """How a turn got its agent."""
+
+    RESUMED = "resumed"
+    FORKED = "forked"
+    FRESH = "fresh"
+    ASIDE = "aside"
+    """A fresh agent that leaves no trace in the pool."""
+
+
+class End(StrEnum):
+    """How a turn ended."""
+
+    WHOLE = "whole"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """Nobody listened any more."""
+
+
+class TurnReport(Struct, frozen=True):
+    """Outcome of one turn: for logs, counters and tests. It holds no words of the conversation.
+
+    Args:
+        kind, why: The classification, and what was decisive.
+        way: How the agent was got that answered, or was to answer.
+        agent: Its name, "" where it never got one.
+        common, new: User messages the record knew of this conversation, and those it did not.
+        sends: Messages said, all tries counted.
+        replays: How often a fresh agent was told everything.
+        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
+            died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
+        error: The code of what the turn failed with, or "".
+        usage: Tokens of all that was said in this turn.
+        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
+    """
+
+    session: str
+    kind: RequestRelation
+    why: str
+    way: AgentOrigin
+    end: End
+    agent: str = ""
+    common: int = 0
+    new: int = 0
+    sends: int = 0
+    replays: int = 0
+    rebuilt: str = ""
+    error: str = ""
+    usage: Usage = Usage()
+    field: str = ""
+    index: int | None = None
+
+    @property
+    def line(self) -> str:
+        """The same as one line for a log."""
+        usage = self.usage
+        written = f", {usage.cache_write_tokens} written" if usage.cache_write_tokens else ""
+        cells = [
+            f"session={self.session or '-'}",
+            f"kind={self.kind.value} ({self.why})",
+            f"way={self.way.value}",
+            f"end={self.end.value}",
+            f"agent={self.agent or '-'}",
+            f"users={self.common}+{self.new}",
+            f"sends={self.sends} replays={self.replays}",
+            f"rebuilt={self.rebuilt}" if self.rebuilt else "",
+            f"error={self.error}" if self.error else "",
+            f"tokens={usage.input_tokens} in ({usage.cached_tokens} cached{written}), {usage.output_tokens} out",
+        ]
+        return " ".join(filter(None, cells))
+
+
+class PoolTurn:
+    """The state of one turn. `runtime.pool` moves it on.
+
+    Args:
+        claim: The hold on the session's record; None for a turn that leaves no trace.
+    """
+
+    def __init__(
+        self,
+        request: ModelRequest,
+        outline: Outline,
+        judged: Classification,
+        action: Action,
+        setup: Setup,
+        claim: Claim | None,
+    ) -> None:
+        self.request = request
+        self.outline = outline
+        self.judged = judged
+        self.action = action
+        self.setup = setup
+        self.claim = claim
+        self.sends: list[UpstreamMessage] = []
+        """What is to be said, in order; only the answer to the last is shown."""
+        self.nonce = ""
+        """What makes the keys of this agent's messages its own."""
+        self.idle_s = 0.0
+        """How long the resumed agent had been silent."""
+        self.agent: UpstreamAgent | None = None
+        self.name = ""
+        """What the agent is resumed by: what was asked for, then what the upstream said last."""
+        self.heard = 0
+        """Messages that the agent has taken in this turn."""
+        self.has_agent_spoken = False
+        """Whether the agent, as it is open now, was spoken to before."""
+        self.delivered = 0
+        """Of `sends`, those with a whole answer."""
+        self.is_taken = False
+        self.has_spoken = False
+        self.repeats = 0
+        self.is_forced = False
+        self._was_untold = self.is_untold = True
+        """Whether the agent knows for sure no more than its record said before this turn."""
+        self.is_confirmed = False
+        self.is_answered = False
+        self.is_spoiled = False
+        """Whether the open agent must not be spoken to again in this process."""
+        self.mark = ""
+        self.calls: list[str] = []
+        self.rebuilt = ""
+        self.is_anew = False
+        self.first_error: ModelError | None = None
+        self.unneeded: set[str] = set()
+        """Agents that nobody will resume any more."""
+        self.usage = Usage()
+        self.kept_calls: tuple[AnswerCalls, ...] = ()
+        """What agents ran themselves in this conversation; the request does not have it."""
+        self.own_calls: OwnCalls | None = None
+        """What the agent runs itself in this turn; None where the application keeps it."""
+        self.sent = 0
+        self.replays = 0
+        self.end = End.STOPPED
+        self.error = ""
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the session's record is this turn's to write."""
+        return self.claim is not None and not self.claim.is_lost
+
+    @property
+    def is_remembering(self) -> bool:
+        """Whether the agent has a memory from before this turn."""
+        return not isinstance(self.action, Fresh)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer to what is being said is the one to show."""
+        return self.delivered == len(self.sends) - 1
+
+    @property
+    def situation(self) -> FailureSituation:
+        """Position of the turn, for whoever decides what a failure means."""
+        return FailureSituation(
+            is_remembering=self.is_remembering,
+            is_taken=self.is_taken,
+            has_spoken=self.has_spoken,
+            repeats=self.repeats,
+            is_forced=self.is_forced,
+            is_anew=self.is_anew,
+            idle_s=self.idle_s,
+        )
+
+    @property
+    def way(self) -> AgentOrigin:
+        """How the agent was got."""
+        match self.action:
+            case ResumeAgent():
+                return AgentOrigin.RESUMED
+            case Fork():
+                return AgentOrigin.FORKED
+            case Fresh():
+                return AgentOrigin.FRESH if self.claim is not None else AgentOrigin.ASIDE
+
+    def begin(self, nonce: str, abilities: Abilities, budget: TranscriptBudget) -> None:
+        """Decide what to say, by the action; for a fresh agent once more after another one failed.
+
+        Args:
+            nonce: What no other agent's messages are keyed by, for one that has no name yet.
+        """
+        self.name = ""
+        self.heard = self.delivered = self.repeats = 0
+        self.is_taken = self.is_forced = self.is_confirmed = self.is_spoiled = False
+        self.has_agent_spoken = False
+        match self.action:
+            case ResumeAgent():
+                assert self.claim is not None
+                assert self.claim.found.record is not None
+                self.name = self.claim.found.record.agent
+                nonce = self.name
+                delivery = self.action.delivery
+                self.sends = _told(self.request.history, delivery.users, delivery.results, budget)
+            case Fork():
+                self.name = self.action.mark.agent
+                users = self.action.users
+                self.sends = _told(self.request.history, users, (), budget)
+            case Fresh():
+                history = with_own_calls(self.request.history, self.kept_calls)
+                self.sends = [_told_all(history, abilities, budget)]
+                self.replays += len(history.entries) > 1
+        self._tell_cut(budget)
+        self.sends[-1] = replace(self.sends[-1], settings=self.request.settings)
+        self.nonce = nonce
+
+    def _tell_cut(self, budget: TranscriptBudget) -> None:
+        """Tell an agent that is not fresh of a cut answer that the request does not have."""
+        last = self.kept_calls[-1] if self.kept_calls else None
+        if isinstance(self.action, Fresh) or last is None or last.is_whole or self.sends[0].results:
+            return
+        users = self.outline.fingerprint.users
+        known = len(users) - LINK_BYTES * len(self.sends)
+        if users.endswith(last.link):  # the same is asked again
+            place = -1
+        elif users[:known].endswith(last.link):
+            place = 0
+        else:
+            return
+        said = self.sends[place]
+        self.sends[place] = replace(said, message=after_cut(last.exchange, said.message, budget))
+
+    def begin_send(self) -> None:
+        """From now on nobody knows what the agent knows."""
+        self._was_untold, self.is_untold = self.is_untold, False
+
+    def take_back_send(self) -> None:
+        """The agent refused what it was told."""
+        self.is_untold = self._was_untold
+
+    def begin_anew(self, error: ModelError) -> None:
+        """Let a fresh agent take the place of one that failed with `error`."""
+        self.action = Fresh(is_pooled=True)
+        self.is_anew = True
+        self.is_untold = False
+        self.first_error = error
+        self.rebuilt = error.code
+
+    def key(self) -> str:
+        """Return the idempotency key of what is being said: the same for each try to say it to this agent."""
+        users = self.outline.fingerprint.users
+        to_come = len(self.sends) - 1 - self.delivered
+        told = users[: len(users) - to_come * LINK_BYTES]
+        results = "\0".join(result.call_id for result in self.sends[self.delivered].results)
+        body = f"{self.request.session}\0{self.nonce}\0{results}".encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(told[-LINK_BYTES:] + body, digest_size=LINK_BYTES).hexdigest()
+
+    def count(self, usage: Usage | None) -> Usage:
+        """Add the tokens of one answer and return those of all."""
+        if usage is not None:
+            self.usage += usage
+        return self.usage
+
+    def report(self) -> TurnReport:
+        """Return what became of it."""
+        return TurnReport(
+            self.request.session,
+            self.judged.kind,
+            self.judged.reason.words,
+            self.way,
+            self.end,
+            self.name,
+            self.judged.common,
+            self.judged.new,
+            self.sent,
+            self.replays,
+            self.rebuilt,
+            self.error,
+            self.usage,
+            self.judged.reason.field,
+            self.judged.reason.index,
+        )
+
+    def judgement(self) -> Judgement:
+        """Return what readers are told of it, as it stands now."""
+        reason = self.judged.reason
+        return Judgement(
+            self.judged.kind.value,
+            reason.words,
+            self.way.value,
+            reason.field,
+            reason.index,
+            self.judged.common,
+            self.judged.new,
+            self.rebuilt,
+        )
+
+
+def _told(
+    history: History, users: int, results: Sequence[str], budget: TranscriptBudget
+) -> list[UpstreamMessage]:
+    """Return the last user messages one by one; the results of these calls go with the first.
+
+    Where the answer before them was cut, the first begins with what that answer did.
+    """
+    entries = history.entries
+    first = len(entries) - users
+    messages = [entry for entry in entries[first:] if isinstance(entry, UserMessage)]
+    answers = _results(entries[first - 1] if first else None, results)
+    opening, *others = messages or [UserMessage(())]
+    last = entries[first - 1] if first else None
+    if isinstance(last, Exchange) and is_cut(last):
+        opening = after_cut(_without_note(last), opening, budget)
+    return [UpstreamMessage(opening, answers), *map(UpstreamMessage, others)]
+
+
+def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[Result, ...]:
+    if not wanted or not isinstance(last, Exchange):
+        return ()
+    return tuple(result for result in last.results if result.call_id in wanted)
+
+
+def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) -> UpstreamMessage:
+    """Return what a fresh agent is told: everything, and what to answer."""
+    before = without_notes(history)
+    last = before.entries[-1] if before.entries else None
+    message = last if isinstance(last, UserMessage) else UserMessage(())
+    if isinstance(last, UserMessage):
+        before = History(before.entries[:-1])
+    if abilities.takes_history:
+        if before.entries and is_cut(before.entries[-1]):
+            message = UserMessage((Text(DONE + "\n\n"), *message.parts))
+        return UpstreamMessage(message, before=before)
+    return UpstreamMessage(replayed(before, message, takes_files=abilities.takes_files, budget=budget))
+
+
+def without_notes(history: History) -> History:
+    """Return a history without what this pool has shown of itself in it: it is no part of the conversation."""
+    return History(
+        tuple(entry if isinstance(entry, UserMessage) else _without_note(entry) for entry in history.entries)
+    )
+
+
+def _without_note(entry: Exchange) -> Exchange:
+    if not entry.reply.parts:
+        return entry
+    first = entry.reply.parts[0]
+    if not isinstance(first, Thinking) or not first.text.startswith(REBUILT_NOTE.rstrip()):
+        return entry
+    text = first.text.removeprefix(REBUILT_NOTE.rstrip()).lstrip("\n")
+    rest = entry.reply.parts[1:]
+    kept = (replace(first, text=text), *rest) if text or first.signature else rest
+    return replace(entry, reply=replace(entry.reply, parts=kept))

@@ -1,0 +1,276 @@
+"""Meaning of an upstream's failure: tables from its names, codes and words to our typed errors.
+
+Agents say what is wrong in prose, on their stderr, or in an error whose class stayed behind in another process; the
+prose changes with each version. So it is matched loosely: by fragments, whatever stands around them. The rows come from
+what these programs print and from the reports of those who ran into them; whoever finds a new one adds a row. What no
+row knows is `UpstreamFailedError`: the run failed, and nothing says why.
+
+The caller keeps the raw text: as the error's cause, or as a note on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+)
+from midstream.models.provider_errors import CODES as PROVIDER_CODES
+from midstream.models.provider_errors import OVERFLOW_WORDS, REASON_CHARS_MAX, STATUSES
+
+_GONE = UpstreamGoneError
+_BUSY = UpstreamBusyError
+_FAILED = UpstreamFailedError
+_LATER = ModelUnavailableError
+_STALL = ModelStalledError
+_NEVER = ModelRejectedError
+_ASK = ModelAccessError
+_FILTER = ModelFilteredError
+_LONG = ContextOverflowError
+_MISSING = ModelMissingError
+
+NAMES: Mapping[str, type[ModelError]] = MappingProxyType(
+    {
+        # Claude: `AssistantMessage.error`, `ResultMessage.subtype`, `.terminal_reason`
+        "authentication_failed": _ASK,
+        "billing_error": _ASK,
+        "rate_limit": _LATER,
+        "invalid_request": _NEVER,
+        "server_error": _LATER,
+        "error_max_budget_usd": _ASK,
+        "error_max_structured_output_retries": _FAILED,
+        "prompt_too_long": _LONG,
+        # OpenAI: responses and conversations kept there
+        "previous_response_not_found": _GONE,
+        "conversation_not_found": _GONE,
+        "conversation_locked": _BUSY,
+        # Cursor
+        "agent_not_found": _GONE,
+        "agentnotfound": _GONE,
+        "agentnotfounderror": _GONE,
+        "expired": _GONE,
+        "agent_busy": _BUSY,
+        "agentbusy": _BUSY,
+        "agentbusyerror": _BUSY,
+    }
+)
+"""Names and codes by which an upstream says exactly what is wrong; compared in lower case."""
+
+SIGNS: tuple[tuple[type[ModelError], tuple[str, ...]], ...] = (
+    (
+        _GONE,
+        (
+            # Claude Code
+            "no conversation found",
+            "not a uuid and does not match any session",
+            "requires a valid session id",
+            "no message found with message.uuid",
+            # Codex
+            "no rollout found",
+            "rollout & is empty",
+            "thread not found",
+            "no thread found",
+            # agents behind the Agent Client Protocol, Cursor, OpenAI
+            "session not found",
+            "session & does not exist",
+            "session & expired",
+            "session & no longer exists",
+            "unknown session",
+            "no such session",
+            "invalid session id",
+            "agent not found",
+            "agent & does not exist",
+            "conversation not found",
+            "previous response & not found",
+            "previous_response_not_found",
+        ),
+    ),
+    (
+        _BUSY,
+        (
+            # Claude Code: the session runs in its daemon, or another process is still leaving it
+            "is running as a background",
+            "currently running as a background",
+            "session id & is already in use",
+            # others
+            "conversation_locked",
+            "another process is currently operating on this conversation",
+            "agent is busy",
+            "agent busy",
+            "session is busy",
+            "session busy",
+            "already processing",
+            "already streaming",
+            "prompt & already in progress",
+            "prompt & already running",
+            "turn & already in progress",
+            "turn & in progress",
+            "has an active run",
+            "active run already",
+            "another run",
+        ),
+    ),
+    (_LONG, OVERFLOW_WORDS),
+    (
+        # The conversation itself has become one that the provider refuses: no message to this agent will do.
+        _FAILED,
+        (
+            "tool_use ids were found without",
+            "blocks in the latest assistant message cannot be modified",
+            "invalid signature in thinking block",
+            "no tool output found for function call",
+            "no tool call found for function call output",
+            "function call turn comes immediately after a user turn",
+            "number of function response parts",
+            "missing a thought_signature",
+        ),
+    ),
+    (_NEVER, ("resume rejected by --resume-drops-turn",)),
+    (
+        _ASK,
+        (
+            "invalid api key",
+            "incorrect api key",
+            "run /login",
+            "not logged in",
+            "login required",
+            "log in to continue",
+            "authentication required",
+            "authentication_error",
+            "authentication failed",
+            "not authenticated",
+            "unauthenticated",
+            "unauthorized",
+            "oauth token",
+            "credit balance is too low",
+            "organization has been disabled",
+            "insufficient_quota",
+            "quota exceeded & billing",
+            "model & may not exist",
+            "do not have access",
+            "does not have access",
+        ),
+    ),
+    (_FILTER, ("violate our usage policy", "content filter", "content_filter")),
+    (
+        _MISSING,
+        (
+            "command not found",
+            "working directory does not exist",
+            "failed to start claude code",
+            "no such file or directory: &",
+            "is not installed",
+            "cannot find module",
+            "exec format error",
+        ),
+    ),
+    (
+        _STALL,
+        ("timed out", "timeout waiting", "deadline exceeded"),
+    ),
+    (
+        _LATER,
+        (
+            "rate limit",
+            "rate_limit",
+            "usage limit",
+            "hit your limit",
+            "too many requests",
+            "overloaded",
+            "service unavailable",
+            "internal server error",
+            "bad gateway",
+            "connection error",
+            "connection refused",
+            "connection reset",
+            "connection closed",
+            "network",
+            "econnre",
+            "enotfound",
+            "etimedout",
+            "fetch failed",
+            "socket hang up",
+            "getaddrinfo",
+        ),
+    ),
+)
+"""Fragments of prose, in the order in which they are looked for; `&` stands for anything between its neighbours."""
+
+_HINTS: Mapping[type[ModelError], str] = MappingProxyType(
+    {
+        _ASK: " (check its login or key, its account and the name of its model; then resume the turn)",
+        _LONG: " (the conversation is longer than the model can read)",
+        _FILTER: " (its content filter; other words may pass)",
+    }
+)
+
+
+def kind_of(
+    words: str, *, names: Iterable[object] = (), status: int | None = None
+) -> type[ModelError] | None:
+    """Return which error a failure is, or None where no row knows it.
+
+    The most exact sign wins: a name, then what is said of the conversation, then the HTTP status, then other words.
+
+    Args:
+        words: What was said, all of it: messages, stderr.
+        names: Codes, types and subtypes that came with it, the most exact first.
+        status: The HTTP status of the provider behind the upstream.
+    """
+    known = [str(name) for name in names if name is not None]
+    for name in known:
+        if name.lower() in NAMES:
+            return NAMES[name.lower()]
+    said = " ".join(words.lower().split())
+    found = next((kind for kind, signs in SIGNS if any(_has(said, sign) for sign in signs)), None)
+    if found in {_GONE, _BUSY, _LONG, _FAILED}:
+        return found
+    by_code = next((PROVIDER_CODES[name] for name in known if name in PROVIDER_CODES), None)
+    if by_code is not None:
+        return by_code
+    if status is not None and status in STATUSES:
+        return STATUSES[status]
+    return found
+
+
+def upstream_error(
+    who: str,
+    words: str,
+    *,
+    names: Iterable[object] = (),
+    status: int | None = None,
+    retry_after_s: float | None = None,
+    unknown: type[ModelError] = UpstreamFailedError,
+) -> ModelError:
+    """Return the typed error for what an upstream said, quoting the beginning of it. Raise it from what carried it.
+
+    Args:
+        who: What people call the upstream.
+        words, names, status: See `kind_of`.
+        retry_after_s: Seconds it asked to wait.
+        unknown: What it is where no row knows it.
+    """
+    kind = kind_of(words, names=names, status=status) or unknown
+    said = " ".join(words.split())[:REASON_CHARS_MAX] or "it did not say why"
+    return kind(f"{who} failed: {said}{_HINTS.get(kind, '')}", retry_after_s=retry_after_s)
+
+
+def _has(said: str, sign: str) -> bool:
+    at = 0
+    for piece in sign.split("&"):
+        found = said.find(piece.strip(), at)
+        if found < 0:
+            return False
+        at = found + len(piece.strip())
+    return True

@@ -1,0 +1,194 @@
+"""The upstream protocol: a stateful agent that remembers its conversation, so that it is sent only what is new.
+
+An `Upstream` opens agents; an `UpstreamAgent` is one conversation in it and outlives every process: whoever knows its
+id opens it again, for as long as the upstream remembers. `midstream.agents.pool.Pooled` makes a model of it, which
+never continues the wrong conversation; an upstream itself decides nothing and repeats nothing.
+
+Order of the events of one `send`: `MessageTaken` first, as soon as the upstream has named the conversation;
+then what it says; `Marked` wherever it names a point that a later conversation can start from; `Finished` last.
+Closing the iterator stops the run upstream.
+
+An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) says that
+nothing was taken,
+or that the same key takes it only once: the same is then said again. Where an upstream cannot tell, as when a process
+died with what it was sent, it raises `UpstreamFailedError`: see `doubtful`. A `ModelAccessError` before
+`MessageTaken` says that nothing was taken; an upstream that cannot tell gives `MessageTaken` first.
+
+Errors are those of `midstream.errors`, by what helps, from any method:
+    UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
+    UpstreamBusyError: The agent is in another run.
+    UpstreamFailedError: The run failed, nothing says why.
+    ModelUnavailableError: Network, rate limit, overload; `retry_after_s` where it was said.
+    ModelStalledError: Silence past the upstream's own limit.
+    ModelAccessError: The key, the account, the model's name.
+    ModelRejectedError, ContextOverflowError, ModelFilteredError: What was sent will never be accepted.
+    ModelMissingError: The upstream's software is not installed, or does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from midstream.agents.abilities import Abilities
+from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
+from midstream.history.messages import History, Result, ToolSpec, UserMessage
+from midstream.models.replies import ModelEvent
+from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
+from midstream.session.permissions import Person
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+__all__ = [
+    "Abilities",
+    "ForkingUpstream",
+    "Marked",
+    "MessageTaken",
+    "Setup",
+    "Upstream",
+    "UpstreamAgent",
+    "UpstreamEvent",
+    "UpstreamMessage",
+    "doubtful",
+    "is_never_sent",
+]
+
+_NEVER_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout"}
+
+
+class Setup(Struct, frozen=True):
+    """Settings that a conversation is opened with.
+
+    Args:
+        instructions: The client application's system prompt, or "".
+        tools: What the client application will run for the agent; only for upstreams that take tools.
+        servers: The MCP servers the agent is to have, in the order of their names.
+    """
+
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    servers: tuple[ForwardedMcpServer, ...] = ()
+
+
+class UpstreamMessage(Struct, frozen=True):
+    """Message to an agent.
+
+    Args:
+        message: The user's words.
+        results: Answers to the calls its last reply asked for, in the calls' order; then `message` may have no parts.
+        before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
+        settings: How the answer is to be made; those that `Abilities.grants` does not name are nobody's concern.
+        person: Whom the agent can ask for leave while it answers; None where nobody is there.
+    """
+
+    message: UserMessage
+    results: tuple[Result, ...] = ()
+    before: History | None = None
+    settings: ModelSettings = DEFAULT_SETTINGS
+    person: Person | None = None
+
+
+class MessageTaken(Struct, frozen=True):
+    """The upstream has taken what was sent.
+
+    Args:
+        agent: What to resume the conversation by from now on. Some upstreams give a new id with each answer.
+        resumed: The id it says that it went on from; "" where it began anew.
+    """
+
+    agent: str
+    resumed: str = ""
+
+
+class Marked(Struct, frozen=True):
+    """A point to fork from: the conversation up to and with all that was said so far."""
+
+    mark: str
+
+
+UpstreamEvent = MessageTaken | Marked | ModelEvent
+
+
+class UpstreamAgent(Protocol):
+    """One conversation, open in this process. One `send` at a time."""
+
+    def send(
+        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+    ) -> AsyncIterator[UpstreamEvent]:
+        """Say something and give the answer's events; see the module's text for their order and the errors.
+
+        It is an async generator: closing it stops the run.
+
+        Args:
+            key: Idempotency key: the same for every try to say the same thing to the same agent.
+            is_forced: End another run of this agent first, such as one that a crash left behind.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of processes and connections. The upstream goes on remembering. Calling it twice is harmless."""
+
+
+class Upstream(Protocol):
+    """A kind of stateful agent, with the account, the model and the folder it works in."""
+
+    @property
+    def name(self) -> str:
+        """Name shown to people, such as `claude:opus`."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Properties that distinguish conversations of the same words: model, folder, permissions, account.
+
+        Never a key or a secret itself. Compared whole; part of the fingerprint.
+        """
+
+    @property
+    def abilities(self) -> Abilities:
+        """Abilities of the upstream. Constant."""
+
+    async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
+        """Open a fresh conversation, or the one that `resume` names. Nothing is said yet.
+
+        An upstream may find out only in `send` that it remembers nothing.
+        """
+
+    async def verify(self) -> bool:
+        """Ask whether the credential is accepted, apart from any conversation."""
+
+    async def forget(self, agent: str) -> None:
+        """Delete a conversation upstream, where that can be done. Whatever goes wrong is nobody's concern."""
+
+    async def aclose(self) -> None:
+        """Close everything that is open. Calling it twice is harmless."""
+
+
+@runtime_checkable
+class ForkingUpstream(Upstream, Protocol):
+    """An upstream that can begin a conversation from a point of another one, which stays as it is."""
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> UpstreamAgent:
+        """Open a fresh conversation that remembers another one up to `mark`.
+
+        Its first `MessageTaken` names the fork, and in `resumed` the agent it came from.
+        """
+
+
+def doubtful(error: ModelError) -> ModelError:
+    """Return what to raise before `MessageTaken` for an error after which nobody knows whether the message was taken.
+
+    It is the error itself, unless that would have the message said again to the same agent. Raise it from its cause.
+    """
+    if not isinstance(error, ModelUnavailableError) or isinstance(
+        error, UpstreamBusyError | UpstreamFailedError
+    ):
+        return error
+    failed = UpstreamFailedError(error.message, retry_after_s=error.retry_after_s)
+    for note in getattr(error, "__notes__", ()):
+        failed.add_note(note)
+    return failed
+
+
+def is_never_sent(error: BaseException | None) -> bool:
+    """Return whether an error of an HTTP package says that there never was a connection to send anything over."""
+    return type(error).__name__ in _NEVER_SENT

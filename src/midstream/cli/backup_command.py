@@ -1,0 +1,81 @@
+"""`midstream backup`: copy the sessions while a server works on them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from midstream.cli import Surroundings
+from midstream.cli.session_options import json_of
+from midstream.cli.terminal import clean
+from midstream.environment import World
+from midstream.errors import UsageError
+from midstream.store.sqlite.online_backup import back_up
+from midstream.store.store_registry import file_of
+
+QUIET_S = 0.5
+"""Seconds before progress is shown."""
+
+
+@click.command()
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--store",
+    metavar="FILE|URL",
+    help="Copy this store (default: the one `midstream serve` uses).",
+)
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+@click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
+@click.pass_obj
+def backup(
+    surroundings: Surroundings,
+    target: Path,
+    store: str | None,
+    force: bool,  # noqa: FBT001 - click passes options so
+    is_json: bool,  # noqa: FBT001 - see above
+) -> None:
+    """Copy the sessions into one file, also while a server works on them.
+
+    The copy is as of one moment, is checked, and appears only when it is complete. To restore it, stop all servers,
+    move the database and its companions (-wal, -shm) away, and put the copy in its place. A copy of an encrypted
+    database needs the same key file.
+    """
+    progress = _Progress(surroundings.talk.is_terminal, World())
+    named = store or surroundings.places.store
+    file = file_of(named)
+    if file is None:
+        raise UsageError(f"store {str(named)!r} is not one file: copy it with the tools of its database")
+    done = back_up(file, target, may_replace=force, progress=progress.show)
+    progress.clear()
+    if is_json:
+        click.echo(json_of(done))
+    else:
+        path = clean(str(target), is_one_line=True)
+        click.echo(
+            f"{path}: {done.sessions:,} sessions, {done.records:,} records, {done.bytes:,} bytes", err=True
+        )
+
+
+class _Progress:
+    """One line on stderr with the copied share: only on a terminal, and only for long copies."""
+
+    def __init__(self, is_terminal: bool, world: World) -> None:  # noqa: FBT001 - a fact about the output
+        self._is_terminal = is_terminal
+        self._world = world
+        self._quiet_until = world.monotonic() + QUIET_S
+        self._is_shown = False
+
+    def show(self, share: float) -> None:
+        """Show the share that is copied, 0 to 1."""
+        if self._is_terminal and self._world.monotonic() >= self._quiet_until:
+            sys.stderr.write(f"\r\x1b[Kcopied {share:.0%}")
+            sys.stderr.flush()
+            self._is_shown = True
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

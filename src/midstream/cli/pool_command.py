@@ -1,0 +1,295 @@
+"""`midstream pool`: which conversations a pool knows the upstream's agents of, and how to let go of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from msgspec import Struct
+
+from midstream.agents.pool_entries import CALLS_NAMESPACE, POOL_NAMESPACE, session_of
+from midstream.agents.pool_records import PoolRecord, decode
+from midstream.cli import Surroundings
+from midstream.cli.session_options import json_of, key_file_option
+from midstream.cli.terminal import Ink, clean, columns, padded, shortened
+from midstream.cli.transcript import time_of
+from midstream.errors import NotFoundError, UsageError
+from midstream.store.blocking_reads import ENTRY_MARK
+from midstream.store.contract import KeyValueEntry
+from midstream.store.store_registry import open_store, read_store
+
+SESSION_COLUMNS = 24
+STATE_COLUMNS = 9
+NAMED_MAX = 3
+"""Sessions that are named where the beginning of a name fits several."""
+HOSTS_NAME = re.compile("^[hm]:")
+"""What the gateway sets before a name that a host gave in a header or in its metadata."""
+LOOK_BYTES = 4
+"""Bytes of a digest that are shown: enough to see whether two are the same."""
+
+
+class PoolLine(Struct, frozen=True):
+    """One record, as it is shown.
+
+    Args:
+        state: `ready` (the next turn may resume the agent), `running` (a turn has it, or died with it), `pending`
+            (nobody knows what it heard), `damaged` (the next turn begins anew), `encrypted` (needs `--key-file`).
+        users: User messages that the agent knows.
+        system, tools, servers, identity: The beginnings of their digests.
+        store: The database it stands in.
+    """
+
+    key: str
+    session: str
+    upstream: str
+    agent: str
+    state: str
+    users: int
+    marks: int
+    open_calls: tuple[str, ...]
+    created_at: float
+    used_at: float
+    bytes: int
+    store: str
+    system: str = ""
+    tools: str = ""
+    servers: str = ""
+    identity: str = ""
+
+
+@click.group()
+def pool() -> None:
+    """Look at the agents a pool would resume, or forget them.
+
+    A session's next turn begins with a fresh agent where its record is gone; nothing of the conversation is lost.
+    """
+
+
+_store_option = click.option(
+    "--store",
+    metavar="FILE|URL",
+    help="Look into this store (default: those of `midstream gateway` and `midstream serve`).",
+)
+_json_option = click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
+
+
+@pool.command("ls")
+@_store_option
+@key_file_option
+@_json_option
+@click.pass_obj
+def list_records(
+    surroundings: Surroundings,
+    store: str | None,
+    key_file: Path | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """List the records, last used first: a table, or tab-separated lines where stdout is no terminal."""
+    found = _found(_stores(surroundings, store, key_file), key_file)
+    ink = surroundings.out
+    if is_json:
+        for line in found:
+            click.echo(json_of(line))
+    elif ink.is_terminal:
+        for row in _table(found, ink, columns()):
+            click.echo(row, color=True)
+    else:
+        for line in found:
+            cells = (
+                line.session,
+                line.upstream,
+                line.state,
+                str(line.users),
+                time_of(line.used_at),
+                line.agent,
+            )
+            click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
+    if not found:
+        click.echo("No agents yet.", err=True)
+
+
+@pool.command()
+@click.argument("session")
+@_store_option
+@key_file_option
+@_json_option
+@click.pass_obj
+def show(
+    surroundings: Surroundings,
+    session: str,
+    store: str | None,
+    key_file: Path | None,
+    is_json: bool,  # noqa: FBT001 - click passes options so
+) -> None:
+    """Show what is known of a session's agents; the session is named by its id or the beginning of it."""
+    for line in _of_session(_found(_stores(surroundings, store, key_file), key_file), session):
+        if is_json:
+            click.echo(json_of(line))
+            continue
+        for name in line.__struct_fields__:
+            value = getattr(line, name)
+            words = time_of(value) if name.endswith("_at") else str(value)
+            if value not in ("", ()):
+                row = f"{padded(name, 12)}{clean(words, is_one_line=True)}"
+                click.echo(shortened(row, columns()) if surroundings.out.is_terminal else row)
+
+
+@pool.command()
+@click.argument("sessions", metavar="[SESSION]...", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="All records.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_store_option
+@key_file_option
+@_json_option
+@click.pass_obj
+def clear(
+    surroundings: Surroundings,
+    sessions: tuple[str, ...],
+    is_all: bool,  # noqa: FBT001 - click passes options so
+    yes: bool,  # noqa: FBT001 - see above
+    store: str | None,
+    key_file: Path | None,
+    is_json: bool,  # noqa: FBT001 - see above
+) -> None:
+    """Remove records: the next turn of these sessions begins with a fresh agent. Upstream nothing is deleted."""
+    if bool(sessions) == is_all:
+        raise UsageError("name the sessions to clear, or say --all")
+    found = _found(_stores(surroundings, store, key_file), key_file)
+    wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
+    if wanted and not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("say --yes where nobody can be asked")
+        what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _counted(len(wanted))
+        click.confirm(f"Remove {clean(what, is_one_line=True)}?", abort=True, err=True)
+    removed: list[str] = []
+    for path in sorted({line.store for line in wanted}):
+        keys = [line.key for line in wanted if line.store == path]
+        removed += asyncio.run(_removed(path, keys))
+    if is_json:
+        for key in removed:
+            click.echo(json_of({"key": key, "is_removed": True}))
+    click.echo(f"{_counted(len(removed))} removed.", err=True)
+
+
+async def _removed(named: str, keys: Sequence[str]) -> list[str]:
+    """Remove entries as they are now, and return which were there."""
+    store = open_store(named)
+    await store.open()
+    try:
+        removed = []
+        for key in keys:
+            calls = await store.kv_get(CALLS_NAMESPACE, key)
+            if calls is not None:
+                await store.kv_delete(CALLS_NAMESPACE, key, expected=calls.version)
+            kept = await store.kv_get(POOL_NAMESPACE, key)
+            if kept is not None and await store.kv_delete(POOL_NAMESPACE, key, expected=kept.version):
+                removed.append(key)
+        return removed
+    finally:
+        await store.close()
+
+
+def _stores(surroundings: Surroundings, named: str | None, key_file: Path | None) -> list[str]:
+    """Return the databases to look into: the one that is named, else those of the gateway and of `serve`, if any.
+
+    Raises:
+        UsageError: There are two, and a key file opens one.
+    """
+    if named is not None:
+        return [named]
+    places = surroundings.places
+    stores = [str(path) for path in (places.gateway_store, places.store) if path.exists()]
+    if key_file is not None and len(stores) > 1:
+        raise UsageError("--key-file opens one database, and there are two: name one with --store")
+    return stores
+
+
+def _found(stores: Sequence[str], key_file: Path | None) -> list[PoolLine]:
+    found = []
+    for named in stores:
+        with read_store(named, key_file=key_file) as store:
+            found += [_line_of(kept, named) for kept in store.kv_list(POOL_NAMESPACE)]
+    return sorted(found, key=lambda line: line.used_at, reverse=True)
+
+
+def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
+    """Return the lines of one session, of whatever upstream; the gateway's may be named as their hosts name them.
+
+    Raises:
+        NotFoundError: There is none.
+        UsageError: Several sessions begin so.
+    """
+    exact = [line for line in found if name in (line.session, HOSTS_NAME.sub("", line.session))]
+    fitting = exact or [
+        line
+        for line in found
+        if line.session.startswith(name) or HOSTS_NAME.sub("", line.session).startswith(name)
+    ]
+    if not fitting:
+        raise NotFoundError(
+            f"no agent is known for session {name!r}: `midstream pool ls` shows what there is"
+        )
+    sessions = sorted({line.session for line in fitting})
+    if len(sessions) > 1:
+        some = ", ".join(map(repr, sessions[:NAMED_MAX])) + (", …" if len(sessions) > NAMED_MAX else "")
+        raise UsageError(f"several sessions begin with {name!r}: name one of {some}")
+    return fitting
+
+
+def _line_of(kept: KeyValueEntry, store: str) -> PoolLine:
+    record, size = decode(kept.body), len(kept.body)
+    if record is None:
+        state = "encrypted" if kept.body.startswith(ENTRY_MARK) else "damaged"
+        return PoolLine(kept.key, kept.key, "", "", state, 0, 0, (), kept.at, kept.at, size, store)
+    fingerprint = record.fingerprint
+    digests = (fingerprint.system, fingerprint.tools, fingerprint.servers, fingerprint.identity)
+    return PoolLine(
+        kept.key,
+        session_of(kept.key, record),
+        record.upstream,
+        record.agent,
+        _state_of(record),
+        fingerprint.count,
+        len(record.marks),
+        record.open_calls,
+        record.created_at,
+        record.used_at,
+        size,
+        store,
+        *(digest[:LOOK_BYTES].hex() for digest in digests),
+    )
+
+
+def _state_of(record: PoolRecord) -> str:
+    if record.run:
+        return "running" if record.phase == "confirmed" else "pending"
+    return "ready" if record.is_resumable else "pending"
+
+
+def _table(found: Sequence[PoolLine], ink: Ink, width: int) -> list[str]:
+    if not found:
+        return []
+    names = [clean(line.session, is_one_line=True) for line in found]
+    first = min(SESSION_COLUMNS, max(len("SESSION"), *map(len, names)))
+    head = f"{padded('SESSION', first)}  USERS  {padded('STATE', STATE_COLUMNS)}  USED                 AGENT"
+    rows = [ink.bold(head)]
+    rest = max(10, width - len(head) + len("AGENT"))
+    for line, name in zip(found, names, strict=True):
+        agent = clean(f"{line.upstream} {line.agent}", is_one_line=True)
+        cells = (
+            padded(shortened(name, first), first),
+            f"{line.users:>5}",
+            padded(line.state, STATE_COLUMNS),
+            time_of(line.used_at),
+            shortened(agent, rest),
+        )
+        rows.append("  ".join(cells))
+    return rows
+
+
+def _counted(count: int) -> str:
+    return f"{count} record{'s' if count != 1 else ''}"

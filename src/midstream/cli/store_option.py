@@ -1,0 +1,40 @@
+"""Stores as options of commands name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from midstream.errors import UsageError
+from midstream.store.contract import Store
+from midstream.store.store_registry import file_of, open_store
+
+
+def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bool) -> Store:
+    """Return the store, encrypted as the options require.
+
+    Raises:
+        UsageError: The extra is not installed, or the key file is missing or cannot be read.
+    """
+    store, file = open_store(named), file_of(named)
+    if is_escrowed and key_file is None:
+        if file is None:
+            raise UsageError(
+                f"store {str(named)!r} is no file with keys beside it: name the keys with --key-file"
+            )
+        key_file = file.with_name(f"{file.name}.keys")
+    if key_file is None:
+        return store
+    try:
+        from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+        from midstream.store.encryption.encrypted_store import encrypted  # noqa: PLC0415 - see above
+        from midstream.store.encryption.escrow import escrowed  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
+    if file is not None and not key_file.exists() and not file.exists():
+        try:
+            FileKeys.make(key_file)
+        except UsageError:
+            if not key_file.exists():  # else another server of this store was faster
+                raise
+    keys = FileKeys(key_file)
+    return escrowed(store, keys) if is_escrowed else encrypted(store, keys)

@@ -1,0 +1,213 @@
+"""Upstreams of `midstream gateway`, by name; an upstream's software is imported only when it is named."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from msgspec import Struct
+
+from midstream.agents.pool import Pooled, PoolLimits
+from midstream.errors import UsageError
+from midstream.history.messages import Text, UserMessage
+from midstream.models.model import Model
+from midstream.models.replies import ModelRequest
+from midstream.store.contract import KeyValue
+from midstream.testing.scripted_model import Reply, ScriptedModel, text
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+
+class UpstreamOptions(Struct, frozen=True):
+    """Permissions and settings of an agent, each for the kinds of upstreams that take it.
+
+    Args:
+        permission_mode: How the agent asks for leave, in its own words; "" for its default.
+        sandbox: What it may change, in its own words; "" for its default.
+        has_rules_file: Whether the instructions of a client application are written to a rules file in its folder.
+        servers: The MCP servers that it is given.
+        limits: What its pool holds.
+    """
+
+    permission_mode: str = ""
+    sandbox: str = ""
+    has_rules_file: bool = False
+    servers: tuple[ForwardedMcpServer, ...] = ()
+    limits: PoolLimits = PoolLimits()
+
+
+class Wanted(Struct, frozen=True):
+    """Upstream as named on the command line.
+
+    Args:
+        detail: What stands behind the colon of its name, such as an agent's command; "" for nothing.
+        model: The upstream's own name of the model, or "".
+        cwd: The folder an agent works in.
+        api_key: The upstream's key, or None where it finds its own.
+        options: What else it is to be made with.
+    """
+
+    detail: str
+    model: str
+    cwd: Path
+    api_key: str | None
+    options: UpstreamOptions
+
+
+class _Kind(Struct, frozen=True):
+    """A kind of upstream: its module and class, the extra it needs, and how it is made.
+
+    `takes`: what it can make something of beside its detail and a folder.
+    """
+
+    module: str
+    name: str
+    extra: str
+    arguments: Callable[[Wanted], tuple[tuple[Any, ...], Mapping[str, Any]]]
+    takes: frozenset[str] = frozenset({"model", "key"})
+    is_pooled: bool = True
+
+
+def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    modes = get_args(importlib.import_module("claude_agent_sdk").PermissionMode)
+    mode = _one_of("--permission-mode", wanted.options.permission_mode, modes)
+    return (wanted.detail or wanted.model,), {"cwd": wanted.cwd, "permission_mode": mode}
+
+
+def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    model = wanted.detail or wanted.model
+    if not model:
+        raise UsageError("name the model that Cursor is to use, such as --upstream cursor:composer-2")
+    named = {"cwd": wanted.cwd, "api_key": wanted.api_key, "is_instructing": wanted.options.has_rules_file}
+    return (model,), named
+
+
+def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    kinds = importlib.import_module("midstream.agents.codex").sdk.Sandbox
+    sandbox = _one_of("--sandbox", wanted.options.sandbox, [each.value for each in kinds])
+    chosen = {} if sandbox is None else {"sandbox": kinds(sandbox)}
+    named = {"cwd": wanted.cwd, "api_key": wanted.api_key, **chosen}
+    return (wanted.detail or wanted.model or None,), named
+
+
+def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if not wanted.detail:
+        raise UsageError("name the agent's command, such as --upstream 'acp:gemini --acp'")
+    return (wanted.detail,), {"cwd": wanted.cwd, "mode": wanted.options.permission_mode}
+
+
+def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    model = wanted.detail or wanted.model
+    if not model:
+        raise UsageError("name the model that OpenAI is to use, such as --upstream openai:gpt-5")
+    if not (wanted.api_key or os.environ.get("OPENAI_API_KEY")):
+        raise UsageError("OpenAI wants a key: set OPENAI_API_KEY, or name another variable with --key-from")
+    return (model,), {"api_key": wanted.api_key}
+
+
+def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if not (wanted.detail and wanted.model):
+        example = "--upstream openai-compatible:http://127.0.0.1:11434/v1 --model qwen3"
+        raise UsageError(f"name the server and the model, such as {example}")
+    return (wanted.detail, wanted.model, wanted.api_key), {}
+
+
+def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
+    """Return the value of an option, or None where it was not given."""
+    if said and said not in known:
+        raise UsageError(f"{option} {said} is not known to this upstream; it has {', '.join(known)}")
+    return said or None
+
+
+_ACP_TAKES = frozenset({"permission_mode", "servers"})
+_CLAUDE_TAKES = frozenset({"model", "permission_mode", "servers"})
+_CODEX_TAKES = frozenset({"model", "key", "sandbox", "servers"})
+_CURSOR_TAKES = frozenset({"model", "key", "has_rules_file", "servers"})
+_OPTIONS = {
+    "permission_mode": "--permission-mode",
+    "sandbox": "--sandbox",
+    "has_rules_file": "--rules-file",
+    "servers": "--mcp-servers",
+}
+
+KINDS: Mapping[str, _Kind] = {
+    "acp": _Kind("midstream.agents.acp", "AcpAgent", "acp", _acp, _ACP_TAKES),
+    "claude": _Kind("midstream.agents.claude", "Claude", "claude", _claude, _CLAUDE_TAKES),
+    "codex": _Kind("midstream.agents.codex", "Codex", "codex", _codex, _CODEX_TAKES),
+    "cursor": _Kind("midstream.agents.cursor", "Cursor", "cursor", _cursor, _CURSOR_TAKES),
+    "openai": _Kind("midstream.agents.openai_conversation", "OpenAIChain", "openai", _openai),
+    "openai-compatible": _Kind(
+        "midstream.models.openai_compatible", "OpenAICompatible", "", _compatible, is_pooled=False
+    ),
+}
+"""Every upstream with software of its own, by the name it has on the command line."""
+SCRIPTED = "scripted"
+"""Says again what it was told; for trying a host without any model."""
+
+
+def find_upstream(
+    named: str,
+    kv: KeyValue,
+    *,
+    model: str = "",
+    cwd: Path = Path(),
+    key_variable: str = "",
+    options: UpstreamOptions | None = None,
+) -> Model:
+    """Return the model that `KIND` or `KIND:DETAIL` names: one that remembers behind a pool. Nothing is started yet.
+
+    Args:
+        named: Such as `claude`, `cursor:composer-2`, `acp:gemini --acp`, `openai-compatible:http://127.0.0.1:11434/v1`.
+        kv: Where the pool keeps what it knows of its agents.
+        model: The upstream's own name of the model, where its kind takes one.
+        cwd: The folder agents work in.
+        key_variable: The environment variable that has the upstream's key; "" lets it look for its own.
+        options: What an agent may do and is given.
+
+    Raises:
+        UsageError: There is no such kind, its extra is not installed, or something it needs is not named.
+    """
+    kind_name, _, detail = named.partition(":")
+    kind = KINDS.get(kind_name)
+    if kind is None and kind_name != SCRIPTED:
+        known = ", ".join(sorted([*KINDS, SCRIPTED]))
+        raise UsageError(f"there is no upstream {kind_name!r}; there are {known}")
+    takes = kind.takes if kind is not None else frozenset()
+    if model and "model" not in takes:
+        raise UsageError(f"the upstream {kind_name!r} takes no --model")
+    if key_variable and "key" not in takes:
+        raise UsageError(f"the upstream {kind_name!r} finds its own key: leave out --key-from")
+    options = options or UpstreamOptions()
+    for field, option in _OPTIONS.items():
+        if getattr(options, field) and field not in takes:
+            raise UsageError(f"the upstream {kind_name!r} takes no {option}")
+    if options.limits != PoolLimits() and (kind is None or not kind.is_pooled):
+        raise UsageError(f"the upstream {kind_name!r} has no pool: leave out the options of one")
+    if kind is None:
+        return ScriptedModel(_echo, name=SCRIPTED)
+    api_key = os.environ.get(key_variable) if key_variable else None
+    if key_variable and not api_key:
+        raise UsageError(f"the variable {key_variable} is not set: it was to have the upstream's key")
+    try:
+        positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options))
+        made = getattr(importlib.import_module(kind.module), kind.name)
+    except ImportError as error:
+        raise UsageError(
+            f"the upstream {kind_name!r} needs an extra: pip install 'midstream[{kind.extra}]'"
+        ) from error
+    upstream = made(*positional, **named_arguments)
+    if not kind.is_pooled:
+        return cast("Model", upstream)
+    servers = options.servers
+    return Pooled(upstream, kv, limits=options.limits, servers=(lambda: servers) if servers else None)
+
+
+def _echo(request: ModelRequest) -> Reply:
+    newest = next(
+        (entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage)), None
+    )
+    parts = newest.parts if newest is not None else ()
+    words = "".join(part.text for part in parts if isinstance(part, Text))
+    return text(f"You said: {words}" if words else "You said nothing.")

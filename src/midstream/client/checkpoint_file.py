@@ -1,0 +1,597 @@
+"""What a client keeps in a file so that it, or the process after it, can go on: streams, chunks, tool calls.
+
+The file is an SQLite database in WAL mode, readable by its owner only, used through one connection on one
+thread. It is held by one process at a time: a second one could not know which tools the first is running. Rows are
+added, moved on and removed; nothing is ever written anew as a whole, and what rows leave free is used again or
+given back, a little at a time.
+
+What proves that a stream is ours is kept apart (`secret_store.py`): there before the first chunk of it is here, and
+until nothing of it is here any more.
+
+Chunks, tool intents and outcomes are on the disk before anybody acts on them. Cursors survive the process; a power
+cut may set them back, which costs nothing but events that come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.client.secret_store import Keeper, SecretKey, SecretStore
+from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translated
+from midstream.environment import Fault, World
+from midstream.errors import MidstreamError, ProtocolError, UsageError
+from midstream.history.messages import Call, Result
+from midstream.protocol.checkpoint import (
+    FILLER,
+    Checkpoint,
+    ChunkKept,
+    ChunksAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
+from midstream.protocol.durable_positions import KnownEpoch
+from midstream.protocol.frames import EventId, ResultPayload, decode_payload, digest_of
+from midstream.session.calls import CallPlan, CallState
+
+T = TypeVar("T")
+
+USER_VERSION = 4
+"""Layout of the file; any other one is refused. Those before it were never released."""
+APPLICATION_ID = 0x6D_69_64_63
+"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "midc"."""
+BUSY_S = 0.2
+"""Seconds to wait for another process that is just letting go of the file."""
+FREE_PAGES_MAX = 256
+"""Pages of 4 KiB that are kept for what comes next; as many of those above are given back at a time."""
+LOG_BYTES_MAX = 4 * 1024 * 1024
+"""What the file's log is cut to when its content is in the file: SQLite moves it there every 1,000 pages (4 MB)."""
+CALLED = "state file"
+DAMAGED_DIGEST = "damaged"
+"""In the plan of a call that cannot be read: the digest of no call."""
+BUSY = "another process uses this state file: give each its own"
+
+_log = logging.getLogger(__name__)
+
+
+class StreamBegun(Struct, frozen=True):
+    """A new stream, kept together with its first chunk; the secret is kept apart, and before."""
+
+    session: str
+    secret: str
+
+
+class BeginningSeen(Struct, frozen=True):
+    """The first event of a stream came: from there its turn can be read again."""
+
+    event_id: EventId
+
+
+class CallNoted(Struct, frozen=True):
+    """The model asked this client for a call. What was known of the same place before is void."""
+
+    turn: int
+    reply: int
+    call: Call
+    plan: CallPlan
+
+
+class CallAsked(Struct, frozen=True):
+    """The server started the call: this client owes its outcome."""
+
+    turn: int
+    reply: int
+    call_id: str
+
+
+class CallIntended(Struct, frozen=True):
+    """The call is about to run, the `run`-th time."""
+
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    epoch: int
+
+
+class CallAnswered(Struct, frozen=True):
+    """The call's outcome; its chunk is kept in the same transaction."""
+
+    turn: int
+    reply: int
+    result: Result
+
+
+CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
+FileWrite = StreamBegun | BeginningSeen | Write | CallWrite
+
+Place = tuple[int, int, str]
+"""Turn, reply, call id: what names a call."""
+_FULL = (StreamBegun, ChunkKept, CallIntended, CallAnswered)
+
+
+class KeptCall(Struct, frozen=True):
+    """A call of this client, as the file knows it; `is_asked` once the server has started it."""
+
+    turn: int
+    reply: int
+    state: CallState
+    is_asked: bool
+
+
+class KeptStream(Struct, frozen=True):
+    """A stream that can be resumed; `touched_at` in seconds since 1970.
+
+    Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. `damage` is the reason why it cannot be resumed;
+    then it has no chunks. With `has_lost_chunks` it can: a filler that has no effect stands in the place of each chunk
+    that cannot be read, and the stored outcomes of its calls are to be sent again.
+    """
+
+    session: str
+    checkpoint: Checkpoint
+    touched_at: float
+    damage: str = ""
+    has_lost_chunks: bool = False
+
+
+_SCHEMA = """
+-- The streams of this client, and how far the application has got in each.
+CREATE TABLE stream (
+    stream TEXT PRIMARY KEY,
+    server TEXT NOT NULL,
+    session TEXT NOT NULL,
+    epoch INTEGER,
+    position INTEGER,
+    next_seqno INTEGER NOT NULL,
+    touched_at REAL NOT NULL,
+    promised TEXT,
+    known_epoch INTEGER,
+    began_at REAL,
+    acked INTEGER NOT NULL
+) WITHOUT ROWID;
+-- Chunks whose ack has not come.
+CREATE TABLE chunk (
+    stream TEXT NOT NULL,
+    seqno INTEGER NOT NULL,
+    digest TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (stream, seqno)
+) WITHOUT ROWID;
+-- The life of each call that this client runs itself.
+CREATE TABLE call (
+    stream TEXT NOT NULL,
+    turn INTEGER NOT NULL,
+    reply INTEGER NOT NULL,
+    call_id TEXT NOT NULL,
+    call BLOB NOT NULL,
+    plan BLOB NOT NULL,
+    is_asked INTEGER NOT NULL DEFAULT 0,
+    runs INTEGER NOT NULL DEFAULT 0,
+    epoch INTEGER NOT NULL DEFAULT 0,
+    result BLOB,
+    PRIMARY KEY (stream, turn, reply, call_id)
+) WITHOUT ROWID;
+-- One row: how often somebody has begun to run tools on this file, and the name by which secrets are kept for it.
+CREATE TABLE life (epoch INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '');
+INSERT INTO life (epoch) VALUES (0);
+"""
+
+# The first event of each stream. Apart from the streams: a file of before has none, and may be gone on with.
+_BEGINNINGS = """
+CREATE TABLE IF NOT EXISTS beginning (stream TEXT PRIMARY KEY, event_id TEXT NOT NULL) WITHOUT ROWID
+"""
+# A stream with all that is kept of it.
+_STREAMS = """
+SELECT stream, session, epoch, position, next_seqno, touched_at, promised, known_epoch, began_at,
+    acked FROM stream
+WHERE server = ? ORDER BY touched_at
+"""
+_MOVE = """
+UPDATE stream SET epoch = ?, position = ?, promised = ?, known_epoch = ?, began_at = ? WHERE stream = ?
+"""
+_CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
+_CALLS = """
+SELECT turn, reply, call_id, call, plan, is_asked, runs, epoch, result FROM call WHERE stream = ?
+ORDER BY turn, reply, call_id
+"""
+
+
+class CheckpointFile:
+    """One client's file. Open it, use it from one event loop, close it.
+
+    Args:
+        path: Where it is; None keeps everything in memory, for clients that need not survive.
+        server: The address whose streams these are; one file may serve several.
+        secrets: Where their secrets are kept; whoever made it closes it.
+        world: Clock, names and fault points.
+    """
+
+    def __init__(self, path: str | Path | None, *, server: str, secrets: SecretStore, world: World) -> None:
+        self._path = None if path is None else Path(path)
+        self._server = server
+        self._secrets = secrets
+        self._world = world
+        self._keeper = Keeper()
+        self._thread: ThreadPoolExecutor | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._is_full = True
+
+    async def open(self) -> None:
+        """Make ready: create what is missing, take the file for this process, see to its secrets.
+
+        Raises:
+            StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
+            UsageError: The file belongs to another program, or cannot be made or opened, or others may read the file
+                of secrets. Nothing was changed.
+        """
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midstream-checkpoint")
+        try:
+            await self._call(self._open)
+            await self._secrets.settle(self._keeper, await self._call(self._names))
+        except MidstreamError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what was asked for and let go of the file. Calling it twice is harmless."""
+        if self._thread is not None:
+            await self._call(self._close)
+            self._thread.shutdown()
+            self._thread = None
+
+    async def write(self, stream: str, writes: Sequence[FileWrite]) -> None:
+        """Keep changes of one stream, all or none; on disk where the kind of change asks for it.
+
+        Raises:
+            StoreFullError, StoreBusyError, StoreDamagedError: Nothing was written.
+        """
+        if not writes:
+            return
+        for write in writes:
+            if isinstance(write, StreamBegun):
+                key = SecretKey(self._server, write.session, stream)
+                await self._secrets.put(key, write.secret, keeper=self._keeper)
+        at = self._world.now()
+        self._world.reach(Fault.BEFORE_CHECKPOINT)
+        forgotten = await self._call(lambda: self._write(stream, writes, at))
+        self._world.reach(Fault.AFTER_CHECKPOINT)
+        for session in forgotten:
+            await self._forget_secret(SecretKey(self._server, session, stream))
+
+    async def streams(self) -> list[KeptStream]:
+        """Return what is kept of this server's streams, the longest untouched first."""
+        return await self._call(lambda: list(self._streams()))
+
+    async def with_secret(self, kept: KeptStream) -> KeptStream:
+        """Return a stream with its secret; where that is gone, as a damaged one.
+
+        Raises:
+            UnavailableError: The keyring that has it does not answer. Nothing is lost: ask again.
+            UsageError, StoreDamagedError: The file of secrets cannot be used.
+        """
+        checkpoint = kept.checkpoint
+        secret = await self._secrets.get(SecretKey(self._server, kept.session, checkpoint.stream))
+        if secret is None:
+            damage = kept.damage or "the secret of this stream is gone"
+            return replace(kept, checkpoint=replace(checkpoint, unacked=()), damage=damage)
+        return replace(kept, checkpoint=replace(checkpoint, secret=secret))
+
+    async def calls(self, stream: str) -> list[KeptCall]:
+        """Return what is kept of a stream's calls. Damage costs what is damaged, with a warning.
+
+        An outcome that cannot be read is taken from its chunk; without one the call is in doubt. A call that cannot
+        be read counts as started: it is not run again, and its outcome is sent where that can be read.
+        """
+        return await self._call(lambda: list(self._calls(stream)))
+
+    async def beginning(self, stream: str) -> str | None:
+        """Return the first event of a stream; None where none was seen."""
+        found = "SELECT event_id FROM beginning WHERE stream = ?"
+        row = await self._call(lambda: self._execute(found, stream).fetchone())
+        return None if row is None else str(row[0])
+
+    async def start_epoch(self) -> int:
+        """Return a number above all that were returned before, for who begins to run tools."""
+        return await self._call(self._start_epoch)
+
+    async def _forget_secret(self, key: SecretKey) -> None:
+        """Remove what nobody needs any more; where that cannot be now, the next `open` does it."""
+        try:
+            await self._secrets.forget(key)
+        except MidstreamError as error:
+            _log.warning("the secret of the stream %s is still kept: %s", key.stream, error.message)
+
+    # --- on the thread ------------------------------------------------------------------------------------------
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            raise UsageError("the client is not open: use it inside `async with connect(...)`")
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: translated(work, called=CALLED, busy=BUSY)
+        )
+
+    def _open(self) -> None:
+        if self._connection is not None:
+            return
+        if self._path is not None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)
+        place = ":memory:" if self._path is None else str(self._path)
+        connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
+        try:
+            # Exclusive: a second process is refused instead of running our tools beside us.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            is_new = not is_laid_out(connection, APPLICATION_ID, USER_VERSION, called=CALLED)
+            if self._path is not None:
+                self._path.chmod(0o600)  # SQLite gives its side files the mode of the file
+            # Of a file that has tables already it holds from its next VACUUM on.
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")  # takes the file now, and not with the first write
+            if is_new:
+                lay_out(connection, _SCHEMA, APPLICATION_ID, USER_VERSION)
+            connection.execute(_BEGINNINGS)
+            self._keeper = self._kept_for(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _kept_for(self, connection: sqlite3.Connection) -> Keeper:
+        """Return how the file of secrets calls this one; the name is given once, and lasts."""
+        (name,) = connection.execute("SELECT name FROM life").fetchone()
+        if not name:
+            name = self._world.new_id("client")
+            connection.execute("UPDATE life SET name = ?", (name,))
+        return Keeper(name, "" if self._path is None else str(self._path.absolute()))
+
+    def _names(self) -> list[str]:
+        return [stream for (stream,) in self._execute("SELECT stream FROM stream")]
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        assert self._connection is not None, "the file is opened first"
+        return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self, *, is_full: bool) -> Iterator[None]:
+        if is_full is not self._is_full:
+            self._execute(f"PRAGMA synchronous = {'FULL' if is_full else 'NORMAL'}")
+            self._is_full = is_full
+        assert self._connection is not None, "the file is opened first"
+        with transaction(self._connection):
+            yield
+
+    def _write(self, stream: str, writes: Sequence[FileWrite], at: float) -> list[str]:
+        """Keep changes of a stream; return the session it had, in a list, where it was forgotten."""
+        is_full = any(isinstance(write, _FULL) for write in writes)
+        forgotten: list[str] = []
+        with self._transaction(is_full=is_full):
+            for write in writes:
+                if isinstance(write, Forgotten):
+                    kept = self._execute("SELECT session FROM stream WHERE stream = ?", stream)
+                    forgotten += [session for (session,) in kept]
+                self._apply(stream, write, at)
+            self._execute("UPDATE stream SET touched_at = ? WHERE stream = ?", at, stream)
+        self._give_back()
+        return forgotten
+
+    def _give_back(self) -> None:
+        """Make the file shorter by some of what it does not need; at most so much that nobody waits for it."""
+        (free,) = self._execute("PRAGMA freelist_count").fetchone()
+        if free > FREE_PAGES_MAX and self._connection is not None:
+            # As a script: it is a step a page, and `execute` takes one.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES_MAX})")
+
+    def _apply(self, stream: str, write: FileWrite, at: float) -> None:
+        match write:
+            case StreamBegun(session):
+                insert = "INSERT INTO stream VALUES (?, ?, ?, NULL, NULL, 0, ?, NULL, NULL, NULL, 0)"
+                self._execute(insert, stream, self._server, session, at)
+            case BeginningSeen(event_id):
+                self._execute("INSERT OR REPLACE INTO beginning VALUES (?, ?)", stream, str(event_id))
+            case ChunkKept(seqno, payload):
+                insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
+                self._execute(insert, stream, seqno, digest_of(payload), payload)
+                self._execute("UPDATE stream SET next_seqno = ? WHERE stream = ?", seqno + 1, stream)
+            case ChunksAcked(seqno):
+                self._execute("DELETE FROM chunk WHERE stream = ? AND seqno <= ?", stream, seqno)
+                self._execute("UPDATE stream SET acked = ? WHERE stream = ?", seqno + 1, stream)
+            case CursorMoved(event_id, promised, known):
+                place = (event_id.epoch, event_id.position) if event_id else (None, None)
+                began = (known.epoch, known.began_at) if known else (None, None)
+                self._execute(_MOVE, *place, str(promised) if promised else None, *began, stream)
+            case Forgotten():
+                for table in ("stream", "chunk", "call", "beginning"):
+                    self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
+            case _:
+                self._apply_to_call(stream, write)
+
+    def _apply_to_call(self, stream: str, write: CallWrite) -> None:
+        match write:
+            case CallNoted(turn, reply, call, plan):
+                row = (stream, turn, reply, call.id, msgspec.json.encode(call), msgspec.json.encode(plan))
+                self._execute(
+                    "INSERT OR REPLACE INTO call (stream, turn, reply, call_id, call, plan) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    *row,
+                )
+            case CallAsked(turn, reply, call_id):
+                self._update_call("is_asked = 1", stream, turn, reply, call_id)
+            case CallIntended(turn, reply, call_id, run, epoch):
+                self._update_call("runs = ?, epoch = ?", stream, turn, reply, call_id, run, epoch)
+            case CallAnswered(turn, reply, result):
+                body = msgspec.json.encode(result)
+                self._update_call("result = ?", stream, turn, reply, result.call_id, body)
+
+    def _update_call(
+        self, change: str, stream: str, turn: int, reply: int, call_id: str, *values: object
+    ) -> None:
+        where = "stream = ? AND turn = ? AND reply = ? AND call_id = ?"
+        update = f"UPDATE call SET {change} WHERE {where}"  # noqa: S608 - our own words
+        self._execute(update, *values, stream, turn, reply, call_id)
+
+    def _streams(self) -> Iterator[KeptStream]:
+        for row in self._execute(_STREAMS, self._server).fetchall():
+            stream, session = row[:2]
+            if isinstance(stream, str) and isinstance(session, str):
+                yield self._stream(stream, session, row[2:])
+            else:
+                # Its time is that of now: it is not to be cleared without a message.
+                checkpoint = Checkpoint(str(stream), "")
+                yield KeptStream(str(session), checkpoint, math.inf, "its place in the state file is damaged")
+
+    def _stream(self, stream: str, session: str, columns: Sequence[object]) -> KeptStream:
+        """Read a stream. A damaged column costs what it holds: events that come again, or a check against loss."""
+        damaged: list[str] = []
+
+        def read(name: str, kind: type[T]) -> T | None:
+            value = columns[_COLUMNS.index(name)]
+            try:
+                return None if value is None else msgspec.convert(value, type=kind)
+            except msgspec.ValidationError:  # SQLite takes anything anywhere
+                damaged.append(name)
+                return None
+
+        epoch, position = read("epoch", int), read("position", int)
+        event_id = None if position is None or epoch is None else EventId(epoch, position)
+        known_epoch, began_at = read("known_epoch", int), read("began_at", float)
+        known = None if known_epoch is None else KnownEpoch(known_epoch, began_at or 0.0)
+        promised = _event_id_of(read("promised", str) or "", damaged)
+        touched_at = read("touched_at", float)
+        numbers = read("acked", int), read("next_seqno", int)
+        chunks = self._unacked(stream, *numbers, is_begun=event_id is not None)
+        if damaged:
+            _log.warning("of the stream %s in the state file %s is damaged", stream, ", ".join(damaged))
+        checkpoint = Checkpoint(stream, "", event_id, chunks.next_seqno, chunks.unacked, promised, known)
+        at = math.inf if touched_at is None else touched_at
+        return KeptStream(session, checkpoint, at, chunks.damage, chunks.has_lost)
+
+    def _unacked(self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool) -> _Chunks:
+        """Return a stream's chunks. One that cannot be read becomes a filler, except a message nobody else has."""
+        unacked: dict[int, bytes] = {}
+        lost: dict[int, str] = {}
+        for seqno, digest, payload in self._execute(_CHUNKS, stream):
+            if not isinstance(payload, bytes) or digest_of(payload) != digest:
+                lost[seqno] = f"chunk {seqno} in the state file is damaged"
+                continue
+            try:
+                decode_payload(payload)
+            except ProtocolError:
+                lost[seqno] = f"chunk {seqno} in the state file was written by another version"
+                continue
+            unacked[seqno] = payload
+        rows = sorted({*unacked, *lost})
+        if next_seqno is None and not rows:
+            return _Chunks(1, (), "its place in the state file is damaged")  # something was said
+        end = rows[-1] + 1 if next_seqno is None else next_seqno
+        first = rows[0] if rows else end
+        for seqno in range(first if acked is None else min(acked, first), end):
+            if seqno not in unacked:
+                lost.setdefault(seqno, "the state file has lost chunks")
+        if 0 in lost and not is_begun and self._execute(_CALLS, stream).fetchone() is None:
+            return _Chunks(end, (), lost[0])
+        for seqno, damage in lost.items():
+            _log.warning("the stream %s goes on without what was lost: %s", stream, damage)
+            unacked[seqno] = FILLER
+        return _Chunks(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
+
+    def _calls(self, stream: str) -> Iterator[KeptCall]:
+        said = [decode_payload(body) for _, body in self._unacked(stream, None, None, is_begun=True).unacked]
+        results = {
+            (each.turn, each.reply, each.result.call_id): each.result
+            for each in said
+            if isinstance(each, ResultPayload)
+        }
+        for row in self._execute(_CALLS, stream):
+            place = row[0], row[1], row[2]
+            yield _call_of(place, row[3:], results.get(place))
+
+    def _start_epoch(self) -> int:
+        with self._transaction(is_full=True):
+            (epoch,) = self._execute("UPDATE life SET epoch = epoch + 1 RETURNING epoch").fetchone()
+        return int(epoch)
+
+
+def sessions_left(path: Path, *, server: str) -> list[str]:
+    """Return the sessions in which the file at `path` has turns to go on with, the longest untouched first.
+
+    Empty where it is in use, as those turns are being seen to, and where it cannot be read.
+    """
+    found = "SELECT session FROM stream WHERE server = ? AND next_seqno > 0 ORDER BY touched_at"
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)
+        ) as connection:
+            return list(dict.fromkeys(session for (session,) in connection.execute(found, (server,))))
+    except sqlite3.Error as error:
+        _log.debug("not looked into: %s", error)
+        return []
+
+
+_COLUMNS = ("epoch", "position", "next_seqno", "touched_at", "promised", "known_epoch", "began_at", "acked")
+"""Of `_STREAMS`, after stream and session."""
+
+
+class _Chunks(Struct, frozen=True):
+    """The chunks of a stream whose ack has not come; `damage` is the reason why there are none."""
+
+    next_seqno: int
+    unacked: tuple[tuple[int, bytes], ...]
+    damage: str = ""
+    has_lost: bool = False
+
+
+def _event_id_of(text: str, damaged: list[str]) -> EventId | None:
+    try:
+        return EventId.parse(text) if text else None
+    except ProtocolError:
+        damaged.append("promised")
+        return None
+
+
+def _call_of(place: Place, columns: Sequence[Any], sent: Result | None) -> KeptCall:
+    """Read a call. `sent` is its outcome as a chunk has it, which stands in for a damaged one."""
+    call, plan, is_asked, runs, epoch, body = columns
+    turn, reply, call_id = place
+    where = f"a call of turn {turn}, reply {reply}"
+    result = sent if body is None else _kept_result(body, where) or sent
+    try:
+        known, planned = msgspec.json.decode(call, type=Call), msgspec.json.decode(plan, type=CallPlan)
+        runs, epoch = msgspec.convert((runs, epoch), type=tuple[int, int])
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
+        _log.warning("%s in the state file is damaged: it is not run again", where)
+        # As one that was started and may not be started again, whatever its policy was.
+        known, planned, runs, epoch = Call(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
+    return KeptCall(
+        turn, reply, CallState(known, planned, runs=runs, epoch=epoch, result=result), bool(is_asked)
+    )
+
+
+def _kept_result(body: bytes, place: str) -> Result | None:
+    """Return an outcome; None where it cannot be read any more, so that its call alone is in doubt."""
+    try:
+        return msgspec.json.decode(body, type=Result)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+        _log.warning("the outcome of %s in the state file is damaged: the call is in doubt", place)
+        return None

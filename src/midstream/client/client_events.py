@@ -1,0 +1,19 @@
+"""Events that a client's stream gives an application."""
+
+from __future__ import annotations
+
+from midstream.protocol.client_stream import Applied, ClientEvent, Replaced
+from midstream.protocol.events import Event, EventReader
+from midstream.protocol.frames import Gone, SnapshotFrame
+
+
+def event_of(event: ClientEvent, reading: EventReader) -> Event:
+    """Return what the application receives of an event of the stream."""
+    match event:
+        case Applied(event_id, record):
+            return reading.event(str(event_id), record)
+        case Replaced(event_id, session):
+            return reading.event(str(event_id), SnapshotFrame(str(event_id), session))
+        case _:
+            gone = Gone(str(event.event_id), event.reason, has_snapshot=event.has_snapshot)
+            return reading.event(str(event.event_id), gone)

@@ -1,0 +1,329 @@
+"""What something in between does to a stream: each transport brings numbered chunks, and when they come is judged."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from itertools import pairwise
+
+import httpx2
+import msgspec
+import websockets
+from msgspec import Struct
+
+from midstream.client.http_transport import http_client
+from midstream.client.transport_selection import TransportKind
+from midstream.client.transports import base_url, refusal_of, websocket_url
+from midstream.environment import World
+from midstream.errors import ConnectionLostError, MidstreamError, NotFoundError, ProtocolError
+from midstream.local_keys import is_loopback
+from midstream.protocol.sse import SseDecoder
+
+POST = "post"
+"""What is probed beside the transports: the way up of those that are not a WebSocket."""
+PATIENCE_S = 10.0
+"""Seconds for a probe beyond what its chunks take."""
+_BAD_REQUEST = 400
+
+
+class Pace(Struct, frozen=True):
+    """What a server is asked for, and what is judged late.
+
+    Args:
+        chunks: Numbered chunks of one probe; fewer are an incomplete stream.
+        every_ms: Milliseconds between two of them.
+        late_s: Seconds after which the first one shows that something holds them back.
+    """
+
+    chunks: int = 5
+    every_ms: int = 600
+    late_s: float = 2.0
+
+    @property
+    def lasts_s(self) -> float:
+        """How long the chunks of one probe take."""
+        return (self.chunks - 1) * self.every_ms / 1000
+
+
+PACE = Pace()
+"""What `midstream doctor` asks for: three seconds in all."""
+
+
+class ProbeOutcome(StrEnum):
+    """Outcome of a stream."""
+
+    WORKS = "works"
+    BUFFERED = "buffered"
+    """The first chunk came late: something holds the answer back."""
+    AT_ONCE = "at once"
+    """One came alone, or all in one piece: nothing is streamed."""
+    INCOMPLETE = "incomplete"
+    """Chunks are missing: something cuts, or drops."""
+    REFUSED = "refused"
+    """It was answered, and not by the probe."""
+    NOTHING = "nothing"
+    """No chunk came at all."""
+
+
+LIMPING = frozenset((ProbeOutcome.BUFFERED, ProbeOutcome.AT_ONCE, ProbeOutcome.INCOMPLETE))
+"""Something comes, and no stream."""
+
+
+class Probed(Struct, frozen=True):
+    """Results found of one transport.
+
+    Args:
+        what: A transport, or `post`.
+        finding: What becomes of it.
+        chunks: How many came.
+        first_s: Seconds until the first one; None where none came.
+        detail: A sentence about it.
+    """
+
+    what: str
+    finding: ProbeOutcome
+    chunks: int = 0
+    first_s: float | None = None
+    detail: str = ""
+
+
+class NetworkReport(Struct, frozen=True):
+    """What stands between here and a server.
+
+    Args:
+        url: The server.
+        probed: What was found, the best transport first.
+        transport: The best one that nothing disturbs, which will work; None where there is none.
+        via: What proxies say of themselves in `Via` and `Server`.
+    """
+
+    url: str
+    probed: tuple[Probed, ...]
+    transport: TransportKind | None
+    via: str = ""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing disturbs any transport."""
+        return all(each.finding is ProbeOutcome.WORKS for each in self.probed)
+
+    @property
+    def lures(self) -> tuple[str, ...]:
+        """Better transports than that one which bring something, late or not whole.
+
+        A client that chooses goes by the first frame of a connection, and may stay with one of these.
+        """
+        ways = [each for each in self.probed if each.what in set(TransportKind)]
+        before = ways[: [each.what for each in ways].index(self.transport)] if self.transport else ()
+        return tuple(each.what for each in before if each.finding in LIMPING)
+
+
+class Arrivals:
+    """The chunks of one probe: their numbers, and when each came, in seconds since it was asked for."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.numbers: list[int] = []
+        self.refusal = ""
+
+    def take(self, body: bytes, at: float) -> None:
+        """Note a chunk; what is none of the probe's is a refusal."""
+        try:
+            self.numbers.append(msgspec.json.decode(body, type=_Chunk).probe)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.refusal = self.refusal or "something else answers than the probe"
+        else:
+            self.times.append(at)
+
+
+class _Chunk(Struct, frozen=True):
+    probe: int
+
+
+def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
+    """Return what the chunks of a probe say.
+
+    A late first chunk is a buffer, whatever else is wrong; one alone, or all in one piece, is no streaming; less than
+    was asked for is incomplete.
+    """
+    times, count = arrivals.times, len(arrivals.times)
+    first_s = round(times[0], 3) if times else None
+    if first_s is None:
+        finding = ProbeOutcome.REFUSED if arrivals.refusal else ProbeOutcome.NOTHING
+        return Probed(what, finding, detail=arrivals.refusal or "no chunk came")
+    if first_s > pace.late_s:
+        detail = (
+            f"the first chunk came after {first_s:.1f} s: something holds answers back until they are whole"
+        )
+        return Probed(what, ProbeOutcome.BUFFERED, count, first_s, detail)
+    if count == 1 < pace.chunks:
+        return Probed(what, ProbeOutcome.AT_ONCE, count, first_s, "one chunk came alone: nothing is streamed")
+    if count < pace.chunks or arrivals.numbers != [*range(count)]:
+        detail = f"{count} of {pace.chunks} chunks came: something cuts answers short"
+        return Probed(what, ProbeOutcome.INCOMPLETE, count, first_s, detail)
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    if pauses and max(pauses) < pace.every_ms / 4000:
+        return Probed(
+            what, ProbeOutcome.AT_ONCE, count, first_s, "all chunks came in one piece: nothing is streamed"
+        )
+    return Probed(what, ProbeOutcome.WORKS, count, first_s)
+
+
+class NetworkProbe:
+    """Asks one server over each transport.
+
+    Args:
+        url: Its address.
+        headers: Sent with each request.
+
+    Raises:
+        UsageError: `url` is no address of a server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        pace: Pace = PACE,
+        world: World = World(),
+    ) -> None:
+        self._base = base_url(url)
+        self._headers = dict(headers or {})
+        self._pace = pace
+        self._world = world
+        self._via = ""
+
+    async def run(self) -> NetworkReport:
+        """Ask all transports at once; it takes a few seconds.
+
+        Raises:
+            ConnectionLostError: Nothing answers there, or it is not to be believed.
+            AccessError: Who answers there wants to know who asks, or does not let us in.
+            NotFoundError: What answers there has no probe.
+        """
+        async with http_client(self._base) as client:
+            await self._greet(client)
+            asked = {
+                TransportKind.WEBSOCKET: self._probed(TransportKind.WEBSOCKET, self._socket),
+                TransportKind.SSE: self._probed(TransportKind.SSE, lambda heard: self._events(client, heard)),
+                TransportKind.POLL: self._probed(
+                    TransportKind.POLL, lambda heard: self._polls(client, heard)
+                ),
+                POST: self._posted(client),
+            }
+            found = await asyncio.gather(*asked.values())
+        works = {each.what for each in found if each.finding is ProbeOutcome.WORKS}
+        usable = [
+            way for way in TransportKind if way in works and (way is TransportKind.WEBSOCKET or POST in works)
+        ]
+        return NetworkReport(self._base, tuple(found), usable[0] if usable else None, self._via)
+
+    async def _greet(self, client: httpx2.AsyncClient) -> None:
+        """Ask for one chunk, which any network lets through."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                response = await client.get(f"{self._base}/v1/probe/poll", headers=self._headers)
+        except (httpx2.HTTPError, TimeoutError) as error:
+            raise ConnectionLostError(_unanswered(self._base, error)) from error
+        said = (response.headers.get("via", ""), response.headers.get("server", ""))
+        self._via = ", ".join(filter(None, said))
+        heard = Arrivals()
+        heard.take(response.content, 0.0)
+        if response.status_code < _BAD_REQUEST and not heard.refusal:
+            return
+        if response.status_code >= _BAD_REQUEST:
+            refusal = refusal_of(response.status_code, response.content)
+            if not isinstance(refusal, NotFoundError | ProtocolError):
+                raise refusal
+        raise NotFoundError(
+            f"{self._base} answers {response.status_code} and has no probe: is a midstream server there?"
+        )
+
+    async def _probed(self, way: TransportKind, ask: Callable[[Arrivals], Awaitable[None]]) -> Probed:
+        heard = Arrivals()
+        try:
+            async with asyncio.timeout(self._pace.lasts_s + PATIENCE_S):
+                await ask(heard)
+        except TimeoutError:
+            pass  # what came until then is judged
+        except (httpx2.HTTPError, OSError, websockets.WebSocketException, MidstreamError) as error:
+            heard.refusal = f"the connection broke ({type(error).__name__})"
+        return judged(way, heard, self._pace)
+
+    async def _socket(self, heard: Arrivals) -> None:
+        began = self._world.monotonic()
+        url = websocket_url(self._base)
+        connecting = websockets.connect(
+            f"{url}/v1/probe/stream?{self._query()}",
+            additional_headers=self._headers,
+            compression=None,
+            proxy=None if is_loopback(httpx2.URL(self._base).host) else True,
+        )
+        try:
+            async with connecting as socket:
+                async for message in socket:
+                    body = message.encode() if isinstance(message, str) else message
+                    heard.take(body, self._world.monotonic() - began)
+        except websockets.InvalidStatus as error:
+            heard.refusal = f"the handshake was answered with HTTP status {error.response.status_code}"
+
+    async def _events(self, client: httpx2.AsyncClient, heard: Arrivals) -> None:
+        began = self._world.monotonic()
+        decoder = SseDecoder()
+        headers = {**self._headers, "accept-encoding": "identity"}
+        url = f"{self._base}/v1/probe/events?{self._query()}"
+        async with client.stream("GET", url, headers=headers) as response:
+            if response.status_code >= _BAD_REQUEST:
+                heard.refusal = f"it was answered with HTTP status {response.status_code}"
+                return
+            async for piece in response.aiter_raw():
+                for event in decoder.feed(piece):
+                    heard.take(event.data, self._world.monotonic() - began)
+
+    async def _polls(self, client: httpx2.AsyncClient, heard: Arrivals) -> None:
+        began = self._world.monotonic()
+        for number in range(self._pace.chunks):
+            query = f"n={number}&{self._query()}"
+            response = await client.get(f"{self._base}/v1/probe/poll?{query}", headers=self._headers)
+            if response.status_code >= _BAD_REQUEST:
+                heard.refusal = f"it was answered with HTTP status {response.status_code}"
+                return
+            heard.take(response.content, self._world.monotonic() - began)
+
+    def _query(self) -> str:
+        return f"chunks={self._pace.chunks}&every_ms={self._pace.every_ms}"
+
+    async def _posted(self, client: httpx2.AsyncClient) -> Probed:
+        body = msgspec.json.encode({"probe": 0, "filling": "x" * 4096})
+        began = self._world.monotonic()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                response = await client.post(
+                    f"{self._base}/v1/probe/chunks", content=body, headers=self._headers
+                )
+        except (httpx2.HTTPError, TimeoutError) as error:
+            return Probed(POST, ProbeOutcome.NOTHING, detail=f"no answer came ({type(error).__name__})")
+        first_s = round(self._world.monotonic() - began, 3)
+        if response.status_code >= _BAD_REQUEST:
+            return Probed(
+                POST, ProbeOutcome.REFUSED, detail=f"it was answered with HTTP status {response.status_code}"
+            )
+        if response.content != body:
+            return Probed(POST, ProbeOutcome.INCOMPLETE, 1, first_s, "what came back is not what was sent")
+        return Probed(POST, ProbeOutcome.WORKS, 1, first_s)
+
+
+def _unanswered(base: str, error: BaseException) -> str:
+    """Say why there was no answer, by what lies at the bottom of an error of the HTTP client."""
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"the certificate of {base} is not believed: {error.verify_message}"
+        case ssl.SSLError():
+            return f"what answers at {base} speaks no TLS ({error.reason})"
+        case _:
+            return f"nothing answers at {base} ({type(error).__name__})"

@@ -1,0 +1,95 @@
+"""A connection as a WebSocket: one text message, one frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+import websockets
+from typing_extensions import override
+from websockets.asyncio.client import ClientConnection
+
+from midstream.client.transports import (
+    CLOSE_S,
+    CONNECT_S,
+    SERVER_FRAME_BYTES_MAX,
+    Transport,
+    refusal_of,
+)
+from midstream.environment import World
+from midstream.errors import ConnectionLostError
+from midstream.local_keys import is_loopback
+from midstream.timing import retry_after_s
+
+
+class CountingConnection(ClientConnection):
+    """A connection that counts what comes, so that a long frame on a slow line is told from silence."""
+
+    received_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes off the wire."""
+        self.received_bytes += len(data)
+        super().data_received(data)
+
+
+class WebSocketTransport(Transport):
+    """One message, one frame."""
+
+    def __init__(self, connection: CountingConnection) -> None:
+        self._connection = connection
+
+    @property
+    @override
+    def received_bytes(self) -> int:
+        return self._connection.received_bytes
+
+    @override
+    async def receive(self) -> bytes:
+        try:
+            return await self._connection.recv(decode=False)
+        except websockets.ConnectionClosed as error:
+            raise ConnectionLostError(f"the connection to the server broke: {error}") from error
+
+    @override
+    async def send(self, frames: Sequence[bytes]) -> None:
+        try:
+            for frame in frames:
+                await self._connection.send(frame, text=True)
+        except websockets.ConnectionClosed:
+            return
+
+    @override
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def connect_websocket(
+    url: str, *, headers: Mapping[str, str], world: World = World()
+) -> WebSocketTransport:
+    """Make a connection.
+
+    Raises:
+        MidstreamError: It could not be made; its `retry` says whether to try again.
+    """
+    try:
+        connection = await websockets.connect(
+            url,
+            additional_headers=dict(headers),
+            create_connection=CountingConnection,
+            compression=None,  # tokens are short, and a shared window costs memory for each connection
+            max_size=SERVER_FRAME_BYTES_MAX,
+            open_timeout=CONNECT_S,
+            close_timeout=CLOSE_S,
+            ping_interval=None,  # the protocol's heartbeats say more
+            proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
+        )
+    except websockets.InvalidStatus as error:
+        response = error.response
+        wait_s = retry_after_s(response.headers.get("retry-after", ""), now=world.now())
+        raise refusal_of(response.status_code, bytes(response.body or b""), wait_s) from error
+    except (OSError, TimeoutError, websockets.InvalidHandshake) as error:
+        reason = str(error) or type(error).__name__
+        raise ConnectionLostError(f"the server cannot be reached: {reason}") from error
+    assert isinstance(connection, CountingConnection), "it was asked for"
+    return WebSocketTransport(connection)

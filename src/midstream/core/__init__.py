@@ -1,1 +1,0 @@
-"""Decisions: pure functions and values. Nothing here waits, reads a clock, makes an id or touches a disk."""

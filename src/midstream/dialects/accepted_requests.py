@@ -1,0 +1,309 @@
+"""From a POST to the response that answers it: a new one, or one that exists already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from weakref import WeakValueDictionary
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.dialects.answer_options import AnswerOptions
+from midstream.dialects.api_errors import ApiError
+from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse, response_id
+from midstream.dialects.conversation_index import ConversationPlace, is_ephemeral
+from midstream.dialects.dialect import Asked, Dialect
+from midstream.dialects.fields import bad_field
+from midstream.dialects.gateway_bodies import Arrived, RefusedError, shown_key
+from midstream.dialects.live_responses import LiveResponse, LiveResponses
+from midstream.dialects.reading_cache import Memo
+from midstream.dialects.request_reading import Read, read
+from midstream.dialects.request_repeats import KeyReused, Request, repeated, request_of
+from midstream.dialects.stored_conversations import Conversations
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import JournalMovedError, UnavailableError
+from midstream.history.messages import Entry
+from midstream.models.model import Model, grants_of
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.applications import Comparison, Response
+from midstream.session.session import Session
+from midstream.session.turn.commands import SendTranscript
+from midstream.session.turn.states import RunningCalls
+
+COMPARISONS_MAX = 8
+"""Comparisons of one transcript with a session that others change meanwhile."""
+
+
+class _Wanted(Struct, frozen=True):
+    """A request, and where it belongs.
+
+    Args:
+        sessions: The client application's.
+        session: The session of its conversation.
+        conversation: The conversation's name; "" for a side request.
+        place: Where the conversation is found by what was said in it; None where it has a name.
+        previous: The stored response that it goes on from.
+    """
+
+    asked: Asked
+    read: Read
+    request: Request
+    sessions: ApplicationSessions
+    session: str
+    conversation: str
+    place: ConversationPlace | None
+    is_ephemeral: bool
+    is_noted: bool
+    previous: FoundResponse | None = None
+
+
+class Accepting:
+    """Begins responses, and finds those that a POST repeats.
+
+    Args:
+        model: What answers.
+        durable, private: The sessions on disk, and those of requests that may leave nothing there.
+        responses: All that are followed in this process.
+        conversations: Those that their applications do not name.
+        names: The models' names that applications may request; any where it is empty.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        durable: ApplicationSessions,
+        private: ApplicationSessions,
+        responses: LiveResponses,
+        conversations: Conversations,
+        names: Collection[str],
+        world: World,
+    ) -> None:
+        self._model = model
+        self._grants = grants_of(model)
+        self._durable = durable
+        self._private = private
+        self._responses = responses
+        self._conversations = conversations
+        self._names = names
+        self._world = world
+        self._memo = Memo()
+        self._locks: WeakValueDictionary[bytes | str, asyncio.Lock] = WeakValueDictionary()
+        """One for each request that is being judged, since two equal ones at once cannot both find nothing; and one for
+        each session that is being compared."""
+
+    async def response_to(self, dialect: Dialect, arrived: Arrived) -> tuple[LiveResponse, bool]:
+        """Return the response to a POST, and whether it was there before. It has one more reader: see `leave`.
+
+        Raises:
+            RefusedError: The key belongs to another request, or there is no such model.
+            MidstreamError: The request has another form, or nothing can be begun now. Nothing was.
+        """
+        found = read(dialect, arrived.headers, arrived.body, self._memo, shown_key(arrived.headers))
+        asked = self._granting(found.asked)
+        self.check_model(asked.model)
+        request = request_of(arrived.path, arrived.headers, found.digest, is_named=bool(found.session))
+        lock = self._locks.setdefault(request.digest, asyncio.Lock())
+        async with lock:
+            wanted = await self._wanted(asked, found, request, arrived)
+            same = await self._repeated(wanted)
+            if same is not None:
+                self._responses.join(same)
+                return same, True
+            self._responses.refuse_too_many()
+            return await self._begun(wanted), False
+
+    def check_model(self, name: str) -> None:
+        """Let a name pass that applications may request.
+
+        Raises:
+            RefusedError: It is another one.
+        """
+        if self._names and name not in self._names:
+            message = f"there is no such model here; there are {', '.join(sorted(self._names))}"
+            raise RefusedError(ApiError(404, "model_not_found", message, param="model"))
+
+    def _granting(self, asked: Asked) -> Asked:
+        """Return the request with the wishes that are granted; the response names the others."""
+        wished = asked.wished
+        if not wished.fields:
+            return asked
+        left = AnswerOptions(wished.settings.only(self._grants), wished.fields)
+        return replace(asked, wished=left, ignored=(*asked.ignored, *wished.refused(self._grants)))
+
+    async def _wanted(self, asked: Asked, found: Read, request: Request, arrived: Arrived) -> _Wanted:
+        previous = await self._previous(asked)
+        is_side = is_ephemeral(arrived.headers, asked, found.instructions, found.gist.newest)
+        conversation = found.session or (previous.request.conversation if previous else "")
+        place, is_new = None, False
+        if not (conversation or is_side or previous):
+            place = found.gist.place
+            conversation = await self._conversations.look_up(place)
+            is_new = not conversation
+            conversation = conversation or self._world.new_id("conversation")
+        sessions = self._private if asked.is_private or (is_side and not asked.is_stored) else self._durable
+        if previous is not None:
+            session = previous.session
+        else:
+            session = sessions.name_of("" if is_side else conversation)
+        return _Wanted(
+            asked,
+            found,
+            request,
+            sessions,
+            session,
+            conversation,
+            place,
+            is_side,
+            is_new or is_side,
+            previous,
+        )
+
+    async def _previous(self, asked: Asked) -> FoundResponse | None:
+        """Return the stored response that a request goes on from."""
+        if not asked.previous:
+            return None
+        found = await self._durable.find(asked.previous)
+        if found is None or not found.form.is_stored:
+            raise _no_previous()
+        if found.response.is_open:
+            raise bad_field("previous_response_id", "this response is still being made")
+        return found
+
+    # --- repetitions ------------------------------------------------------------------------------------------
+
+    async def _repeated(self, wanted: _Wanted) -> LiveResponse | None:
+        request, sessions = wanted.request, wanted.sessions
+        names = [await sessions.noted(key) for key in _keys_of(request)]
+        if not wanted.is_noted:
+            names.append(wanted.session)
+        runners: dict[str, tuple[Runner, Response]] = {}
+        known = []
+        for name in dict.fromkeys(filter(None, names)):
+            runner = await sessions.host.session(name, create=True)
+            for response in self._responses.repeatable(runner.state.application.responses):
+                is_same = response.digest == request.digest.hex()
+                if is_same or (request.key and response.key == request.key):
+                    runners[response.id] = (runner, response)
+                    known.append((self._responses.known(response, is_named=request.is_named), response.id))
+        found = repeated(request, [each for each, _ in known])
+        if found is None:
+            return None
+        if isinstance(found, KeyReused):
+            message = "this idempotency key was used for another request"
+            raise RefusedError(ApiError(422, "idempotency_key_reused", message))
+        runner, response = runners[next(name for each, name in known if each is found)]
+        read_again = await sessions.read(runner, response)
+        return None if read_again is None else self._responses.add(sessions, read_again, wanted.place)
+
+    # --- a new response ---------------------------------------------------------------------------------------
+
+    async def _begun(self, wanted: _Wanted) -> LiveResponse:
+        sessions, session, is_noted = wanted.sessions, wanted.session, wanted.is_noted
+        whole = await self._behind(wanted) if wanted.previous else None
+        for _ in range(COMPARISONS_MAX):
+            lock = self._locks.setdefault(session, asyncio.Lock())
+            async with lock:
+                runner = await sessions.host.session(session, create=True)
+                if not self._is_in_use(runner.state, wanted):
+                    if is_noted or wanted.request.key:
+                        await sessions.note(session, *_keys_of(wanted.request))
+                    live = await self._submitted(runner, wanted, whole)
+                    if live is not None:
+                        return live
+                    continue
+            session, is_noted = sessions.name_of(""), True  # a fork: no client's response is stopped for it
+        raise UnavailableError("other requests of this conversation are too many: retry", retry_after_s=1.0)
+
+    async def _submitted(
+        self, runner: Runner, wanted: _Wanted, whole: tuple[Entry, ...] | None
+    ) -> LiveResponse | None:
+        """Let a session take the transcript; None where another process's request was faster."""
+        asked, state, session = wanted.asked, runner.state, runner.session_id
+        comparison = self._compared(session, state, wanted, whole)
+        number = state.application.count + 1
+        name = response_id(asked.dialect.id_prefix, session, number)
+        form = asked.form(name, self._model.name, int(self._world.now()))
+        request = ApplicationRequest(
+            name,
+            wanted.request.digest.hex(),
+            wanted.request.key,
+            wanted.conversation,
+            asked.wished.settings,
+            wanted.is_ephemeral,
+            asked.is_background,
+            msgspec.to_builtins(form),
+            asked.messages if asked.is_stored else [],
+        )
+        command = SendTranscript(
+            request,
+            state.application.count,
+            comparison.keep,
+            comparison.tail,
+            wanted.read.instructions,
+            asked.tools,
+            comparison.results,
+        )
+        try:
+            end = await runner.submit(command)
+        except JournalMovedError:
+            return None
+        await runner.wait(end - 1)  # where another process owns the session
+        response = runner.state.application.response(number)
+        if response is None or response.id != name:
+            return None
+        wanted.sessions.learn(session, runner.state, comparison.links)
+        live = self._responses.add(
+            wanted.sessions, FoundResponse(session, response, request, form), wanted.place
+        )
+        self._responses.join(live)
+        return live
+
+    def _is_in_use(self, state: Session, wanted: _Wanted) -> bool:
+        """Whether the session makes a response that this request may not end: a client reads it, or will."""
+        newest = state.application.newest
+        if newest is None:
+            return False
+        if wanted.previous is not None and newest.number != wanted.previous.response.number:
+            return True  # a second request that goes on from the same response
+        if not newest.is_open:
+            return False
+        live = self._responses.get(newest.id)
+        return newest.is_background or (live is not None and live.readers > 0)
+
+    def _compared(
+        self, session: str, state: Session, wanted: _Wanted, whole: tuple[Entry, ...] | None
+    ) -> Comparison:
+        if whole is not None:
+            return wanted.sessions.compare_whole(session, state, whole)
+        return wanted.sessions.compare(session, state, wanted.read)
+
+    async def _behind(self, wanted: _Wanted) -> tuple[Entry, ...]:
+        """Return the whole conversation of a request that goes on from a stored response."""
+        assert wanted.previous is not None
+        state = await self._durable.state_at(wanted.previous)
+        if state is None:
+            raise _no_previous()
+        open_items = []
+        if isinstance(state.turn, RunningCalls):
+            if words := state.turn.reply.text:
+                open_items.append({"role": "assistant", "content": words})
+            open_items += [
+                {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+                for call in state.turn.reply.calls
+            ]
+        transcript = replace(wanted.asked, instructions="").transcript(open_items)
+        return (*state.history.entries, *transcript.history.entries)
+
+
+def _no_previous() -> RefusedError:
+    message = "there is no such response: none was stored, or it is too old"
+    return RefusedError(ApiError(400, "previous_response_not_found", message, "previous_response_id"))
+
+
+def _keys_of(request: Request) -> tuple[str, ...]:
+    """Return by what a request is found again that no conversation leads to."""
+    digest = request.digest.hex()
+    return (digest, f"key {request.key}") if request.key else (digest,)

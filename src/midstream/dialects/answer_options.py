@@ -1,0 +1,114 @@
+"""Options of an answer, read from a request of each API.
+
+A wish of another form than its API says is no reason to refuse: it is named as one that is not granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from midstream.dialects.fields import Fields, field
+from midstream.history.codecs.codec_spec import Value
+from midstream.history.messages import ToolSpec
+from midstream.session.model_settings import ANY_TOOL, DEFAULT_SETTINGS, ModelSettings
+
+_UNSAID: Value = object()
+"""What a reader answers where a field says what would be done without it."""
+_ANY = ("required", "any")
+_ONE = ("function", "tool")
+
+
+class AnswerOptions(Struct, frozen=True):
+    """Options of an answer, and the client application's fields that they come from."""
+
+    settings: ModelSettings = DEFAULT_SETTINGS
+    fields: Mapping[str, str] = {}
+    odd: tuple[str, ...] = ()
+    """Fields that nobody can make anything of."""
+
+    def refused(self, grants: Collection[str]) -> tuple[str, ...]:
+        """Return the client application's fields that are not granted."""
+        return tuple(name for wish, name in self.fields.items() if wish not in grants)
+
+
+def read_options(fields: Fields, known: Mapping[str, str], tools: Collection[ToolSpec]) -> AnswerOptions:
+    """Read the wishes of a request.
+
+    Args:
+        fields: The request's.
+        known: The API's names of wishes: the wish by its field.
+        tools: What may be called.
+    """
+    settings: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    odd: list[str] = []
+    for name in fields:
+        wish = known.get(name)
+        if wish is None:
+            continue
+        value = field(fields, name, object)
+        found = _forced(value, tools) if wish == "forced_tool" else _READERS[wish](value)
+        if found is None:
+            odd.append(name)
+        elif found is not _UNSAID:
+            settings[wish], names[wish] = found, name
+    return AnswerOptions(ModelSettings(**settings), names, tuple(odd))
+
+
+def _number(value: Value) -> Value:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole_number(value: Value) -> Value:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _texts(value: Value) -> Value:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return None
+    return tuple(texts) or _UNSAID
+
+
+def _form(value: Value) -> Value:
+    """Read `response_format` of chat completions, or `text` of the Responses API, which are one inside the other."""
+    if not isinstance(value, dict):
+        return None
+    form = value.get("format", {"type": "text"}) if "type" not in value else value
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return _UNSAID
+    if not isinstance(kind, str):
+        return None
+    inner = form.get(kind)
+    return {"type": kind, **inner} if isinstance(inner, dict) else form
+
+
+def _forced(value: Value, tools: Collection[ToolSpec]) -> Value:
+    """Read a `tool_choice` of any API. What forbids calls has been read with the tools."""
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind in ("auto", "none"):
+        return _UNSAID
+    if kind in _ANY:
+        return ANY_TOOL if tools else None
+    if not (isinstance(value, dict) and kind in _ONE):
+        return None
+    inner = value.get("function")
+    name = (inner if isinstance(inner, dict) else value).get("name")
+    return name if name in {tool.name for tool in tools} else None
+
+
+_READERS: Mapping[str, Callable[[Value], Value]] = {
+    "temperature": _number,
+    "top_p": _number,
+    "top_k": _whole_number,
+    "seed": _whole_number,
+    "frequency_penalty": _number,
+    "presence_penalty": _number,
+    "tokens_max": _whole_number,
+    "stop": _texts,
+    "reply_format": _form,
+}

@@ -1,0 +1,260 @@
+"""Anthropic's Messages, from the side that answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from midstream.dialects.answer_options import read_options
+from midstream.dialects.api_errors import OVERLOADED, SERVER_FAULTS, ApiError
+from midstream.dialects.dialect import Asked, Dialect, Form, Writer
+from midstream.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.dialects.tool_specs import tools_of
+from midstream.history.codecs.codec_spec import Value
+from midstream.history.messages import Call, Finish, Usage
+from midstream.history.rendering import arguments_of
+from midstream.history.repair.system_prompts import words_of_system
+from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+
+CHARS_PER_TOKEN = 4
+"""How tokens are estimated before anybody has counted them; real tokenizers are within a third of it for prose."""
+_IGNORED = frozenset({"context_management", "mcp_servers", "output_config", "output_format"})
+_WISHES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "tokens_max",
+    "stop_sequences": "stop",
+    "tool_choice": "forced_tool",
+}
+_STOPS = {
+    Finish.STOP: "end_turn",
+    Finish.CALLS: "tool_use",
+    Finish.LENGTH: "max_tokens",
+    Finish.FILTER: "refusal",
+    Finish.INTERRUPTED: "end_turn",
+}
+_COUNTER = "x-anthropic-billing-header:"
+OVERLOADED_STATUS = 529
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+_json = msgspec.json.encode
+
+
+def read_messages(fields: Fields, known: int = 0) -> Asked:
+    """Read a request.
+
+    Args:
+        known: How many messages, known from an earlier request, stand before those in its fields.
+
+    Raises:
+        BadFieldError: A field that matters has another form.
+    """
+    messages = field(fields, "messages", list[Any])
+    if messages is None or not (messages or known):
+        raise bad_field("messages", "`messages` is a list with at least one message")
+    ignored = [name for name in fields if name in _IGNORED]
+    tools = tools_of(fields, ignored)
+    wished = read_options(fields, _WISHES, tools)
+    thinking = field(fields, "thinking", object)
+    is_thinking = isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
+    metadata = texts_of(fields, "metadata")
+    return Asked(
+        dialect=MESSAGES,
+        model=field(fields, "model", str) or "",
+        messages=messages,
+        instructions=_instructions(field(fields, "system", object)),
+        tools=tools,
+        is_stream=bool(field(fields, "stream", bool)),
+        shows_thinking=is_thinking,
+        metadata=metadata,
+        user=metadata.get("user_id", ""),
+        wished=wished,
+        ignored=(*ignored, *wished.odd),
+    )
+
+
+def _instructions(system: Value) -> str:
+    """Return the system prompt without what Claude Code counts in its first block: that differs in every request."""
+    if isinstance(system, list):
+        system = [block for block in system if not _is_counter(block)]
+    return words_of_system(system)
+
+
+def _is_counter(block: Value) -> bool:
+    words = block.get("text") if isinstance(block, dict) else None
+    return isinstance(words, str) and words.startswith(_COUNTER)
+
+
+def estimated_tokens(fields: Fields) -> int:
+    """Return about how many tokens a request has: by its length, since nobody can be asked without answering it."""
+    counted = (fields[name] for name in ("system", "messages", "tools") if name in fields)
+    return max(1, sum(len(raw) for raw in map(bytes, counted)) // CHARS_PER_TOKEN)
+
+
+class MessagesWriter(Writer):
+    """Writes `message_start` … `message_stop`, or one `message`."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._shows_thinking = form.shows_thinking
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
+        """Words of the open block."""
+        self._open = ""
+        """The type of the open block, or "" between blocks."""
+        self._signature = ""
+        self._finished: Finished | None = None
+
+    @override
+    def begin(self) -> list[bytes]:
+        message = self._message([], None, usage_in_messages(None))
+        return [_event("message_start", {"message": message}), PING]
+
+    @override
+    def write(self, event: ModelEvent) -> list[bytes]:
+        match event:
+            case TextDelta():
+                return self._say("text", event.text)
+            case ThinkingDelta() if self._shows_thinking:
+                pieces = self._say("thinking", event.text) if event.text else []
+                if event.signature is not None and self._open == "thinking":
+                    self._signature = event.signature
+                    pieces += [
+                        self._delta({"type": "signature_delta", "signature": event.signature}),
+                        *self._close(),
+                    ]
+                return pieces
+            case CallRequested():
+                return [*self._close(), *self._call(event)]
+            case Finished():
+                return self._end(event)
+            case _:
+                return []
+
+    @override
+    def fail(self, refusal: ApiError) -> list[bytes]:
+        return [b"event: error\ndata: " + _json(anthropic_error(refusal)) + b"\n\n"]
+
+    @override
+    def cancel(self, refusal: ApiError) -> list[bytes]:
+        return self.fail(refusal)
+
+    @override
+    def whole(self) -> bytes:
+        finished = self._finished or Finished()
+        return _json(self._message(self._blocks, _STOPS[finished.finish], usage_in_messages(finished.usage)))
+
+    def _message(self, blocks: list[dict[str, Any]], stop: str | None, usage: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        return {
+            "id": self._form.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._form.model,
+            "content": blocks,
+            "stop_reason": stop,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _say(self, kind: str, words: str) -> list[bytes]:
+        pieces: list[bytes] = []
+        if self._open != kind:
+            pieces = self._close()
+            self._open = kind
+            block = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
+            pieces.append(self._start(block))
+        self._pieces.append(words)
+        return [*pieces, self._delta({"type": f"{kind}_delta", kind: words})]
+
+    def _call(self, event: CallRequested) -> list[bytes]:
+        _, arguments = arguments_of(Call(event.id, event.name, event.arguments))
+        block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+        pieces = [
+            self._start(block),
+            self._delta({"type": "input_json_delta", "partial_json": arguments}),
+            _event("content_block_stop", {"index": len(self._blocks)}),
+        ]
+        self._blocks.append({**block, "input": msgspec.Raw(arguments.encode())})
+        return pieces
+
+    def _close(self) -> list[bytes]:
+        """End the open block, if one is."""
+        if not self._open:
+            return []
+        stop = _event("content_block_stop", {"index": len(self._blocks)})
+        words = "".join(self._pieces)
+        signed = {"signature": self._signature} if self._open == "thinking" else {}
+        self._blocks.append({"type": self._open, self._open: words, **signed})
+        self._open, self._pieces, self._signature = "", [], ""
+        return [stop]
+
+    def _end(self, event: Finished) -> list[bytes]:
+        pieces = self._close()
+        self._finished = event
+        delta = {"stop_reason": _STOPS[event.finish], "stop_sequence": None}
+        usage = usage_in_messages(event.usage)
+        return [
+            *pieces,
+            _event("message_delta", {"delta": delta, "usage": usage}),
+            _event("message_stop", {}),
+        ]
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        return _event("content_block_start", {"index": len(self._blocks), "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": len(self._blocks), "delta": delta})
+
+
+def usage_in_messages(usage: Usage | None) -> dict[str, int]:
+    """Return tokens as this API counts them: cached ones apart from the others."""
+    counted = usage or Usage()
+    return {
+        "input_tokens": max(0, counted.input_tokens - counted.cached_tokens - counted.cache_write_tokens),
+        "cache_creation_input_tokens": counted.cache_write_tokens,
+        "cache_read_input_tokens": counted.cached_tokens,
+        "output_tokens": counted.output_tokens,
+    }
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _json({"type": kind, **fields}))
+
+
+def anthropic_error(refusal: ApiError) -> dict[str, Any]:
+    """Return a refusal as the object that this API has for errors, whole and in a stream alike."""
+    fault = "api_error" if refusal.status >= SERVER_FAULTS else "invalid_request_error"
+    kind = _ERROR_TYPES.get(refusal.status, fault)
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def anthropic_status(refusal: ApiError) -> int:
+    """Return the HTTP status of a refusal; an overloaded server has one of its own."""
+    return OVERLOADED_STATUS if refusal.status == OVERLOADED else refusal.status
+
+
+MESSAGES = Dialect(
+    name="messages",
+    path=("messages",),
+    format="anthropic",
+    messages="messages",
+    id_prefix="msg_",
+    read=read_messages,
+    writer=MessagesWriter,
+    error=anthropic_error,
+    status=anthropic_status,
+    keep_alive=PING,
+)

@@ -1,0 +1,205 @@
+"""Sessions of client applications: which session a request belongs to, and what of its transcript is new there."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct
+
+from midstream.dialects.dialect import Form
+from midstream.dialects.request_reading import Read
+from midstream.engine.conversation import PAGE_RECORDS
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import (
+    EntryMovedError,
+    SessionNotFoundError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreFullError,
+)
+from midstream.history.messages import Entry
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.applications import Beginning, Comparison, EntryChain, Response, compared
+from midstream.session.records import JournalReader, Record, TranscriptAccepted
+from midstream.session.session import Session, fold
+
+REQUESTS = "gateway-requests"
+"""Namespace of the sessions of requests that are not found by the name of a conversation: by digest, or by key."""
+REQUESTS_KEPT_S = 600.0
+"""Seconds for which such an entry is kept; clients retry within a minute."""
+DELETED = "gateway-deleted"
+"""Namespace of the responses that were deleted before their session."""
+SWEEP_S = 60.0
+CHAINS_MAX = 64
+"""Sessions whose digests are kept in memory."""
+SESSION_PREFIX = "gw-"
+_SESSION_BYTES = 16
+_NUMBER_DIGITS = 6
+_OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
+_log = logging.getLogger(__name__)
+
+
+class FoundResponse(Struct, frozen=True):
+    """A response in the journal of its session."""
+
+    session: str
+    response: Response
+    request: ApplicationRequest
+    form: Form
+
+
+class ApplicationSessions:
+    """The sessions of one host.
+
+    Args:
+        host: Runs them.
+        label: Keeps the names of one client application's sessions apart from those of another.
+        is_durable: They survive the process.
+    """
+
+    def __init__(self, host: Host, world: World, label: str, *, is_durable: bool) -> None:
+        self.host = host
+        self._label = label
+        self.is_durable = is_durable
+        self._world = world
+        self._chains: OrderedDict[str, EntryChain] = OrderedDict()
+
+    def name_of(self, conversation: str) -> str:
+        """Return the session of a conversation; a new one for none."""
+        name = f"{self._label}\0{conversation or self._world.new_id('conversation')}"
+        return (
+            SESSION_PREFIX + blake2b(name.encode("utf-8", "replace"), digest_size=_SESSION_BYTES).hexdigest()
+        )
+
+    async def noted(self, key: str) -> str:
+        """Return the session in which a request with this digest or key was made, or "" where none is known."""
+        try:
+            kept = await self.host.store.kv_get(REQUESTS, key)
+        except _OUT_OF_ORDER as error:
+            _log.warning("a repetition is not looked up: %s", error.code)
+            return ""
+        return "" if kept is None else kept.body.decode()
+
+    async def note(self, session: str, *keys: str) -> None:
+        """Keep in which session a request is made, so that its repetition is found also by another process."""
+        for key in keys:
+            try:
+                kept = await self.host.store.kv_get(REQUESTS, key)
+                version = kept.version if kept else 0
+                now = self._world.now()
+                await self.host.store.kv_put(REQUESTS, key, session.encode(), expected=version, at=now)
+            except EntryMovedError:
+                pass  # an equal request at another process was faster
+            except _OUT_OF_ORDER as error:
+                _log.warning("a request is not noted: %s", error.code)
+
+    def compare(self, session: str, state: Session, read: Read) -> Comparison:
+        """Return how a transcript differs from its session."""
+        chain = self._chain(session, state)
+        before, tail = read.before, read.tail
+        if not chain.begins_with(before):
+            before, tail = Beginning(), read.whole()
+        return compared(chain, state.turn, before, tail)
+
+    def compare_whole(self, session: str, state: Session, entries: Sequence[Entry]) -> Comparison:
+        """Return how a transcript of these entries differs from its session."""
+        return compared(self._chain(session, state), state.turn, Beginning(), entries)
+
+    def _chain(self, session: str, state: Session) -> EntryChain:
+        chain = self._chains.pop(session, EntryChain()).then(state.history)
+        self._chains[session] = chain
+        while len(self._chains) > CHAINS_MAX:
+            self._chains.popitem(last=False)
+        return chain
+
+    def learn(self, session: str, state: Session, links: tuple[bytes, ...]) -> None:
+        """Keep the digests of a transcript that the session has just taken."""
+        if len(state.history.entries) == len(links):
+            self._chains[session] = EntryChain(state.history.entries, links)
+
+    async def find(self, response_id: str) -> FoundResponse | None:
+        """Return a response by its id; None where there is none, or not any more."""
+        name, _, ends = response_id.partition("_")
+        place, number = ends[:-_NUMBER_DIGITS], ends[-_NUMBER_DIGITS:]
+        if not (name and ends.isascii() and place.isalnum() and number.isdigit()):
+            return None
+        session = SESSION_PREFIX + place
+        try:
+            runner = await self.host.session(session)
+        except SessionNotFoundError:
+            return None
+        response = runner.state.application.response(int(number))
+        if response is None or response.id != response_id:
+            return None
+        if await self.host.store.kv_get(DELETED, response_id) is not None:
+            return None
+        return await self.read(runner, response)
+
+    async def read(self, runner: Runner, response: Response) -> FoundResponse | None:
+        """Read the request of a response; None where it was pruned."""
+        stored = await runner.read(after=response.position - 1, limit=1)
+        record = JournalReader().read(stored[0].body) if stored else None
+        if not isinstance(record, TranscriptAccepted):
+            return None
+        return FoundResponse(
+            runner.session_id, response, record.request, msgspec.convert(record.request.form, Form)
+        )
+
+    async def state_at(self, found: FoundResponse) -> Session | None:
+        """Return the session as it was when a response had ended; None where that was pruned."""
+        runner = await self.host.session(found.session)
+        following = runner.state.application.response(found.response.number + 1)
+        if following is None:  # it is the newest
+            return runner.state
+        records = [pair async for pair in self.records(runner, after=0, before=following.position)]
+        state = fold(records)
+        return state if state.position == following.position - 1 else None
+
+    async def records(
+        self, runner: Runner, *, after: int, before: int | None = None
+    ) -> AsyncIterator[tuple[int, Record]]:
+        """Iterate over the records that a session has now behind a position, each with its epoch."""
+        reader = JournalReader()
+        while page := await runner.read(after=after, limit=PAGE_RECORDS):
+            for stored in page:
+                if before is not None and stored.position >= before:
+                    return
+                yield stored.epoch, reader.read(stored.body)
+            after = page[-1].position
+
+    async def delete(self, found: FoundResponse) -> None:
+        """Remove a response for good: its session where it is the only one, else its name at once.
+
+        Raises:
+            SessionBusyError: It is still being made.
+        """
+        runner = await self.host.session(found.session)
+        if runner.state.application.count == 1:
+            await self.host.delete(found.session)
+            return
+        now = self._world.now()
+        await self.host.store.kv_put(DELETED, found.response.id, b"", expected=0, at=now)
+
+    async def tend(self, kept_s: float) -> None:
+        """Remove entries that are too old, until cancelled."""
+        while True:
+            try:
+                for namespace, age_s in ((REQUESTS, REQUESTS_KEPT_S), (DELETED, kept_s + SWEEP_S)):
+                    until = self._world.now() - age_s
+                    for kept in await self.host.store.kv_list(namespace):
+                        if kept.at < until:
+                            await self.host.store.kv_delete(namespace, kept.key, expected=kept.version)
+            except _OUT_OF_ORDER as error:
+                _log.warning("old entries stay: %s", error.code)
+            await self._world.sleep(SWEEP_S)
+
+
+def response_id(prefix: str, session: str, number: int) -> str:
+    """Return the id of a response: it names its session, so that any process finds it."""
+    return f"{prefix}{session.removeprefix(SESSION_PREFIX)}{number:0{_NUMBER_DIGITS}d}"

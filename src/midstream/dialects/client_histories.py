@@ -1,0 +1,282 @@
+"""A client application's transcript as a history: whatever it is, repaired, and never refused for what is in it.
+
+The rules it is repaired by are the loosest there are: a history is made of it, not a provider's request. So nothing is
+renamed, merged or filled up that a history can hold, and what a client application resends a turn later reads
+the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from midstream.dialects.incoming_files import attachment_of
+from midstream.errors import InvalidHistoryError
+from midstream.history.codecs.codec_spec import (
+    Format,
+    Json,
+    MessageTurn,
+    Part,
+    PartKind,
+    ResultPlacement,
+    Role,
+    Value,
+    as_words,
+)
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    History,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    Thinking,
+    UserMessage,
+    UserPart,
+    storable,
+    with_distinct_ids,
+)
+from midstream.history.profiles import Profile
+from midstream.history.repair.walk import repaired
+
+HOSTED_CHARS_MAX = 2000
+"""Characters kept of what a provider's own tool did in an earlier reply."""
+
+_READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
+OF_ONE_MESSAGE = frozenset(
+    {"broken-arguments", "content-shape", "empty-calls", "empty-message", "null-content"}
+)
+"""Edits that concern nothing but one message, such as `tool_calls: null` in what OpenAI's, LiteLLM's and LangChain's
+dumps send back, arguments that are "", and a reply that was stopped before its first word."""
+_PLAIN = {"role", "content"}
+_LOST = "(the host sent no result for this call)"
+
+
+class Transcript(Struct, frozen=True):
+    """A client application's conversation: the system prompt, and everything else."""
+
+    instructions: str
+    history: History
+
+
+def transcript_of(messages: list[Value], form: str, instructions: str = "") -> Transcript:
+    """Read a client application's messages.
+
+    Args:
+        messages: As they came; anything may stand in them.
+        form: The name of their format (`midstream.history.codecs`).
+        instructions: The system prompt that came beside them; system messages among them follow it.
+    """
+    named = format_named(form)
+    sent = [message if isinstance(message, dict) else _in_words(message) for message in messages]
+    return _read(repaired(sent, named, _READING).messages, named, instructions)
+
+
+class Piece(Struct, frozen=True):
+    """Messages that are read alike whatever stands before and behind them.
+
+    Args:
+        count: How many.
+        is_closed: What stands behind them is read alike too, where it is a piece that does not begin with a result.
+        ids: The ids they have as items of the Responses API. Pieces of one conversation have none in common.
+    """
+
+    transcript: Transcript
+    count: int
+    is_closed: bool
+    ids: frozenset[str] = frozenset()
+
+
+def piece_of(messages: list[Value], form: str) -> Piece | None:
+    """Read a client application's messages as a piece; None where their repair may depend on what stands around
+    them.
+    """
+    named = format_named(form)
+    if not all(isinstance(message, dict) for message in messages):
+        return None
+    try:
+        sound = repaired([*messages], named, _READING)
+    except InvalidHistoryError:
+        return None
+    if not all(edit.code in OF_ONE_MESSAGE for edit in sound.edits):
+        return None
+    transcript = _read(sound.messages, named)
+    ids = [message["id"] for message in messages if isinstance(message.get("id"), str)]
+    has_ids = named.layout is ResultPlacement.FLAT
+    return Piece(transcript, len(messages), closes(messages[-1], form), frozenset(ids if has_ids else ()))
+
+
+def closes(message: Value, form: str) -> bool:
+    """Whether the reply before the end of this message is whole."""
+    return isinstance(message, dict) and _turn_of(message, form).role in (Role.USER, Role.TOOL)
+
+
+def answers(message: Value, form: str) -> bool:
+    """Whether a message has results."""
+    if not isinstance(message, dict):
+        return False
+    turn = _turn_of(message, form)
+    return turn.role is Role.TOOL or any(part.kind is PartKind.RESULT for part in turn.parts)
+
+
+def _turn_of(message: Json, form: str) -> MessageTurn:
+    return format_named(form).parse(message, 0)
+
+
+def _read(messages: Sequence[Json], named: Format, instructions: str = "") -> Transcript:
+    reader = _Reader(named, instructions)
+    has_plain = named.layout is not ResultPlacement.FLAT
+    for at, message in enumerate(messages):
+        if has_plain and message.keys() == _PLAIN and _is_text(message):
+            reader.plain(message["role"], message["content"])
+        else:
+            reader.read(named.parse(message, at))
+    return reader.transcript()
+
+
+def _is_text(message: dict[str, Value]) -> bool:
+    """Whether a message of a role and a content is one text of one of those who talk: most messages are."""
+    words = message["content"]
+    return type(words) is str and words != "" and message["role"] in ("user", "assistant")
+
+
+def _in_words(message: Value) -> dict[str, Value]:
+    return {"role": "user", "content": as_words(message)}
+
+
+class _Reader:
+    """Reads turns in order; a reply is whole once somebody else speaks."""
+
+    def __init__(self, form: Format, instructions: str) -> None:
+        self._form = form
+        self._instructions = [instructions] if instructions.strip() else []
+        self._entries: list[Entry] = []
+        self._parts: list[ReplyPart] = []
+        self._results: dict[str, Result] = {}
+
+    def plain(self, role: str, words: str) -> None:
+        """Take a message of one text, as `read` would."""
+        self._close()
+        said = (Text(storable(words)),)
+        self._entries.append(UserMessage(said) if role == "user" else Exchange(Reply(said)))
+
+    def read(self, turn: MessageTurn) -> None:
+        """Take one turn."""
+        if turn.role is Role.SYSTEM:
+            self._instruct(turn.parts)
+        elif turn.role is Role.ASSISTANT:
+            if self._results or self._form.layout is not ResultPlacement.FLAT:
+                self._close()
+            for part in turn.parts:
+                self._reply(part)
+        else:
+            self._user(turn)
+
+    def transcript(self) -> Transcript:
+        """Return all that was read."""
+        self._close()
+        return Transcript("\n\n".join(self._instructions), History(tuple(self._entries)))
+
+    def _instruct(self, parts: list[Part]) -> None:
+        words = "\n".join(
+            as_words(part.body) for part in parts if part.kind in (PartKind.TEXT, PartKind.SYSTEM)
+        )
+        if words.strip():
+            self._instructions.append(storable(words))
+
+    def _reply(self, part: Part) -> None:
+        match part.kind:
+            case PartKind.TEXT:
+                self._say(as_words(part.body))
+            case PartKind.THINKING:
+                words = _thought(part)
+                if words or part.signature:
+                    signature = part.signature if isinstance(part.signature, str) else None
+                    self._parts.append(Thinking(storable(words), signature))
+            case PartKind.CALL:
+                self._parts.append(_call(part))
+            case PartKind.HOSTED_CALL | PartKind.HOSTED_RESULT:
+                self._say(f"[{part.name or 'tool'}] {as_words(part.body)[:HOSTED_CHARS_MAX]}")
+            case PartKind.OPAQUE if isinstance(part.raw, dict) and isinstance(part.raw.get("refusal"), str):
+                self._say(part.raw["refusal"])
+            case _:
+                pass  # an item of some provider's that says nothing to anybody else
+
+    def _say(self, words: str) -> None:
+        if words:
+            self._parts.append(Text(storable(words)))
+
+    def _user(self, turn: MessageTurn) -> None:
+        said: list[UserPart] = []
+        for part in turn.parts:
+            match part.kind:
+                case PartKind.RESULT:
+                    self._result(part)
+                case PartKind.SYSTEM:
+                    self._instruct([part])
+                case PartKind.TEXT:
+                    said.append(Text(storable(as_words(part.body))))
+                case PartKind.MEDIA:
+                    said.append(attachment_of(self._form, part))
+                case _:
+                    said.append(Text(storable(as_words(part.raw))))
+        if said or (turn.role is Role.USER and not turn.parts):
+            self._close()
+            self._entries.append(UserMessage(tuple(said)))
+
+    def _result(self, part: Part) -> None:
+        words, media = self._form.pieces(part)
+        noted = [attachment_of(self._form, piece) for piece in media]
+        for each in noted:
+            words += f"\n[{each.text if isinstance(each, Text) else each.media_type + ' left out'}]"
+        call_id = part.id if isinstance(part.id, str) else ""
+        if part.is_by_name:
+            call_id = self._call_named(part.name) or call_id
+        outcome = Outcome.ERROR if part.failed else Outcome.OK
+        self._results.setdefault(call_id, Result(call_id, storable(words), outcome))
+
+    def _call_named(self, name: str) -> str:
+        """Return the id of the first open call of a tool, for results that name no call."""
+        calls = (part for part in self._parts if isinstance(part, Call))
+        return next((call.id for call in calls if call.name == name and call.id not in self._results), "")
+
+    def _close(self) -> None:
+        """End the reply that was being read, if one was."""
+        parts = with_distinct_ids(tuple(self._parts), reply_no=len(self._entries))
+        results, self._parts, self._results = self._results, [], {}
+        if not parts:
+            return
+        answered = tuple(
+            results.get(call.id) or Result(call.id, _LOST, Outcome.UNKNOWN)
+            for call in parts
+            if isinstance(call, Call)
+        )
+        self._entries.append(Exchange(Reply(parts), answered))
+
+
+def _call(part: Part) -> Call:
+    body = part.body
+    arguments = body if isinstance(body, str) else as_words({} if body is None else body)
+    call_id = part.id if isinstance(part.id, str) else ""
+    if part.is_by_name and not call_id:
+        call_id = f"call-{part.name}"
+    return Call(storable(call_id), storable(part.name), storable(arguments) or "{}")
+
+
+def _thought(part: Part) -> str:
+    """Return the words of a thought, also of an item of the Responses API."""
+    if isinstance(part.body, str):
+        return part.body
+    raw = part.raw if isinstance(part.raw, dict) else {}
+    pieces = [*_listed(raw.get("summary")), *_listed(raw.get("content"))]
+    texts = (piece.get("text") for piece in pieces if isinstance(piece, dict))
+    return "\n\n".join(text for text in texts if isinstance(text, str))
+
+
+def _listed(value: Value) -> list[Value]:
+    return value if isinstance(value, list) else []

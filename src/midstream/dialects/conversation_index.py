@@ -1,0 +1,213 @@
+"""Recognition of the conversation that a request belongs to, if it belongs to one.
+
+In this order: a header that names it; a note of the client application's that does; else what the client
+application sent so far, word for word. The last is no guess: a conversation is known again only by everything
+that was said in it up to its newest reply, so two that begin alike are kept apart, and a transcript that fits
+none is a conversation of its own. What an account or a whole program may share (`user`, `prompt_cache_key`)
+only narrows where it is looked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct
+
+from midstream.dialects.dialect import Asked
+from midstream.history.messages import Entry, File, History, Reply, Text, UserMessage
+
+SESSION_HEADERS = (
+    "x-midstream-session",
+    "x-opencode-session",
+    "x-session-affinity",  # opencode, pi and others with a provider of one's own
+    "x-claude-code-session-id",
+    "session-id",  # Codex
+    "session_id",
+    "x-session-id",
+    "x-conversation-id",  # what LibreChat's documentation calls its own
+)
+"""Headers that name a conversation; the first that is there counts."""
+SESSION_NOTES = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""Keys of `metadata` that name a conversation."""
+EPHEMERAL_HEADER = "x-midstream-ephemeral"
+EPHEMERAL_NOTE = "ephemeral"
+KEY_CHARS_MAX = 200
+"""Characters of a name that is kept as it is; a longer one is kept as its digest."""
+OPENINGS_MAX = 10_000
+"""Conversations known by what was said in them; the one that was longest silent is forgotten first."""
+
+DIGEST_BYTES = 16
+_CLAUDE_CODE = re.compile(r"_session_([0-9a-fA-F-]{36})$")
+_SPACE = re.compile(r"\s+")
+_FALSE = frozenset({"", "0", "false", "no"})
+
+SIDE_CALLS: tuple[str, ...] = (
+    "you are a title generator",  # opencode
+    "generate a title for this conversation",  # opencode
+    "generate a short title based on the first message",  # crush
+    "please reply with a title for the chat",  # Continue
+    "provide a concise, 5-word-or-less title for the conversation",  # LibreChat
+    "create a concise title for this conversation",  # LibreChat
+    "generate a concise, 3-5 word title",  # Open WebUI
+    "### task:\ngenerate 1-3 broad tags",  # Open WebUI
+    "### task:\nsuggest 3-5 relevant follow-up questions",  # Open WebUI
+    "please write a 5-10 word title",  # Claude Code
+    "summarize this coding conversation in under 50 characters",  # Claude Code
+    "analyze if this message indicates a new conversation topic",  # Claude Code
+    "generates concise, one-line git commit messages",  # aider
+    "*briefly* summarize this partial conversation about programming",  # aider
+)
+"""How the requests begin or go on that client applications make beside a conversation, in lower case; in a
+request without tools."""
+SIDE_CALLS_KEPT = 256
+"""System prompts of which it is kept whether they are those of side calls: a few megabytes at most."""
+SIDE_CALL_CHARS = 4000
+"""Characters of the system prompt and of the newest message that are looked through for these words."""
+
+
+def named_session(headers: Mapping[str, str], asked: Asked) -> str:
+    """Return the conversation's name where the client application gives one, else ""."""
+    for header in SESSION_HEADERS:
+        if value := headers.get(header, "").strip():
+            return _kept(f"h:{value}")
+    for note in SESSION_NOTES:
+        if value := asked.metadata.get(note, "").strip():
+            return _kept(f"m:{value}")
+    found = _CLAUDE_CODE.search(asked.metadata.get("user_id", ""))
+    return f"m:{found[1]}" if found else ""
+
+
+def scope_of(asked: Asked) -> str:
+    """Return where a conversation without a name is looked for."""
+    return f"{asked.model}\0{asked.user}\0{asked.cache_key}"
+
+
+def newest_words(entries: Sequence[Entry]) -> str | None:
+    """Return how the newest message of a user begins, in `SIDE_CALL_CHARS`; None where these hold none."""
+    newest = next((entry for entry in reversed(entries) if isinstance(entry, UserMessage)), None)
+    if newest is None:
+        return None
+    return "".join(part.text for part in newest.parts if isinstance(part, Text))[:SIDE_CALL_CHARS]
+
+
+def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, newest: str) -> bool:
+    """Whether a request is made beside the conversation, such as one for its title: it must leave no trace.
+
+    Args:
+        newest: How the newest message begins (`newest_words`), or "".
+    """
+    marked = headers.get(EPHEMERAL_HEADER, asked.metadata.get(EPHEMERAL_NOTE))
+    if marked is not None:
+        return marked.strip().lower() not in _FALSE
+    if asked.tools:
+        return False
+    return _asks_beside(instructions[:SIDE_CALL_CHARS]) or _has_side_call(newest)
+
+
+@functools.lru_cache(SIDE_CALLS_KEPT)
+def _asks_beside(instructions: str) -> bool:
+    """Whether a system prompt is one of a side call: a client application has few, and says each in every request."""
+    return _has_side_call(instructions)
+
+
+def _has_side_call(text: str) -> bool:
+    said = text.lower()
+    return any(words in said for words in SIDE_CALLS)
+
+
+class ConversationPlace(Struct, frozen=True):
+    """Position of a request in its conversation.
+
+    Args:
+        before: The digest of what was said up to the newest reply, without its results; empty before the first one.
+        after: That of all that was said.
+    """
+
+    before: bytes
+    after: bytes
+
+    def then(self, entries: Sequence[Entry]) -> ConversationPlace:
+        """Return where it stands once these came behind."""
+        before, after = self.before, self.after
+        for entry in entries:
+            if isinstance(entry, UserMessage):
+                after = _linked(after, _heard(entry))
+            else:
+                before = after = _linked(after, _answered(entry.reply))
+        return ConversationPlace(before, after)
+
+
+def place_of(scope: str, history: History) -> ConversationPlace:
+    """Return where a history stands; what is not of the same scope stands nowhere near."""
+    start = blake2b(scope.encode("utf-8", "replace"), digest_size=DIGEST_BYTES).digest()
+    return ConversationPlace(b"", start).then(history.entries)
+
+
+class ConversationIndex:
+    """Knows conversations by everything that was said in them.
+
+    `look_up` before a reply, `said` once it is whole. Nothing is forgotten by a look-up that fails.
+    """
+
+    def __init__(self, limit: int = OPENINGS_MAX) -> None:
+        self._limit = limit
+        self._sessions: OrderedDict[bytes, str] = OrderedDict()
+        """Name of each conversation by the digest of all that was said in it up to its newest reply."""
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def look_up(self, place: ConversationPlace) -> str:
+        """Return the name of the conversation that goes on here, or "" where none does."""
+        return self._sessions.get(place.before, "")
+
+    def said(self, session: str, place: ConversationPlace, reply: Reply) -> bytes:
+        """Learn a reply, and return what the conversation is known by now: `ConversationPlace.before` of what
+        goes on from here.
+
+        What it was known by before is forgotten: it does not go on from there.
+        """
+        if self._sessions.get(place.before) == session:
+            del self._sessions[place.before]
+        known_by = _linked(place.after, _answered(reply))
+        self._sessions[known_by] = session
+        while len(self._sessions) > self._limit:
+            self._sessions.popitem(last=False)
+        return known_by
+
+
+def _linked(before: bytes, said: bytes) -> bytes:
+    return blake2b(before + said, digest_size=DIGEST_BYTES).digest()
+
+
+def _heard(message: UserMessage) -> bytes:
+    first = message.parts[0] if len(message.parts) == 1 else None
+    if isinstance(first, Text):
+        return b"t" + first.text.encode()
+    parts = [
+        part.text if isinstance(part, Text) else [part.media_type, _content(part)] for part in message.parts
+    ]
+    return b"u" + msgspec.json.encode(parts)
+
+
+def _content(file: File) -> str:
+    return blake2b((file.data or file.url or "").encode(), digest_size=16).hexdigest()
+
+
+def _answered(reply: Reply) -> bytes:
+    """Return what a client application keeps of a reply: its words, whatever it does to the white space; else
+    which calls it made.
+    """
+    words = _SPACE.sub("", reply.text)
+    return b"a" + (words.encode() or msgspec.json.encode([call.id for call in reply.calls]))
+
+
+def _kept(name: str) -> str:
+    if len(name) <= KEY_CHARS_MAX:
+        return name
+    return f"{name[:2]}{blake2b(name.encode('utf-8', 'replace'), digest_size=32).hexdigest()}"

@@ -1,0 +1,37 @@
+"""All dialects, by their address and by their name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.dialects.anthropic import MESSAGES
+from midstream.dialects.dialect import Dialect
+from midstream.dialects.openai_chat import CHAT
+from midstream.dialects.openai_responses_api import RESPONSES
+
+__all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "named", "speaking"]
+
+DIALECTS = (CHAT, RESPONSES, MESSAGES)
+
+_BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
+_BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+
+
+def at_path(parts: Sequence[str]) -> Dialect | None:
+    """Return the dialect of an address, without the version; None where there is none."""
+    return _BY_PATH.get(tuple(parts))
+
+
+def speaking(parts: Sequence[str]) -> Dialect:
+    """Return the dialect in which an error at an address, or below a dialect's, is written."""
+    found = (dialect for dialect in DIALECTS if tuple(parts[: len(dialect.path)]) == dialect.path)
+    return next(found, CHAT)
+
+
+def named(name: str) -> Dialect:
+    """Return a dialect by the name in a journal.
+
+    Raises:
+        KeyError: There is none.
+    """
+    return _BY_NAME[name]

@@ -1,0 +1,368 @@
+"""The gateway as an ASGI app: who may ask, which address is what, every error in the words of the API it came by."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from midstream.agents.agent_runs import SILENCE_MAX_S
+from midstream.dialects.accepted_requests import Accepting
+from midstream.dialects.anthropic import estimated_tokens
+from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
+from midstream.dialects.application_sessions import ApplicationSessions
+from midstream.dialects.dialect import Dialect
+from midstream.dialects.dialect_registry import at_path, speaking
+from midstream.dialects.fields import BadFieldError, fields_of
+from midstream.dialects.gateway_bodies import (
+    Arrived,
+    GoneError,
+    RefusedError,
+    body_of,
+    check_token,
+    headers_of,
+)
+from midstream.dialects.live_responses import GRACE_S, LiveResponses
+from midstream.dialects.response_reader import ResponseReader, refuse, send_whole
+from midstream.dialects.response_routes import ResponseRoutes
+from midstream.dialects.stored_conversations import Conversations
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.sleeping import MemoryLimits
+from midstream.environment import World
+from midstream.errors import DrainingError, MidstreamError, UsageError
+from midstream.history.codecs.codec_spec import Json
+from midstream.models.model import Model
+from midstream.server.auth.origins import check_origin, origins_of
+from midstream.server.lifespan import live
+from midstream.session.retention import Retention
+from midstream.store.contract import Store
+from midstream.store.store_registry import open_store
+from midstream.timing import StallBudgets
+from midstream.version import __version__
+
+KEPT_S = 3600.0
+"""Seconds after its last response in which a conversation is kept."""
+PRIVATE_KEPT_S = 600.0
+"""Seconds for a conversation that is in memory alone (`store: false`, side requests): what bounds their number."""
+_SILENCE = StallBudgets(math.inf, math.inf, math.inf, SILENCE_MAX_S, SILENCE_MAX_S, SILENCE_MAX_S)
+"""Silence is judged by the pool of an agent (`--silence`) and by the HTTP client of a model, and not once more here."""
+IDLE_S = 10.0
+"""Seconds without a request after which a conversation leaves the memory: most are resumed later, or never."""
+_NOT_FOUND = ApiError(404, "not_found", "there is no such address")
+
+
+def gateway(
+    model: Model,
+    *,
+    token: str | None,
+    store: str | Path | Store | None = None,
+    names: Collection[str] = (),
+    allowed_origins: Collection[str] = (),
+    grace_s: float = GRACE_S,
+    kept_s: float = KEPT_S,
+    shows_upstream_calls: bool = True,
+    world: World | None = None,
+) -> Gateway:
+    """Make the ASGI app that puts a model behind the APIs of OpenAI and Anthropic.
+
+    Args:
+        model: What answers; closed with the app where it has an `aclose`.
+        token: What clients show as their API key; None lets everybody in who can reach it.
+        store: Where responses are kept, and what conversations are known by: a store, or the URL or path of one (see
+            `open_store`); in memory by default, and lost with the process.
+        names: The models' names that client applications may ask for; any by default.
+        allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
+        grace_s: Seconds that a response goes on when no client reads it any more.
+        kept_s: Seconds after its last response in which a conversation is kept, in words; then digests remain.
+        shows_upstream_calls: Tools that the upstream runs itself are told as thinking; otherwise they are left out.
+        world: Clock, chance and tasks; the real ones by default.
+
+    Raises:
+        UsageError: No such store is known, or what stands in `allowed_origins` is no origin.
+    """
+    world = world or World()
+    return Gateway(
+        model,
+        open_store("memory:" if store is None else store, world=world),
+        is_durable=store not in (None, "memory:"),
+        token=token,
+        names=names,
+        allowed_origins=allowed_origins,
+        grace_s=grace_s,
+        kept_s=kept_s,
+        shows_upstream_calls=shows_upstream_calls,
+        world=world,
+    )
+
+
+@runtime_checkable
+class _Closing(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class _CancelledInAnswerError(asyncio.CancelledError):
+    """A request was cancelled whose upstream had sent something: its client must not repeat it."""
+
+
+class Gateway:
+    """An ASGI app around a model. Make it with `gateway`."""
+
+    def __init__(
+        self,
+        model: Model,
+        store: Store,
+        *,
+        is_durable: bool,
+        token: str | None,
+        names: Collection[str],
+        allowed_origins: Collection[str],
+        grace_s: float,
+        kept_s: float,
+        shows_upstream_calls: bool,
+        world: World,
+    ) -> None:
+        self.world = world
+        self._model = model
+        self._store = store
+        self._kept_s = kept_s
+        self._shows_upstream_calls = shows_upstream_calls
+        self._conversations = Conversations(store, world)
+        self.responses = LiveResponses(world, self._conversations, grace_s=grace_s)
+        agent, memory = Agent(model, name=model.name, stalls=_SILENCE), MemoryLimits(idle_s=IDLE_S)
+        limits = Retention(sessions_for_s=kept_s)
+        durable = Host(agent, store, world=world, retention=limits, memory=memory)
+        limits = Retention(sessions_for_s=min(kept_s, PRIVATE_KEPT_S))
+        private = Host(
+            agent, open_store("memory:", world=world), world=world, retention=limits, memory=memory
+        )
+        self._durable = ApplicationSessions(durable, world, "durable", is_durable=is_durable)
+        self._private = ApplicationSessions(private, world, "private", is_durable=False)
+        self._token = token
+        self._names = frozenset(names)
+        self._allowed_origins = origins_of(allowed_origins)
+        self._accepting = Accepting(
+            model,
+            self._durable,
+            self._private,
+            self.responses,
+            self._conversations,
+            self._names,
+            world,
+        )
+        self._routes = ResponseRoutes(
+            self._durable, self.responses, world, shows_upstream_calls=shows_upstream_calls
+        )
+        self._starting = asyncio.Lock()
+        self._tending: set[asyncio.Task[None]] = set()
+        self._is_draining = False
+        self._is_stopped = False
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether strangers are kept out."""
+        return self._token is not None
+
+    @property
+    def open_streams(self) -> int:
+        """Answers that are being made."""
+        return len(self.responses)
+
+    async def start(self) -> None:
+        """Open the store. Calling it again is harmless.
+
+        Raises:
+            DrainingError: It was stopped. Nothing is open, nor left open.
+            StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
+        """
+        if self._tending:
+            return
+        self._refuse_when_stopped()
+        async with self._starting:
+            if not self._tending:
+                await self._durable.host.start()  # first: the model's records are in its store
+                await self._private.host.start()
+                self._refuse_when_stopped()
+                self._tending = {
+                    self.world.spawn(self._durable.tend(self._kept_s), name="the gateway's requests"),
+                    self.world.spawn(self._private.tend(self._kept_s), name="the gateway's private requests"),
+                    self.world.spawn(self._conversations.tend(), name="the gateway's conversations"),
+                }
+
+    def _refuse_when_stopped(self) -> None:
+        if self._is_stopped:
+            raise _draining()
+
+    def drain(self) -> None:
+        """Refuse new work. Answers go on until `stop`."""
+        self._is_draining = True
+
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Let answers go on for `grace_s` seconds, stop them, close the store and the model. Again is harmless."""
+        self.drain()
+        self._is_stopped = True
+        until = self.world.monotonic() + grace_s
+        while len(self.responses) and self.world.monotonic() < until:
+            await self.world.sleep(0.05)
+        await self.responses.stop()
+        tending, self._tending = self._tending, set()
+        for task in tending:
+            task.cancel()
+        if tending:
+            await asyncio.wait(tending)
+        for sessions in (self._private, self._durable):
+            await sessions.host.stop(grace_s=0.0)
+        if isinstance(
+            self._model, _Closing
+        ):  # a client application closes a model that keeps values in its store, no other one
+            await self._model.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or the life of the server."""
+        if scope["type"] == "lifespan":
+            await live(self.start, self.stop, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008, "reason": "not_found"})
+            return
+        parts = _parts_of(scope["path"])
+        dialect = speaking(parts)
+        is_begun = False
+
+        async def send_and_know(message: Message) -> None:
+            nonlocal is_begun
+            is_begun = True
+            await send(message)
+
+        try:
+            await self._guarded(scope, parts, receive, send_and_know)
+        except RefusedError as error:
+            await refuse(send, dialect, error.refusal)
+        except GoneError:
+            pass
+        except asyncio.CancelledError as error:
+            if self._is_draining and not is_begun:  # the server lets go of it: whoever waits is to come back
+                refusal = refusal_of(_draining())
+                is_final = isinstance(error, _CancelledInAnswerError)
+                await refuse(send, dialect, final(refusal) if is_final else refusal)
+            raise
+        except BadFieldError as error:
+            await refuse(send, dialect, ApiError(400, error.code, error.message, param=error.param))
+        except MidstreamError as error:
+            if is_begun:
+                raise
+            is_late = self._is_stopped and isinstance(error, UsageError)  # the store was closed under it
+            await refuse(send, dialect, refusal_of(_draining() if is_late else error))
+        except Exception:
+            if not is_begun:
+                await refuse(send, dialect, BUG)
+            raise
+
+    async def _guarded(self, scope: Scope, parts: list[str], receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        method = scope["method"]
+        if parts in (["health"], ["ready"]) and method == "GET":
+            await self._health(parts[0], send)
+            return
+        if self._token is None:
+            check_origin(scope, self._allowed_origins)
+        else:
+            check_token(headers, self._token)
+        await self.start()
+        body = await body_of(headers, receive) if method == "POST" else b""
+        said = scope["query_string"].decode("latin-1")
+        query = dict(parse_qsl(said, keep_blank_values=True)) if said else {}
+        arrived = Arrived(method, "/" + "/".join(parts), query, headers, body)
+        await self._answer(parts, arrived, receive, send)
+
+    async def _answer(self, parts: list[str], arrived: Arrived, receive: Receive, send: Send) -> None:
+        dialect = at_path(parts)
+        if dialect is not None and arrived.method == "POST":
+            await self._run(dialect, arrived, receive, send)
+        elif dialect is not None:
+            raise RefusedError(ApiError(405, "method_not_allowed", "this address takes POST"))
+        elif parts[:1] == ["responses"]:
+            await self._routes.answer(parts[1:], arrived, receive, send)
+        elif parts == ["messages", "count_tokens"] and arrived.method == "POST":
+            tokens = estimated_tokens(fields_of(arrived.body))
+            await send_whole(send, msgspec.json.encode({"input_tokens": tokens}))
+        elif parts[:1] == ["models"] and arrived.method == "GET":
+            await self._models("/".join(parts[1:]), arrived, send)
+        else:
+            raise RefusedError(_NOT_FOUND)
+
+    async def _run(self, dialect: Dialect, arrived: Arrived, receive: Receive, send: Send) -> None:
+        if self._is_draining:
+            raise _draining()
+        live, was_there = await self._accepting.response_to(dialect, arrived)
+        form = live.found.form
+        headers = {"x-request-id": live.id, "request-id": live.id}
+        if was_there:
+            headers["x-midstream-replayed"] = "true"
+        if form.ignored:
+            headers["x-midstream-ignored"] = ",".join(form.ignored)
+        reader = ResponseReader(
+            live,
+            self.responses,
+            self.world,
+            receive,
+            send,
+            shows_upstream_calls=self._shows_upstream_calls,
+        )
+        try:
+            async with reader:
+                if form.is_stream:
+                    await reader.stream(headers)
+                elif form.is_background:
+                    await reader.state(headers)
+                else:
+                    await reader.whole(headers)
+        except asyncio.CancelledError as error:
+            if reader.projection.has_begun:
+                raise _CancelledInAnswerError from error
+            raise
+
+    async def _health(self, what: str, send: Send) -> None:
+        if what == "ready" and self._is_draining:
+            body = msgspec.json.encode({"status": "draining"})
+            await send_whole(send, body, status=503, headers={"retry-after": "2"})
+            return
+        told = {"status": "ok", "version": __version__, "answers": len(self.responses)}
+        await send_whole(send, msgspec.json.encode(told))
+
+    async def _models(self, name: str, arrived: Arrived, send: Send) -> None:
+        names = sorted(self._names) or [self._model.name]
+        is_anthropic = "anthropic-version" in arrived.headers
+        listed = [_model_in(each, is_anthropic=is_anthropic) for each in names]
+        if name:
+            self._accepting.check_model(name)
+            await send_whole(send, msgspec.json.encode(_model_in(name, is_anthropic=is_anthropic)))
+            return
+        told: Json = {"object": "list", "data": listed}
+        if is_anthropic:
+            told = {"data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+        await send_whole(send, msgspec.json.encode(told))
+
+
+def _draining() -> DrainingError:
+    return DrainingError("this gateway is shutting down: ask again in a moment", retry_after_s=2.0)
+
+
+def _parts_of(path: str) -> list[str]:
+    """Return a path in pieces, without the version: people write base addresses with it and without."""
+    parts = [unquote(part) for part in path.split("/") if part]
+    while parts[:1] == ["v1"]:
+        del parts[0]
+    return parts
+
+
+def _model_in(name: str, *, is_anthropic: bool) -> Json:
+    if is_anthropic:
+        return {"type": "model", "id": name, "display_name": name, "created_at": "2025-01-01T00:00:00Z"}
+    return {"id": name, "object": "model", "created": 1735689600, "owned_by": "midstream"}

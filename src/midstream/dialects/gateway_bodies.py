@@ -1,0 +1,116 @@
+"""Requests as they come over HTTP: who asks, and the whole of what is asked, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from msgspec import Struct
+from starlette.types import Message, Receive, Scope
+
+from midstream.dialects.api_errors import ApiError
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+"""Of one request: Anthropic's own limit, and room for a transcript of ten times what a model can read."""
+BODY_S = 60.0
+"""Seconds for the body of one request: all of it over a bad line."""
+BEARER = "bearer "
+
+
+class RefusedError(Exception):
+    """A request is refused before anybody looked at what it asks."""
+
+    def __init__(self, refusal: ApiError) -> None:
+        super().__init__(refusal.code)
+        self.refusal = refusal
+
+
+class GoneError(Exception):
+    """The client went away before it had said all."""
+
+
+class Arrived(Struct, frozen=True):
+    """One request; header names are lower case, and of several of one name the first counts."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers of a request."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return headers
+
+
+def check_token(headers: Mapping[str, str], token: str) -> None:
+    """Let a request pass that shows the token, as OpenAI's clients do or as Anthropic's.
+
+    Raises:
+        RefusedError: It shows none, or another one.
+    """
+    shown = [headers.get("x-api-key", "")]
+    authorization = headers.get("authorization", "")
+    if authorization[: len(BEARER)].lower() == BEARER:
+        shown.append(authorization[len(BEARER) :])
+    wanted = token.encode()
+    if not any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), wanted) for each in shown):
+        message = "this gateway has a key of its own: show it as `Authorization: Bearer …` or `x-api-key: …`"
+        raise RefusedError(ApiError(401, "invalid_api_key", message))
+
+
+def shown_key(headers: Mapping[str, str]) -> bytes:
+    """Return a digest of the key that a request shows, right or wrong or none."""
+    shown = "\0".join(headers.get(name, "") for name in ("authorization", "x-api-key"))
+    return hashlib.blake2b(shown.encode("utf-8", "replace"), digest_size=32).digest()
+
+
+async def body_of(headers: Mapping[str, str], receive: Receive) -> bytes:
+    """Return the body of a request that has one.
+
+    Raises:
+        RefusedError: It is too long, takes too long, or is said to be no JSON.
+        GoneError: The client went away.
+    """
+    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RefusedError(ApiError(415, "unsupported_media_type", "send `Content-Type: application/json`"))
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise RefusedError(ApiError(415, "unsupported_media_type", "send the body without content encoding"))
+    announced = headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > BODY_BYTES_MAX:
+        raise _too_large()
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _read(receive)
+    except TimeoutError:
+        message = f"the body of this request did not come within {BODY_S:.0f} s"
+        raise RefusedError(ApiError(408, "request_timeout", message, is_final=False)) from None
+
+
+async def _read(receive: Receive) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size > BODY_BYTES_MAX:
+            raise _too_large()
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large() -> RefusedError:
+    return RefusedError(
+        ApiError(413, "request_too_large", f"a request has {BODY_BYTES_MAX} bytes at most", is_final=True)
+    )

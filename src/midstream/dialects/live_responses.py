@@ -1,0 +1,241 @@
+"""Responses that are being made, or were made lately: who reads them in this process, and when they are stopped.
+
+A response belongs to its session's journal and to no connection: a reader that comes late, or comes again, is shown it
+from the beginning. One that no client reads any more goes on for a grace period, since a client whose connection broke
+retries within seconds; then it is stopped, unless it was requested in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from midstream.dialects.application_sessions import ApplicationSessions, FoundResponse
+from midstream.dialects.conversation_index import ConversationPlace
+from midstream.dialects.dialect import Dialect
+from midstream.dialects.dialect_registry import named
+from midstream.dialects.projection import Projection
+from midstream.dialects.request_repeats import KnownRun, Request
+from midstream.dialects.stored_conversations import Conversations
+from midstream.environment import World
+from midstream.errors import MidstreamError, OverloadedError
+from midstream.history.messages import Reply
+from midstream.session.applications import Response
+from midstream.session.records import TurnStatus
+from midstream.session.turn.commands import Cancel
+from midstream.session.turn.states import AwaitingModel
+
+GRACE_S = 5.0
+"""Seconds that a response goes on without a reader. SDKs wait 0.5 to 8 s before they retry, mostly below 2 s; a person
+who pressed "stop" looks the same, and pays for these seconds."""
+KEPT_S = 60.0
+"""Seconds that a finished response answers an equal request: longer than any SDK waits between its tries."""
+FAILED_S = 30.0
+"""Seconds after the failure of a response that had begun in which an equal request gets that failure: clients that do
+not obey `x-should-retry` repeat theirs within this time. Afterwards it counts as a person's wish."""
+OPEN_MAX = 1000
+"""Responses being made."""
+
+_log = logging.getLogger(__name__)
+
+
+class LiveResponse:
+    """One response, and its readers in this process.
+
+    Args:
+        sessions: Where it is made.
+        found: Where it stands in its journal.
+        conversations, place: Where the conversation is found again by what was said in it; None where it has a name.
+    """
+
+    def __init__(
+        self,
+        sessions: ApplicationSessions,
+        found: FoundResponse,
+        conversations: Conversations,
+        place: ConversationPlace | None,
+    ) -> None:
+        self.sessions = sessions
+        self.found = found
+        self.left_at = 0.0
+        """When its last reader left, in seconds since 1970; 0 before."""
+        self.readers = 0
+        self.is_delivered = False
+        """A client was sent its end."""
+        self.grace: asyncio.Task[None] | None = None
+        self._conversations = conversations
+        self._place = place
+        self._settled: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.found.response.id
+
+    @property
+    def dialect(self) -> Dialect:
+        """The API it was requested by."""
+        return named(self.found.form.dialect)
+
+    @property
+    def response(self) -> Response:
+        """The newest known state of it; a session that sleeps has none that is open."""
+        runner = self.sessions.host.awake(self.found.session)
+        known = None if runner is None else runner.state.application.response(self.found.response.number)
+        return known or self.found.response
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is being made."""
+        return self.sessions.host.awake(self.found.session) is not None and self.response.is_open
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the upstream has sent something of it."""
+        runner = self.sessions.host.awake(self.found.session)
+        turn = None if runner is None else runner.state.turn
+        return self.response.has_begun or (isinstance(turn, AwaitingModel) and bool(turn.said))
+
+    def projection(self, *, shows_upstream_calls: bool) -> Projection:
+        """Return what turns its records into events, for one reader."""
+        form = self.found.form
+        return Projection(
+            self.dialect.writer(form),
+            self.found.response,
+            is_background=form.is_background,
+            shows_upstream_calls=shows_upstream_calls,
+        )
+
+    async def settle(self, reply: Reply | None, world: World) -> None:
+        """Keep where the conversation goes on, before a client is sent the end of the response."""
+        if self._settled is None:
+            if self._place is None or reply is None:
+                return
+            keeping = self._conversations.said(self.found.request.conversation, self._place, reply)
+            self._settled = world.spawn(keeping, name="settle")
+        await asyncio.shield(self._settled)
+
+    async def cancel(self) -> None:
+        """Stop it; one that has ended stays as it is."""
+        if not self.is_open:
+            return
+        runner = await self.sessions.host.session(self.found.session)
+        await runner.submit(Cancel(self.found.response.turn))
+
+
+class LiveResponses:
+    """All responses that this process makes, or made lately."""
+
+    def __init__(self, world: World, conversations: Conversations, *, grace_s: float) -> None:
+        self._world = world
+        self._conversations = conversations
+        self._grace_s = grace_s
+        self._by_id: dict[str, LiveResponse] = {}
+        self._open: set[str] = set()
+
+    def __len__(self) -> int:
+        self._open = {each for each in self._open if each in self._by_id and self._by_id[each].is_open}
+        return len(self._open)
+
+    def all(self) -> list[LiveResponse]:
+        """Return all, in the order in which they were begun."""
+        return list(self._by_id.values())
+
+    def get(self, response_id: str) -> LiveResponse | None:
+        """Return a response by its id."""
+        return self._by_id.get(response_id)
+
+    def refuse_too_many(self) -> None:
+        """Refuse another response where there are `OPEN_MAX`.
+
+        Raises:
+            OverloadedError: There are.
+        """
+        if len(self._open) >= OPEN_MAX and len(self) >= OPEN_MAX:
+            raise OverloadedError(f"this gateway makes {OPEN_MAX} responses: retry later", retry_after_s=1.0)
+
+    def add(
+        self, sessions: ApplicationSessions, found: FoundResponse, place: ConversationPlace | None
+    ) -> LiveResponse:
+        """Return a response of the journal, followed here from now on."""
+        self._forget_old()
+        known = self._by_id.get(found.response.id)
+        if known is None:
+            known = LiveResponse(sessions, found, self._conversations, place)
+            self._by_id[known.id] = known
+            self._open.add(known.id)
+        return known
+
+    def known(self, response: Response, *, is_named: bool) -> KnownRun:
+        """Return what decides whether another request repeats the one of this response."""
+        live = self._by_id.get(response.id)
+        readers = live.readers if live else 0
+        is_left = not (readers or (live and live.is_delivered) or response.is_background)
+        is_failed = response.status not in (None, TurnStatus.COMPLETED)
+        is_late = self._world.now() - response.ended_at >= FAILED_S
+        request = Request(bytes.fromhex(response.digest), response.key, is_retry=False, is_named=is_named)
+        return KnownRun(
+            request,
+            is_left=is_left,
+            has_readers=readers > 0,
+            at=response.at,
+            is_failed=is_failed,
+            is_failed_lately=response.status is TurnStatus.FAILED and not is_late,
+        )
+
+    def repeatable(self, responses: Sequence[Response]) -> list[Response]:
+        """Return those that an equal request may join: open ones, and those that ended lately.
+
+        One that failed before its upstream had sent anything is not joined.
+        """
+        until = self._world.now() - KEPT_S
+        return [
+            each
+            for each in responses
+            if each.is_open
+            or (each.ended_at >= until and (each.status is TurnStatus.COMPLETED or each.has_begun))
+        ]
+
+    def join(self, live: LiveResponse) -> None:
+        """Count one more reader."""
+        live.readers += 1
+        if live.grace is not None:
+            live.grace.cancel()
+            live.grace = None
+
+    def leave(self, live: LiveResponse) -> None:
+        """Count one reader less; the last one starts the grace period."""
+        live.readers -= 1
+        live.left_at = self._world.now()
+        if not live.readers and live.is_open and not live.found.form.is_background:
+            live.grace = self._world.spawn(self._stop_later(live), name=f"grace of {live.id}")
+
+    async def stop(self) -> None:
+        """End all grace periods."""
+        graces = [each.grace for each in self._by_id.values() if each.grace is not None]
+        for task in graces:
+            task.cancel()
+        await asyncio.gather(*graces, return_exceptions=True)
+
+    async def _stop_later(self, live: LiveResponse) -> None:
+        await self._world.sleep(self._grace_s)
+        live.grace = None
+        if not live.readers:
+            try:
+                await live.cancel()
+            except MidstreamError as error:
+                _log.warning("a response is not stopped: %s", error.code, extra={"response": live.id})
+
+    def _forget_old(self) -> None:
+        until = self._world.now() - KEPT_S
+        gone = []
+        for live in self._by_id.values():
+            if live.readers or live.is_open:
+                continue
+            if live.left_at > until:
+                break
+            gone.append(live.id)
+        for response_id in gone:
+            del self._by_id[response_id]
+            self._open.discard(response_id)

@@ -1,0 +1,342 @@
+"""OpenAI's Responses, from the side that answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from typing_extensions import override
+
+from midstream.dialects.answer_options import read_options
+from midstream.dialects.api_errors import RATE_LIMITED, ApiError, openai_error
+from midstream.dialects.dialect import Asked, Dialect, Form, Writer
+from midstream.dialects.fields import Fields, bad_field, field, texts_of
+from midstream.dialects.tool_specs import tools_of
+from midstream.history.codecs.codec_spec import Json, Value
+from midstream.history.messages import Finish, Usage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+
+_IGNORED = frozenset(
+    {
+        "context_management",
+        "include",
+        "max_tool_calls",
+        "parallel_tool_calls",
+        "prompt",
+        "reasoning",
+        "top_logprobs",
+        "truncation",
+    }
+)
+_WISHES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_output_tokens": "tokens_max",
+    "text": "reply_format",
+    "tool_choice": "forced_tool",
+}
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "reasoning",
+    "temperature",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_p",
+    "truncation",
+    "user",
+)
+_UNSAID: Json = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+}
+_CUT = {Finish.LENGTH: "max_output_tokens", Finish.FILTER: "content_filter"}
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+_json = msgspec.json.encode
+
+
+def read_responses(fields: Fields, known: int = 0) -> Asked:
+    """Read a request.
+
+    Args:
+        known: How many items, known from an earlier request, stand before those in its fields.
+
+    Raises:
+        BadFieldError: A field that matters has another form, or asks for what no gateway can give.
+    """
+    sent = field(fields, "input", object)
+    if isinstance(sent, str):
+        sent = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": sent}]}]
+    previous = field(fields, "previous_response_id", str) or ""
+    if not isinstance(sent, list) or not (sent or previous or known):
+        raise bad_field("input", "`input` is a text or a list of items")
+    if field(fields, "conversation", object) is not None:
+        raise bad_field("conversation", "conversations are not kept here: use `previous_response_id`")
+    is_stored = field(fields, "store", bool) is not False
+    is_background = bool(field(fields, "background", bool))
+    if is_background and not is_stored:
+        raise bad_field("background", "`background` needs `store`: the answer is asked for later")
+    ignored = [name for name in fields if name in _IGNORED]
+    tools = tools_of(fields, ignored)
+    wished = read_options(fields, _WISHES, tools)
+    return Asked(
+        dialect=RESPONSES,
+        model=field(fields, "model", str) or "",
+        messages=sent,
+        instructions=field(fields, "instructions", str) or "",
+        tools=tools,
+        is_stream=bool(field(fields, "stream", bool)),
+        is_background=is_background,
+        is_stored=is_stored,
+        is_private=not is_stored,
+        previous=previous,
+        metadata=texts_of(fields, "metadata"),
+        user=field(fields, "user", str) or field(fields, "safety_identifier", str) or "",
+        cache_key=field(fields, "prompt_cache_key", str) or "",
+        echo={name: field(fields, name, object) for name in _ECHOED if name in fields},
+        wished=wished,
+        ignored=(*ignored, *wished.odd),
+    )
+
+
+def listed_items(messages: list[Value], response_id: str) -> list[Value]:
+    """Return the items of a request as they are listed again: each with its type and an id."""
+    listed = []
+    for at, item in enumerate(messages):
+        whole: Json = dict(item) if isinstance(item, dict) else {"role": "user", "content": str(item)}
+        whole.setdefault("type", "message")
+        if not whole.get("id"):
+            whole["id"] = f"in_{response_id.removeprefix('resp_')}_{at}"
+        if isinstance(whole.get("content"), str):
+            kind = "output_text" if whole.get("role") == "assistant" else "input_text"
+            whole["content"] = [{"type": kind, "text": whole["content"]}]
+        listed.append(whole)
+    return listed
+
+
+class ResponsesWriter(Writer):
+    """Writes the numbered events of a response, or one `response`."""
+
+    def __init__(self, form: Form) -> None:
+        self._suffix = form.id.removeprefix("resp_")
+        self._fixed: Json = {
+            "id": form.id,
+            "object": "response",
+            "created_at": form.created_at,
+            "model": form.model,
+            "background": form.is_background,
+            "store": form.is_stored,
+            **_UNSAID,
+            **{name: value for name, value in form.echo.items() if value is not None},
+        }
+        self._sequence = 0
+        self._output: list[Json] = []
+        """Items that are whole."""
+        self._open: Literal["", "message", "reasoning"] = ""
+        self._words: list[str] = []
+        """Of the open item."""
+        self.response: Json = self._in_state("in_progress")
+        """As it stands."""
+
+    @override
+    def begin(self) -> list[bytes]:
+        return [
+            self._event("response.created", {"response": self.response}),
+            self._event("response.in_progress", {"response": self.response}),
+        ]
+
+    @override
+    def write(self, event: ModelEvent) -> list[bytes]:
+        match event:
+            case TextDelta():
+                opened = self._opened("message")
+                place = {"item_id": self._item_id(), "output_index": len(self._output), "content_index": 0}
+                self._words.append(event.text)
+                said = {**place, "delta": event.text, "logprobs": []}
+                return [*opened, self._event("response.output_text.delta", said)]
+            case ThinkingDelta() if event.text:
+                opened = self._opened("reasoning")
+                place = {"item_id": self._item_id(), "output_index": len(self._output), "summary_index": 0}
+                self._words.append(event.text)
+                thought = {**place, "delta": event.text}
+                return [*opened, self._event("response.reasoning_summary_text.delta", thought)]
+            case CallRequested():
+                return [*self._close(), *self._call(event)]
+            case Finished():
+                return self._end(event)
+            case _:
+                return []
+
+    @override
+    def fail(self, refusal: ApiError) -> list[bytes]:
+        code = "rate_limit_exceeded" if refusal.status == RATE_LIMITED else refusal.code
+        error = {"code": code, "message": refusal.message}
+        return self._stopped("failed", error=error)
+
+    @override
+    def cancel(self, refusal: ApiError) -> list[bytes]:
+        del refusal  # this API has a status for it
+        return self._stopped("cancelled")
+
+    @override
+    def whole(self) -> bytes:
+        return _json(self.response)
+
+    def _stopped(self, status: Status, *, error: Json | None = None) -> list[bytes]:
+        pieces = self._close("incomplete")
+        self.response = self._in_state(status, error=error)
+        return [*pieces, self._event(f"response.{status}", {"response": self.response})]
+
+    def _end(self, event: Finished) -> list[bytes]:
+        reason = _CUT.get(event.finish)
+        pieces = self._close("incomplete" if reason else "completed")
+        status: Status = "incomplete" if reason else "completed"
+        details = {"reason": reason} if reason else None
+        self.response = self._in_state(status, details=details, usage=usage_in_responses(event.usage))
+        return [*pieces, self._event(f"response.{status}", {"response": self.response})]
+
+    def _in_state(
+        self,
+        status: Status,
+        *,
+        error: Json | None = None,
+        details: Json | None = None,
+        usage: Json | None = None,
+    ) -> Json:
+        changing = {"error": error, "incomplete_details": details, "output": [*self._output], "usage": usage}
+        return {**self._fixed, "status": status, **changing}
+
+    # --- items ------------------------------------------------------------------------------------------------
+
+    def _item_id(self, kind: str = "") -> str:
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind or self._open]
+        return f"{prefix}_{self._suffix}_{len(self._output)}"
+
+    def _item(self, status: str, words: str | None) -> Json:
+        """Return the open item; one of `words` None is only begun."""
+        item: Json = {"id": self._item_id(), "type": self._open, "status": status}
+        if self._open == "reasoning":
+            return {**item, "summary": [] if words is None else [{"type": "summary_text", "text": words}]}
+        return {**item, "role": "assistant", "content": [] if words is None else [_said(words)]}
+
+    def _opened(self, kind: Literal["message", "reasoning"]) -> list[bytes]:
+        if self._open == kind:
+            return []
+        pieces = self._close()
+        self._open = kind
+        place: Json = {"item_id": self._item_id(), "output_index": len(self._output)}
+        added = {"output_index": len(self._output), "item": self._item("in_progress", None)}
+        pieces.append(self._event("response.output_item.added", added))
+        if kind == "reasoning":
+            part = {"type": "summary_text", "text": ""}
+            pieces.append(
+                self._event(
+                    "response.reasoning_summary_part.added", {**place, "summary_index": 0, "part": part}
+                )
+            )
+        else:
+            begun = {**place, "content_index": 0, "part": _said("")}
+            pieces.append(self._event("response.content_part.added", begun))
+        return pieces
+
+    def _close(self, status: str = "completed") -> list[bytes]:
+        """End the open item, if one is."""
+        if not self._open:
+            return []
+        words, self._words = "".join(self._words), []
+        place: Json = {"item_id": self._item_id(), "output_index": len(self._output)}
+        if self._open == "reasoning":
+            place["summary_index"] = 0
+            done = ("response.reasoning_summary_text.done", {**place, "text": words})
+            part = {"type": "summary_text", "text": words}
+            ended = ("response.reasoning_summary_part.done", {**place, "part": part})
+        else:
+            place["content_index"] = 0
+            done = ("response.output_text.done", {**place, "text": words, "logprobs": []})
+            ended = ("response.content_part.done", {**place, "part": _said(words)})
+        item = self._item(status, words)
+        pieces = [self._event(*done), self._event(*ended), self._item_done(item)]
+        self._output.append(item)
+        self._open = ""
+        return pieces
+
+    def _call(self, event: CallRequested) -> list[bytes]:
+        item: Json = {
+            "id": self._item_id("function_call"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": event.id,
+            "name": event.name,
+            "arguments": "",
+        }
+        at = len(self._output)
+        place = {"item_id": item["id"], "output_index": at}
+        whole = {**item, "status": "completed", "arguments": event.arguments}
+        pieces = [
+            self._event("response.output_item.added", {"output_index": at, "item": item}),
+            self._event("response.function_call_arguments.delta", {**place, "delta": event.arguments}),
+            self._event(
+                "response.function_call_arguments.done",
+                {**place, "name": event.name, "arguments": event.arguments},
+            ),
+            self._item_done(whole),
+        ]
+        self._output.append(whole)
+        return pieces
+
+    def _item_done(self, item: Json) -> bytes:
+        return self._event("response.output_item.done", {"output_index": len(self._output), "item": item})
+
+    def _event(self, kind: str, fields: Json) -> bytes:
+        number, self._sequence = self._sequence, self._sequence + 1
+        body = _json({"type": kind, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+
+
+def usage_in_responses(usage: Usage | None) -> Json:
+    """Return tokens as this API counts them; zeros where the upstream did not."""
+    counted = usage or Usage()
+    return {
+        "input_tokens": counted.input_tokens,
+        "input_tokens_details": {
+            "cached_tokens": counted.cached_tokens,
+            "cache_write_tokens": counted.cache_write_tokens,
+        },
+        "output_tokens": counted.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted.input_tokens + counted.output_tokens,
+    }
+
+
+def _said(words: str) -> Json:
+    return {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
+
+
+RESPONSES = Dialect(
+    name="responses",
+    path=("responses",),
+    format="openai-responses",
+    messages="input",
+    id_prefix="resp_",
+    read=read_responses,
+    writer=ResponsesWriter,
+    error=openai_error,
+    is_retrievable=True,
+)

@@ -1,0 +1,155 @@
+"""The response to an application, from the records of its session: the same events whoever reads, whenever."""
+
+from __future__ import annotations
+
+from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
+from midstream.dialects.dialect import Writer
+from midstream.dialects.event_filter import shown_call
+from midstream.history.messages import Call, Finish, Reply, ReplyPart, Text, Usage
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    is_progress,
+)
+from midstream.session.applications import Response
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    Delta,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+
+
+class Projection:
+    """Turns the records of one response into the events of its dialect, in order. One for each reader.
+
+    Args:
+        writer: The dialect's.
+        response: Which records are the response's.
+        is_background: Its stream opens at once.
+        shows_upstream_calls: Tools that the upstream runs itself are shown as thinking.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        response: Response,
+        *,
+        is_background: bool = False,
+        shows_upstream_calls: bool = True,
+    ) -> None:
+        self._writer = writer
+        self._place = (response.turn, response.reply)
+        self._is_background = is_background
+        self._shows_upstream_calls = shows_upstream_calls
+        self.is_open = False
+        """The stream was opened, so that the response can no longer be refused."""
+        self.has_begun = False
+        """The upstream has sent something, so it may have run tools."""
+        self.is_over = False
+        self.refusal: ApiError | None = None
+        """Why it failed or was stopped, once it was."""
+        self._retry_after_s: float | None = None
+        self._finished = Finished()
+        self._usage: Usage | None = None
+        self._texts: list[str] = []
+        self._calls: list[Call] = []
+
+    @property
+    def reply(self) -> Reply | None:
+        """The reply so far, as an application will resend it; None where there is nothing to resend."""
+        words = "".join(self._texts)
+        parts: tuple[ReplyPart, ...] = (*((Text(words),) if words else ()), *self._calls)
+        return Reply(parts) if parts else None
+
+    def whole(self) -> bytes:
+        """Return the response in one piece, as it stands."""
+        return self._writer.whole()
+
+    def take(self, record: Record) -> list[bytes]:
+        """Return the events that the next record of the session adds."""
+        if self.is_over or not self._is_own(record):
+            return []
+        match record:
+            case Delta():
+                return self._delta(record)
+            case AttemptStarted() if self._is_background:
+                return self._opened()
+            case AttemptFailed():
+                self._retry_after_s = record.retry_after_s
+            case ReplyCompleted():
+                return self._completed(record)
+            case TurnEnded():
+                return self._ended(record)
+            case _:
+                pass
+        return []
+
+    def fail(self, refusal: ApiError) -> list[bytes]:
+        """End the response for this reader, such as when the process shuts down."""
+        self.refusal = refusal
+        self.is_over = True
+        if not self.is_open:
+            return []
+        return self._writer.cancel(refusal) if refusal is CANCELLED else self._writer.fail(refusal)
+
+    def _is_own(self, record: Record) -> bool:
+        turn, reply = self._place
+        return getattr(record, "turn", 0) == turn and getattr(record, "reply", reply) >= reply
+
+    def _delta(self, delta: Delta) -> list[bytes]:
+        self.has_begun = True
+        event = self._event(delta)
+        if event is None:
+            return []
+        opened = self._opened() if is_progress(event) else []
+        return opened + self._writer.write(event)
+
+    def _event(self, delta: Delta) -> ModelEvent | None:
+        if delta.requested is not None:
+            call = delta.requested
+            self._calls.append(call)
+            return CallRequested(call.id, call.name, call.arguments, call.signature)
+        if delta.call is not None:
+            return shown_call(delta.call) if self._shows_upstream_calls else None
+        if delta.signature:
+            return ThinkingDelta("", delta.signature)
+        if not delta.text:
+            return None
+        if delta.kind == "thinking":
+            return ThinkingDelta(delta.text)
+        self._texts.append(delta.text)
+        return TextDelta(delta.text)
+
+    def _completed(self, record: ReplyCompleted) -> list[bytes]:
+        body = record.body
+        if body.usage is not None:
+            self._usage = body.usage if self._usage is None else self._usage + body.usage
+        self._finished = Finished(body.finish, body.model, self._usage)
+        if body.finish is Finish.INTERRUPTED or not body.calls:
+            return []  # the turn goes on, or its end follows
+        return self._finish()
+
+    def _ended(self, record: TurnEnded) -> list[bytes]:
+        if record.status is TurnStatus.COMPLETED:
+            return self._finish()
+        refusal = refusal_of_end(record, retry_after_s=self._retry_after_s)
+        pieces = self.fail(refusal)
+        self.refusal = final(refusal) if self.has_begun else refusal
+        return pieces
+
+    def _finish(self) -> list[bytes]:
+        self.is_over = True
+        return self._opened() + self._writer.write(self._finished)
+
+    def _opened(self) -> list[bytes]:
+        if self.is_open:
+            return []
+        self.is_open = True
+        return self._writer.begin()

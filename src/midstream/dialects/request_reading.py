@@ -1,0 +1,174 @@
+"""From the bytes of a POST to what it asks: behind messages that are known, only the others are read.
+
+`read` returns the same for a body however much of it is known. Where that is in doubt (messages whose repair depends on
+others, a response that is stored with its items) the whole is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from midstream.dialects.client_histories import Piece, answers, closes, piece_of
+from midstream.dialects.conversation_index import named_session, scope_of
+from midstream.dialects.dialect import Asked, Dialect
+from midstream.dialects.fields import Fields, fields_of
+from midstream.dialects.reading_cache import Gist, Memo, digests, joined
+from midstream.history.codecs.codec_spec import Value
+from midstream.history.messages import Entry
+from midstream.session.applications import Beginning
+
+REWRITTEN_MAX = 4
+"""Messages at the end that client applications send with other bytes a turn later, such as marks for a
+provider's cache on the last two of the user's; what stands before them is known beside the whole."""
+CUTS_MAX = 12
+"""Messages at the end among which the place before these is looked for."""
+
+_NOTHING = msgspec.Raw(b"[]")
+_raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_values = msgspec.json.Decoder(list[Any]).decode
+
+
+class Read(Struct, frozen=True):
+    """A request, read.
+
+    Args:
+        asked: What is asked; its messages are those behind the known ones.
+        session: What the client application calls the conversation, or "".
+        gist: What matters of all its messages.
+        before: The entries of the known messages.
+        tail: The entries behind these; all where none is known.
+        known: How many messages were not read.
+        body: The body, for `digest` and `whole`.
+    """
+
+    asked: Asked
+    session: str
+    gist: Gist
+    before: Beginning
+    tail: tuple[Entry, ...]
+    known: int
+    body: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the body, equal for equal bodies only."""
+        return sha256(self.body).digest()
+
+    @property
+    def instructions(self) -> str:
+        """The system prompt, wherever it stands."""
+        return joined(self.asked.instructions, self.gist.instructions)
+
+    def whole(self) -> tuple[Entry, ...]:
+        """Return all entries; where messages are known, all of them are read for it."""
+        if not self.known:
+            return self.tail
+        return self.asked.dialect.read(fields_of(self.body), 0).transcript().history.entries
+
+
+def read(
+    dialect: Dialect, headers: Mapping[str, str], body: bytes, memo: Memo | None = None, owner: bytes = b""
+) -> Read:
+    """Read a request.
+
+    Args:
+        headers: Its headers, which may name the conversation.
+        memo: What is known of earlier requests; what is read now is kept there.
+        owner: Whose request it is, by the key that was shown.
+
+    Raises:
+        MalformedFrameError: It is no JSON object.
+        BadFieldError: A field that matters has another form.
+    """
+    fields = fields_of(body)
+    if memo is not None and len(body) >= memo.bytes_min:
+        found = _read_behind(dialect, headers, fields, body, memo, owner)
+        if found is not None:
+            return found
+    asked = dialect.read(fields, 0)
+    session = named_session(headers, asked)
+    transcript = msgspec.structs.replace(asked, instructions="").transcript()
+    gist = Gist.of_nothing("" if session else scope_of(asked)).then(transcript)
+    return Read(asked, session, gist, Beginning(), transcript.history.entries, 0, body)
+
+
+def _raws_of(fields: Fields, name: str) -> list[msgspec.Raw]:
+    """Return the messages as their bytes; none where the field is something else."""
+    try:
+        return _raws(fields[name]) if name in fields else []
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return []
+
+
+def _read_behind(
+    dialect: Dialect,
+    headers: Mapping[str, str],
+    fields: Fields,
+    body: bytes,
+    memo: Memo,
+    owner: bytes,
+) -> Read | None:
+    """Read a request behind the messages that are known, and keep what was read; None where the whole is to be read."""
+    messages = _raws_of(fields, dialect.messages)
+    if not messages:
+        return None
+    asked = dialect.read({**fields, dialect.messages: _NOTHING}, len(messages))
+    if asked.is_stored or asked.previous:
+        return None
+    session = named_session(headers, asked)
+    scope = "" if session else scope_of(asked)
+    whose = sha256(msgspec.json.encode([dialect.name, owner.hex(), scope])).digest()
+    form = dialect.format
+    last = range(max(0, len(messages) - CUTS_MAX), len(messages) + 1)
+    ends = digests(messages, memo.counts(whose).union(last))
+    for known, gist in [*memo.find(whose, ends), (0, Gist.of_nothing(scope))]:
+        new = _values_of(messages[known:])
+        if known and new and answers(new[0], form):
+            continue  # the reply before is not whole: what is known ends too late
+        pieces = None if new is None else _pieces(new, form, gist.ids)
+        if new is None or pieces is None:
+            return None
+        count, gists, entries = known, [(known, gist)] if known else [], list[Entry]()
+        before = gist.beginning
+        for piece in pieces:
+            count += piece.count
+            gist = gist.then(piece.transcript, piece.ids)
+            entries += piece.transcript.history.entries
+            if piece.is_closed:
+                gists.append((count, gist))
+        memo.keep(whose, ends, gists)
+        asked = msgspec.structs.replace(asked, messages=new)
+        return Read(asked, session, gist, before, tuple(entries), known, body)
+    return None
+
+
+def _values_of(messages: list[msgspec.Raw]) -> list[Value] | None:
+    try:
+        return _values(b"[" + b",".join(messages) + b"]")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _pieces(messages: list[Value], form: str, ids: frozenset[str]) -> list[Piece] | None:
+    """Read messages as two pieces, where the second may be written anew; None where they depend on others."""
+    cut = _cut(messages, form)
+    pieces: list[Piece] = []
+    for some in filter(None, (messages[:cut], messages[cut:])):
+        piece = piece_of(some, form)
+        if piece is None or not ids.isdisjoint(piece.ids):
+            return None
+        ids |= piece.ids
+        pieces.append(piece)
+    return pieces
+
+
+def _cut(messages: list[Value], form: str) -> int:
+    for cut in range(len(messages) - REWRITTEN_MAX, max(0, len(messages) - CUTS_MAX), -1):
+        if closes(messages[cut - 1], form) and not answers(messages[cut], form):
+            return cut
+    return 0

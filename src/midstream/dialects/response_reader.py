@@ -1,0 +1,247 @@
+"""One client that reads a response over HTTP: as a stream of events, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Self
+
+from starlette.types import Receive, Send
+
+from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
+from midstream.dialects.dialect import COMMENT, Dialect
+from midstream.dialects.live_responses import LiveResponse, LiveResponses
+from midstream.engine.conversation import followed
+from midstream.environment import Cancellable, World
+from midstream.errors import MidstreamError
+
+QUIET_S = 15.0
+"""Seconds of silence after which a stream gets a comment: proxies cut after 30 to 60 s of silence, and some clients
+too."""
+BUFFER_BYTES_MAX = 1024 * 1024
+"""Bytes of events that wait for one client; the journal has the rest."""
+_JSON = "application/json"
+EVENT_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    # A proxy that stores, compresses or buffers would hold the events back.
+    "cache-control": "no-store, no-transform",
+    "x-accel-buffering": "no",
+}
+_log = logging.getLogger(__name__)
+
+
+async def send_whole(
+    send: Send, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send one body of JSON."""
+    given = {"content-type": _JSON, "cache-control": "no-store", **(headers or {})}
+    given |= {"content-length": str(len(body)), "x-content-type-options": "nosniff"}
+    await send({"type": "http.response.start", "status": status, "headers": encoded(given)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def refuse(
+    send: Send, dialect: Dialect, refusal: ApiError, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a refusal as its dialect writes it."""
+    given = {**(headers or {}), **refusal.headers()}
+    await send_whole(send, dialect.error_body(refusal), status=dialect.status(refusal), headers=given)
+
+
+class ResponseReader:
+    """Follows one response for one client, and notices when the client is gone.
+
+    Use it as an async context, for a reader that the response counts already (`LiveResponses.join`).
+    Nothing else may call `receive` meanwhile.
+    """
+
+    def __init__(
+        self,
+        live: LiveResponse,
+        responses: LiveResponses,
+        world: World,
+        receive: Receive,
+        send: Send,
+        *,
+        shows_upstream_calls: bool,
+    ) -> None:
+        self.projection = live.projection(shows_upstream_calls=shows_upstream_calls)
+        self._live = live
+        self._responses = responses
+        self._world = world
+        self._receive = receive
+        self._send = send
+        self._events: list[bytes] = []
+        """Those that were not sent yet."""
+        self._bytes = 0
+        self._is_ended = False
+        self._watch: asyncio.Task[None] | None = None
+        self._follower: asyncio.Task[None] | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._timer: Cancellable | None = None
+        self._sent_at = 0.0
+        self._is_quiet = False
+
+    async def __aenter__(self) -> Self:
+        self._watch = self._world.spawn(self._until_gone(), name=f"client of {self._live.id}")
+        self._watch.add_done_callback(lambda _: self._wake())
+        self._follower = self._world.spawn(self._follow(), name=f"reader of {self._live.id}")
+        self._follower.add_done_callback(lambda _: self._wake())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [task for task in (self._watch, self._follower) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        self._watch = None
+        self._responses.leave(self._live)
+
+    async def stream(self, headers: Mapping[str, str], *, after: int = 0) -> None:
+        """Send the events from the one numbered `after` on; an error before the first one as a response of its own."""
+        self._sent_at = self._world.monotonic()
+        self._check_silence()
+        while not (self._events or self._is_ended or self._is_gone or self._is_quiet):
+            await self._wait()
+        if self._is_gone:
+            return
+        projection = self.projection
+        if self._is_ended and projection.refusal is not None and not projection.is_open:
+            await self._refuse(headers)
+            return
+        self._is_quiet = False
+        given = encoded({**headers, **EVENT_STREAM})
+        await self._send({"type": "http.response.start", "status": 200, "headers": given})
+        keep_alive = self._live.dialect.keep_alive
+        while not self._is_gone:
+            if events := self._taken():
+                events, after = events[after:], max(0, after - len(events))
+                is_last = self._is_ended and not self._events
+                if events or is_last:
+                    self._live.is_delivered = self._live.is_delivered or is_last
+                    await self._send_events(b"".join(events), is_last=is_last)
+                if is_last:
+                    return
+            elif self._is_ended:
+                self._live.is_delivered = True
+                await self._send_events(b"", is_last=True)
+                return
+            elif self._is_quiet:
+                await self._send_events(keep_alive if projection.is_open else COMMENT, is_last=False)
+            else:
+                await self._wait()
+
+    async def state(self, headers: Mapping[str, str]) -> None:
+        """Send the response as it stands, once it is in the journal."""
+        while not (self._is_ended or self._is_gone or self.projection.is_open):
+            await self._wait()
+        if self._is_ended and self.projection.refusal is not None and not self.projection.is_open:
+            await self._refuse(headers)
+        elif not self._is_gone:
+            await send_whole(self._send, self.projection.whole(), headers=headers)
+
+    async def whole(self, headers: Mapping[str, str]) -> None:
+        """Wait for the end, and send the response in one piece."""
+        while not (self._is_ended or self._is_gone):
+            self._taken()
+            await self._wait()
+        if self._is_gone:
+            return
+        if self.projection.refusal is not None:
+            await self._refuse(headers)
+            return
+        self._live.is_delivered = True
+        await send_whole(self._send, self.projection.whole(), headers=headers)
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._watch is None or self._watch.done()
+
+    async def _refuse(self, headers: Mapping[str, str]) -> None:
+        self._live.is_delivered = True
+        refusal = self.projection.refusal
+        assert refusal is not None  # the caller has looked
+        await refuse(self._send, self._live.dialect, refusal, headers)
+
+    async def _follow(self) -> None:
+        """Turn records into events as they come, as fast as the client takes them."""
+        projection, found = self.projection, self._live.found
+        try:
+            async with aclosing(
+                followed(self._live.sessions.host, found.session, found.response.position)
+            ) as records:
+                async for record in records:
+                    events = projection.take(record)
+                    if projection.is_over:
+                        await self._live.settle(projection.reply, self._world)
+                        self._is_ended = True
+                    self._publish(events)
+                    if projection.is_over:
+                        return
+                    while self._bytes > BUFFER_BYTES_MAX:
+                        self._room = asyncio.get_running_loop().create_future()
+                        await self._room
+        except MidstreamError as error:
+            refusal = refusal_of(error)
+            events = projection.fail(refusal)
+            if projection.has_begun and not self._live.sessions.is_durable:
+                projection.refusal = final(
+                    refusal
+                )  # else the next process goes on with it, and a retry joins
+            self._publish(events)
+        except Exception:  # noqa: BLE001 - the client gets an error, and the log the reason
+            _log.exception("a response cannot be read", extra={"response": self._live.id})
+            self._publish(projection.fail(BUG))
+        self._is_ended = True
+        self._wake()
+
+    def _publish(self, events: list[bytes]) -> None:
+        self._events += events
+        self._bytes += sum(map(len, events))
+        if events or self._is_ended:
+            self._wake()
+
+    def _taken(self) -> list[bytes]:
+        events, self._events, self._bytes = self._events, [], 0
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        return events
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _wait(self) -> None:
+        self._news = asyncio.get_running_loop().create_future()
+        await self._news
+
+    async def _send_events(self, body: bytes, *, is_last: bool) -> None:
+        self._is_quiet = False
+        self._sent_at = self._world.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    def _check_silence(self) -> None:
+        """Notice silence now and then, since a timer for each event costs more than sending it."""
+        left_s = self._sent_at + QUIET_S - self._world.monotonic()
+        if left_s <= 0:
+            self._is_quiet = True
+            self._wake()
+            left_s = QUIET_S
+        self._timer = self._world.later(left_s, self._check_silence)
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Return headers as they go out."""
+    return [
+        (name.encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in headers.items()
+    ]

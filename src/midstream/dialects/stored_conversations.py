@@ -1,0 +1,90 @@
+"""Conversations that their client applications do not name: known again by what was said in them, also by
+another process.
+
+A restart, or a second gateway at the same store, must not cost such a conversation a replay. So what it is known by
+is stored as one entry, before anybody is told the end of the answer that it goes on from.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from midstream.agents.pool_records import RECORD_AGE_MAX_S
+from midstream.dialects.conversation_index import OPENINGS_MAX, ConversationIndex, ConversationPlace
+from midstream.environment import World
+from midstream.errors import EntryMovedError, StoreBusyError, StoreDamagedError, StoreFullError
+from midstream.history.messages import Reply
+from midstream.store.contract import KeyValue
+
+CONVERSATIONS = "gateway-conversations"
+SWEEP_S = 600.0
+"""Seconds between two looks for conversations that are too old."""
+
+_OUT_OF_ORDER = (StoreBusyError, StoreDamagedError, StoreFullError)
+_log = logging.getLogger(__name__)
+
+
+class Conversations:
+    """Names of conversations, by a digest of all that was said in each up to its newest reply.
+
+    A store that is out of order costs a replay and fails nobody: this process still knows its own.
+
+    Args:
+        kv: Where they are kept; several processes may share it.
+        world: The clock.
+    """
+
+    def __init__(self, kv: KeyValue, world: World) -> None:
+        self._kv = kv
+        self._world = world
+        self._here = ConversationIndex()
+
+    async def look_up(self, place: ConversationPlace) -> str:
+        """Return the name of the conversation that goes on here, or "" where none does."""
+        found = self._here.look_up(place)
+        if found or not place.before:
+            return found
+        try:
+            kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
+        except _OUT_OF_ORDER as error:
+            _log.warning("a conversation is not looked up: %s", error.code)
+            return ""
+        return "" if kept is None else kept.body.decode("utf-8", "replace")
+
+    async def said(self, session: str, place: ConversationPlace, reply: Reply) -> None:
+        """Learn a reply; what the conversation was known by before is forgotten. Durable when it returns."""
+        known_by = self._here.said(session, place, reply)
+        body, now = session.encode(), self._world.now()
+        try:
+            await self._kv.kv_put(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)
+        except EntryMovedError:
+            return  # another one came to the very same words: either may go on
+        except _OUT_OF_ORDER as error:
+            _log.warning("a conversation is not kept: %s", error.code)
+            return
+        await self._forget(session, place)
+
+    async def tend(self) -> None:
+        """Remove what nobody went on with for as long as agents are kept, and what is too much, until cancelled."""
+        while True:
+            try:
+                await self._sweep()
+            except _OUT_OF_ORDER as error:
+                _log.warning("the conversations' entries cannot be tended: %s", error.code)
+            await self._world.sleep(SWEEP_S)
+
+    async def _forget(self, session: str, place: ConversationPlace) -> None:
+        if not place.before:
+            return
+        try:
+            kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
+            if kept is not None and kept.body == session.encode():
+                await self._kv.kv_delete(CONVERSATIONS, kept.key, expected=kept.version)
+        except _OUT_OF_ORDER as error:
+            _log.warning("an old name of a conversation stays: %s", error.code)
+
+    async def _sweep(self) -> None:
+        until = self._world.now() - RECORD_AGE_MAX_S
+        for number, kept in enumerate(await self._kv.kv_list(CONVERSATIONS)):
+            if number >= OPENINGS_MAX or kept.at < until:
+                await self._kv.kv_delete(CONVERSATIONS, kept.key, expected=kept.version)

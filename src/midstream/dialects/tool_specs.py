@@ -1,0 +1,48 @@
+"""The tools a client application declares, in three shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.dialects.fields import Fields, bad_field, field
+from midstream.history.codecs.codec_spec import Json, Value
+from midstream.history.messages import ToolSpec
+
+NO_CHOICE = "none"
+
+
+def tools_of(fields: Fields, ignored: list[str]) -> tuple[ToolSpec, ...]:
+    """Return the functions a client application declares; none where it forbids calls.
+
+    Args:
+        fields: The request's.
+        ignored: Gets the names of tools that only the API's own provider could run.
+
+    Raises:
+        BadFieldError: `tools` is no list of objects, or a function has no name.
+    """
+    listed = field(fields, "tools", list[Any]) or []
+    legacy = field(fields, "functions", list[Any]) or []
+    found = [_tool(tool, ignored) for tool in [*listed, *({"function": each} for each in legacy)]]
+    choice = field(fields, "tool_choice", object)
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind == NO_CHOICE:
+        return ()
+    return tuple(tool for tool in found if tool is not None)
+
+
+def _tool(tool: Value, ignored: list[str]) -> ToolSpec | None:
+    if not isinstance(tool, dict):
+        raise bad_field("tools", "`tools` is a list of objects")
+    kind = tool.get("type")
+    inner = tool.get("function")
+    if kind not in (None, "function", "custom") or (kind == "custom" and "input_schema" not in tool):
+        ignored.append(f"tools.{kind}")
+        return None
+    described: Json = inner if isinstance(inner, dict) else tool
+    name = described.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_field("tools", "each tool has a name")
+    schema = described.get("parameters", described.get("input_schema"))
+    words = described.get("description")
+    return ToolSpec(name, words if isinstance(words, str) else "", schema if isinstance(schema, dict) else {})

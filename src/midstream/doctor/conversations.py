@@ -1,0 +1,257 @@
+"""Lines of a file put together into conversations, and conversations into stretches that can be judged alone.
+
+A tree of lines (Claude Code) holds one conversation for every branch that somebody went back to; parallel results
+stand on branches of their own and belong to the conversation of their call. A stretch ends before a user's prompt
+when everything before it is answered and no id in it comes up again: what a repair does in it depends on nothing
+outside, so a file of any length is judged one stretch at a time.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import NamedTuple
+
+from midstream.doctor.index import Index
+from midstream.doctor.jsonl_formats import Facts, MessageLine
+
+NOBODY = -1
+"""The conversation of lines above the first message."""
+
+
+class Loose(NamedTuple):
+    """A line whose parent is not in the file: the parent, and the line that was last before it."""
+
+    number: int
+    parent: str
+    before: str
+
+
+class UnjudgedConversation:
+    """A conversation as far as it is not judged yet."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entries: list[MessageLine] = []
+        self.facts: list[Facts] = []
+        self.tip = ""
+        """The id of the last line of a tree."""
+        self.turn = -1
+        """Number of the node that began the turn which is open."""
+        self.reach = 0
+        """The last line that has to do with what is in here."""
+        self.origin: tuple[UnjudgedConversation, int] | None = None
+        """The conversation this one branched off, and the last node they share."""
+
+    def add(self, entry: MessageLine, facts: Facts, last: Index) -> None:
+        """Put an entry at the end."""
+        self.entries.append(entry)
+        self.facts.append(facts)
+        self.reach = max([self.reach, *(last.get(each) or 0 for each in facts.ids)])
+
+    def is_done_before(self, entry: MessageLine) -> bool:
+        """Whether this prompt begins something that does not depend on what is in here."""
+        return bool(self.facts) and self.facts[-1].is_reply and self.reach < entry.number
+
+    def taken(self) -> list[MessageLine]:
+        """Return what is in here, and start again."""
+        entries, self.entries, self.facts, self.reach = self.entries, [], [], 0
+        return entries
+
+
+class Threads:
+    """All conversations of one file, fed line by line.
+
+    Keeps some sixty bytes for each line of a tree, and the stretches that are open.
+
+    Args:
+        last: For each id, the last line that mentions it.
+        may_cut: Whether stretches may be judged alone under these rules.
+        read: Gives the entry and facts at an offset again, or None where no message stands.
+    """
+
+    def __init__(
+        self, last: Index, *, may_cut: bool, read: Callable[[int, int], tuple[MessageLine, Facts] | None]
+    ) -> None:
+        self._last = last
+        self._may_cut = may_cut
+        self._read = read
+        self._threads: list[UnjudgedConversation] = []
+        self._nodes = Index()
+        self._thread_of = array("i")
+        self._turn_of = array("i")
+        self._offset_of = array("q")
+        self._line_of = array("i")
+        self._latest: UnjudgedConversation | None = None
+        self._held: list[tuple[int, list[MessageLine]]] = []
+        self.loose: list[Loose] = []
+        self.copies = 0
+        """Lines that were there before, and are left out."""
+
+    @property
+    def count(self) -> int:
+        """Conversations so far."""
+        return len(self._threads)
+
+    def take(self, entry: MessageLine, facts: Facts, offset: int) -> Iterator[list[MessageLine]]:
+        """Put a line where it belongs; give out the stretch that is complete because of it."""
+        thread = self._thread_for(entry, facts)
+        if thread is None:
+            self.copies += 1
+            return
+        begins_turn = facts.is_prompt or thread.turn < 0
+        if facts.is_prompt and self._may_cut and thread.is_done_before(entry):
+            yield from self._given(thread)
+        if entry.node is not None:
+            number = self._note(entry.node.id, entry.number, thread.number, offset)
+            if begins_turn:
+                thread.turn = number
+            self._turn_of[number] = thread.turn
+            thread.tip = entry.node.id
+        self._latest = thread
+        thread.add(entry, facts, self._last)
+
+    def pass_by(self, node_id: str, parent: str | None, line: int) -> None:
+        """Note a line without a message that others may follow."""
+        above = self._nodes.get(parent) if parent else None
+        if node_id in self._nodes:
+            return
+        number = self._note(node_id, line, NOBODY if above is None else self._thread_of[above], -1)
+        self._turn_of[number] = NOBODY if above is None else self._turn_of[above]
+
+    def break_off(self) -> Iterator[list[MessageLine]]:
+        """Begin a new conversation with what follows; give out the open one."""
+        yield from self.finish()
+        if self._threads:
+            self._latest = self._new()
+
+    def finish(self) -> Iterator[list[MessageLine]]:
+        """Give out everything that is open."""
+        for thread in self._threads:
+            if thread.entries:
+                yield from self._given(thread)
+        held, self._held = self._held, []
+        for _, entries in sorted(held, key=itemgetter(0)):
+            yield entries
+
+    def _given(self, thread: UnjudgedConversation) -> Iterator[list[MessageLine]]:
+        """Give out a stretch; one that shares lines with another waits until that one was judged."""
+        entries = thread.taken()
+        if entries[-1].is_context and all(each.is_context for each in entries):
+            return  # judged where it belongs
+        if entries[0].is_context:
+            self._held.append((thread.number, entries))
+        else:
+            yield entries
+
+    def _thread_for(self, entry: MessageLine, facts: Facts) -> UnjudgedConversation | None:
+        """Return the conversation of a line; None for a copy of one that was there."""
+        if entry.node is None:
+            return self._threads[-1] if self._threads else self._new()
+        if entry.node.id in self._nodes:
+            return None
+        parent = entry.node.parent
+        above = self._nodes.get(parent) if parent else None
+        if above is None and parent is not None and self._latest is not None:
+            self.loose.append(Loose(entry.number, parent, self._latest.tip))
+            return self._answered_by(facts) or self._latest
+        if above is None or self._thread_of[above] == NOBODY:
+            return self._answered_by(facts) or self._new()
+        thread = self._threads[self._thread_of[above]]
+        if _is_result(facts) or self._goes_on(thread, above, entry):
+            return thread
+        return self._branch(thread, above)
+
+    def _answered_by(self, facts: Facts) -> UnjudgedConversation | None:
+        """Find the conversation whose calls this line answers, though its parent is not in the file."""
+        if not _is_result(facts):
+            return None
+        for thread in reversed(self._threads):
+            if any(facts.ids & known.ids for known in thread.facts):
+                return thread
+        return None
+
+    def _goes_on(self, thread: UnjudgedConversation, above: int, entry: MessageLine) -> bool:
+        """Whether nothing but results and pieces of the same reply came after the parent."""
+        if self._turn_of[above] != thread.turn:
+            return False
+        line = self._line_of[above]
+        group = next((each.group for each in thread.entries if each.number == line), "")
+        for each, facts in zip(reversed(thread.entries), reversed(thread.facts), strict=True):
+            if each.number <= line:
+                return True
+            if not _is_result(facts) and not (each.group and each.group in (group, entry.group)):
+                return False
+        return True
+
+    def _branch(self, thread: UnjudgedConversation, above: int) -> UnjudgedConversation:
+        """Begin a conversation that shares everything up to `above`; its last turn comes along as context."""
+        branch = self._new()
+        branch.origin = (thread, above)
+        for entry, facts in self._turn_until(thread, above):
+            entry.is_context = True
+            branch.add(entry, facts, Index())
+        branch.turn = self._turn_of[above]
+        return branch
+
+    def _turn_until(self, thread: UnjudgedConversation, above: int) -> Iterator[tuple[MessageLine, Facts]]:
+        """Read a turn again up to a line, and the results its calls got later."""
+        turn = self._turn_of[above]
+        later: set[int] = set()
+        asked: set[str] = set()
+        own = set(self._nodes_of(thread, above, turn))
+        for number in sorted(own):
+            for found in self._read_again(number):
+                # A late result of an earlier turn is judged there.
+                if not _is_result(found[1]) or found[1].ids & asked:
+                    asked |= found[1].ids
+                    yield found
+        later.update(self._last.get(each) or 0 for each in asked)
+        family = {thread.number}
+        while thread.origin is not None:
+            thread = thread.origin[0]
+            family.add(thread.number)
+        for line in sorted(later):
+            number = bisect_left(self._line_of, line)
+            is_known = number < len(self._line_of) and self._line_of[number] == line
+            # What stands on another branch answers nobody here.
+            if is_known and number not in own and self._thread_of[number] in family:
+                yield from (found for found in self._read_again(number) if _is_result(found[1]))
+
+    def _nodes_of(self, thread: UnjudgedConversation, above: int, turn: int) -> Iterator[int]:
+        """Iterate over the nodes of a turn, beginning with those it shares with the conversations it came from."""
+        shared = [(thread.number, above)]
+        while thread.origin is not None and self._turn_of[thread.origin[1]] == turn:
+            thread, above = thread.origin
+            shared.append((thread.number, above))
+        begin = max(turn, 0)
+        for owner, end in reversed(shared):
+            for number in range(begin, end + 1):
+                if self._thread_of[number] == owner and self._turn_of[number] == turn:
+                    yield number
+
+    def _read_again(self, number: int) -> Iterator[tuple[MessageLine, Facts]]:
+        offset = self._offset_of[number]
+        found = self._read(self._line_of[number], offset) if offset >= 0 else None
+        if found is not None:
+            yield found
+
+    def _new(self) -> UnjudgedConversation:
+        self._threads.append(UnjudgedConversation(len(self._threads)))
+        return self._threads[-1]
+
+    def _note(self, node_id: str, line: int, thread: int, offset: int) -> int:
+        number = len(self._thread_of)
+        self._nodes[node_id] = number
+        self._thread_of.append(thread)
+        self._turn_of.append(-1)
+        self._offset_of.append(offset)
+        self._line_of.append(line)
+        return number
+
+
+def _is_result(facts: Facts) -> bool:
+    """Whether a line holds results and nothing else."""
+    return not facts.is_prompt and not facts.is_reply

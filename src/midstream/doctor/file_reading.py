@@ -1,0 +1,201 @@
+"""Files as they lie on disk: is it text, is it JSON, and where does it stop being so.
+
+Lines are read one at a time, so that a file of any size costs no more than its longest line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from midstream.errors import UnreadableHistoryError
+
+LINE_BYTES_MAX = 64 * 2**20
+"""A longer line is left out and told: no message of any provider comes near it."""
+DOCUMENT_BYTES_MAX = 512 * 2**20
+"""A file that is one JSON value has to fit in memory, which takes about five times its size."""
+HEAD_BYTES = 64 * 2**10
+"""How much of a file is looked at to tell text from anything else."""
+DEPTH_MAX = 500
+"""Levels of nesting in one JSON value; deeper ones overflow the stack of JSON readers everywhere."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Strings are taken whole and never given back, also one that nobody closed.
+_BRACKETS = re.compile(rb'[\[{\]}]|"(?:[^"\\]|\\.)*+(?:"|\Z)?+', re.DOTALL)
+
+
+class FileLine(NamedTuple):
+    """One line of a file: its number from 1, where it begins, and its bytes with the line's end."""
+
+    number: int
+    offset: int
+    body: bytes
+    is_whole: bool
+    """Whether it ends as a line does; only the last one of a file may not."""
+
+
+class Value(NamedTuple):
+    """A JSON value, and what in it was no JSON but could be read: `NaN`, `Infinity`."""
+
+    value: Any  # whatever the file holds
+    constants: tuple[str, ...] = ()
+
+
+class Stamp(NamedTuple):
+    """State of a file that changes with each write into it."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return a file's stamp, to notice that it was changed meanwhile."""
+    found = path.stat()
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def require_file(path: Path) -> None:
+    """Make sure that there is a file to read.
+
+    Raises:
+        UnreadableHistoryError: It is missing, a broken link, a device, or not ours to read.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise UnreadableHistoryError("this is no regular file (- reads a pipe)", reason="not-a-file")
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise of_os_error(error, path) from error
+
+
+def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
+    """Say what the operating system has against a file."""
+    if isinstance(error, FileNotFoundError):
+        if path.is_symlink():
+            target = str(path.readlink())
+            return UnreadableHistoryError(f"a link to {target!r}, which is not there", reason="not-found")
+        return UnreadableHistoryError("there is no such file", reason="not-found")
+    if isinstance(error, PermissionError):
+        return UnreadableHistoryError("this user may not read it", reason="no-permission")
+    return UnreadableHistoryError(f"it cannot be read: {error.strerror or error}", reason="not-a-file")
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a file.
+
+    Raises:
+        UnreadableHistoryError: The file is no text.
+    """
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    # A power cut can leave zeros at the end of a text.
+    is_text = head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"{", b"["))
+    if b"\0" in head and not is_text and not head.startswith(b"SQLite format 3\0"):
+        raise UnreadableHistoryError("it is no text", reason="binary")
+    return head
+
+
+def lines_of(path: Path) -> Iterator[FileLine]:
+    """Iterate over the lines that are not blank; a line beyond the limit comes with an empty body."""
+    with path.open("rb") as file:
+        number, offset = 0, 0
+        while body := file.readline(LINE_BYTES_MAX):
+            number += 1
+            size, is_long = len(body), False
+            rest = body
+            while not rest.endswith(b"\n") and (rest := file.readline(LINE_BYTES_MAX)):
+                size, is_long = size + len(rest), True
+            is_whole = rest.endswith(b"\n")
+            body = body if number > 1 else body.removeprefix(BYTE_ORDER_MARK)
+            if is_long:
+                yield FileLine(number, offset, b"", is_whole)
+            elif not body.isspace():
+                yield FileLine(number, offset, body, is_whole)
+            offset += size
+
+
+def line_at(path: Path, offset: int) -> bytes:
+    """Return the line that begins at an offset."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.readline(LINE_BYTES_MAX).removeprefix(BYTE_ORDER_MARK)
+
+
+def document_in(path: Path) -> Value:
+    """Read a file that is one JSON value.
+
+    Raises:
+        UnreadableHistoryError: It is too large, or no JSON; the message says where it stops being so.
+    """
+    size = path.stat().st_size
+    if size > DOCUMENT_BYTES_MAX:
+        raise UnreadableHistoryError(
+            f"{size / 2**20:,.0f} MB in one JSON value, more than {DOCUMENT_BYTES_MAX / 2**20:,.0f}: "
+            "write it as JSON lines, which have no limit",
+            reason="too-large",
+        )
+    return value_in(path.read_bytes().removeprefix(BYTE_ORDER_MARK))
+
+
+def value_in(body: bytes) -> Value:
+    """Read one JSON value; take what Python's own reader takes: lone surrogates, NaN.
+
+    Raises:
+        UnreadableHistoryError: It is no JSON, or nested too deeply.
+    """
+    try:
+        return Value(msgspec.json.decode(body))
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _value_by_python(body)
+
+
+def _value_by_python(body: bytes) -> Value:
+    if _is_too_deep(body):
+        raise _too_deep()
+    constants: list[str] = []
+    try:
+        value = json.loads(body.decode("utf-8", "surrogatepass"), parse_constant=constants.append)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except json.JSONDecodeError as error:
+        is_cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        place = f"line {error.lineno}, column {error.colno}"
+        if is_cut:
+            raise UnreadableHistoryError(f"the JSON is cut off at {place}", reason="cut-json") from error
+        raise UnreadableHistoryError(f"no JSON at {place}: {error.msg}", reason="not-json") from error
+    except UnicodeDecodeError as error:
+        raise UnreadableHistoryError(f"no UTF-8 at byte {error.start}", reason="not-json") from error
+    except ValueError as error:
+        digits = sys.get_int_max_str_digits()
+        raise UnreadableHistoryError(f"an integer of more than {digits} digits", reason="not-json") from error
+    return Value(value, tuple(constants))
+
+
+def _is_too_deep(body: bytes) -> bool:
+    """Count brackets outside of strings; what is no JSON may count wrongly and is refused anyway."""
+    depth = 0
+    for found in _BRACKETS.finditer(body):
+        mark = found.group()
+        if mark in b"[{":
+            depth += 1
+            if depth > DEPTH_MAX:
+                return True
+        elif mark in b"]}":
+            depth -= 1
+    return False
+
+
+def _too_deep() -> UnreadableHistoryError:
+    return UnreadableHistoryError(f"nested more than {DEPTH_MAX} levels deep", reason="too-deep")

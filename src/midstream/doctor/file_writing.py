@@ -1,0 +1,222 @@
+"""Writing whole files or nothing: a temporary file beside the target, synced, renamed, and the folder synced.
+
+Whatever dies in the middle leaves the old file as it was, and at worst a temporary file that nobody reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from midstream.doctor.file_reading import Stamp, stamp_of
+from midstream.errors import ConflictError, UnavailableError
+from midstream.paths import sync_names
+
+BACKUPS_MAX = 1000
+"""Backups of one file; who has so many should look."""
+
+
+ROUNDS_MAX = 3
+"""How often a copy is looked at again: branches that share lines can undo what another one needed."""
+
+NAME_CHARS_MAX = 100
+"""Characters of a file's name that its draft begins with: a name may have 255 bytes, and the draft's has more."""
+
+Pieces = Iterable[bytes]
+Settle = Callable[[Path], Pieces | None]
+"""Given a draft, what to write instead of it, or None if it is good."""
+
+
+class Written(NamedTuple):
+    """Path of a repaired copy, and of the backup of the file that it replaced."""
+
+    path: Path
+    backup: Path | None = None
+
+
+def copy_of(path: Path) -> Path:
+    """Return where the repaired copy of a file or folder goes: `NAME.repaired.EXT` beside it."""
+    return path.with_name(f"{path.stem}.repaired{path.suffix}")
+
+
+def write_beside(path: Path, pieces: Pieces, settle: Settle = lambda _: None) -> Written:
+    """Write the repaired copy beside the original; an earlier copy is replaced.
+
+    Args:
+        settle: Looks at the draft before it gets its name, and says what to write instead.
+
+    Raises:
+        UnavailableError: The disk or the folder refuses. No copy was written; the original is never touched.
+    """
+    target = copy_of(path)
+    with _named_errors(target):
+        _replace(target, pieces, mode=stat.S_IMODE(path.stat().st_mode), settle=settle)
+    return Written(target)
+
+
+def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle = lambda _: None) -> Written:
+    """Put the repaired text in the original's place, after a copy of the original was kept.
+
+    Args:
+        expected: The original's stamp when it was examined.
+        settle: See `write_beside`.
+
+    Raises:
+        ConflictError: Somebody wrote into the original meanwhile. It was not touched.
+        UnavailableError: The disk or the folder refuses. The original was not touched; a backup may be there.
+    """
+    real = path.resolve()
+    with _named_errors(real):
+        backup = _back_up(real)
+
+        def require_unchanged() -> None:
+            if stamp_of(real) != expected:
+                raise ConflictError(
+                    f"{str(path)!r} was changed meanwhile: stop the program that writes it, try again"
+                )
+
+        mode = stat.S_IMODE(real.stat().st_mode)
+        _replace(real, pieces, mode=mode, before=require_unchanged, settle=settle)
+    return Written(path, backup)
+
+
+def make_whole(target: Path, make: Callable[[Path], None], *, like: Path) -> None:
+    """Let `make` write a file under a temporary name, and give it its own when it is whole.
+
+    Args:
+        like: A file whose permissions it gets.
+
+    Raises:
+        UnavailableError: The disk or the folder refuses. There is no new file.
+    """
+    with _named_errors(target):
+        draft = _draft(target)
+        try:
+            make(draft)
+            draft.chmod(stat.S_IMODE(like.stat().st_mode))
+            _sync(draft)
+            os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
+        except BaseException:
+            for each in draft.parent.glob(f"{glob.escape(draft.name)}*"):  # and what SQLite puts beside it
+                with contextlib.suppress(OSError):
+                    each.unlink()
+            raise
+        sync_names(target.parent)
+
+
+def make_backup(path: Path, make: Callable[[Path], None]) -> Path:
+    """Let `make` write a backup of a file under a name that was free; see `make_whole`."""
+    backup = _free_backup(path)
+    make_whole(backup, make, like=path)
+    return backup
+
+
+def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Path, bytes | None]) -> Written:
+    """Write a repaired copy of a folder's files beside it: the originals, and what changed of them.
+
+    Args:
+        path: The folder.
+        originals: Files below it that make up the copy, as relative paths.
+        changed: The new bytes of some of them, or None for those left out.
+
+    Raises:
+        ConflictError: An earlier copy is in the way. Nothing was written.
+        UnavailableError: The disk or the folder refuses. No copy was written.
+    """
+    target = copy_of(path)
+    if target.exists():
+        raise ConflictError(f"{str(target)!r} is in the way: remove it first")
+    with _named_errors(target):
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        try:
+            for name in originals:
+                body = changed.get(name, b"") if name in changed else (path / name).read_bytes()
+                if body is not None:
+                    (draft / name).parent.mkdir(parents=True, exist_ok=True)
+                    _replace(draft / name, [body], mode=0o600)
+            os.rename(draft, target)  # noqa: PTH104 - `os` is where tests let it fail
+            sync_names(target.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    return Written(target)
+
+
+def _back_up(path: Path) -> Path:
+    """Keep a copy; an older backup is never overwritten."""
+    backup = _free_backup(path)
+    with path.open("rb") as original:
+        _replace(backup, iter(lambda: original.read(2**20), b""), mode=stat.S_IMODE(path.stat().st_mode))
+    return backup
+
+
+def _free_backup(path: Path) -> Path:
+    for number in range(1, BACKUPS_MAX):
+        backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        if not os.path.lexists(backup):
+            return backup
+    raise UnavailableError(f"{str(path)!r} has {BACKUPS_MAX} backups: remove some")
+
+
+def _replace(
+    target: Path,
+    pieces: Pieces,
+    *,
+    mode: int,
+    before: Callable[[], None] = lambda: None,
+    settle: Settle = lambda _: None,
+) -> None:
+    """Write a file whole. `before` has the last word: it is asked when all is ready."""
+    draft = _draft(target)
+    try:
+        _write(draft, pieces)
+        for _ in range(ROUNDS_MAX):
+            better = settle(draft)
+            if better is None:
+                break
+            _replace(draft, better, mode=mode)
+        draft.chmod(mode)
+        before()
+        os.replace(draft, target)  # noqa: PTH105 - `os` is where tests let it fail
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    sync_names(target.parent)
+
+
+def _draft(target: Path) -> Path:
+    """Make an empty file beside the target, which only its owner can read."""
+    descriptor, name = tempfile.mkstemp(
+        prefix=f".{target.name[:NAME_CHARS_MAX]}.", suffix=".tmp", dir=target.parent
+    )
+    os.close(descriptor)
+    return Path(name)
+
+
+def _write(draft: Path, pieces: Pieces) -> None:
+    with draft.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _named_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{str(target)!r} cannot be written: {error.strerror or error}") from error

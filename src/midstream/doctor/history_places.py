@@ -1,0 +1,60 @@
+"""Places of histories: the files and folders that were named, and what is below them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from midstream.doctor.opencode_folders import is_storage
+
+SUFFIXES = {".json", ".jsonl", ".ndjson", ".db", ".sqlite", ".sqlite3"}
+"""Files of a folder that are looked at; a file that is named is looked at whatever it is called."""
+
+
+class HistoryPlace(Struct, frozen=True):
+    """Something to examine."""
+
+    path: Path
+    is_named: bool
+    """Somebody asked for this one: say so if there is no history in it."""
+
+
+def places_in(paths: Iterable[Path]) -> Iterator[HistoryPlace]:
+    """Iterate over what to examine, each once, folders in the order of their names.
+
+    Links to folders are not followed: a loop of them would never end.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        for place in _below(path):
+            key = os.path.realpath(place.path)
+            if key not in seen:
+                seen.add(key)
+                yield place
+
+
+def _below(path: Path) -> Iterator[HistoryPlace]:
+    if not os.path.isdir(path) or is_storage(path):  # noqa: PTH112 - false where we may not even look
+        yield HistoryPlace(path, is_named=True)
+        return
+    is_empty = True
+    closed: list[Path] = []
+    for folder, folders, files in os.walk(path, onerror=lambda error: closed.append(Path(error.filename))):
+        here = Path(folder)
+        if is_storage(here):
+            folders.clear()
+            is_empty = False
+            yield HistoryPlace(here, is_named=False)
+            continue
+        folders.sort()
+        for name in sorted(files):
+            if Path(name).suffix in SUFFIXES and not name.startswith("."):
+                is_empty = False
+                yield HistoryPlace(here / name, is_named=False)
+    for each in closed:
+        yield HistoryPlace(each, is_named=True)
+    if is_empty and not closed:
+        yield HistoryPlace(path, is_named=True)

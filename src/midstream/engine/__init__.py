@@ -1,0 +1,1 @@
+"""The engine: does what a session decides."""

@@ -1,0 +1,266 @@
+"""Definition of an agent: a model, its instructions, its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from midstream.engine.watchdog import OnStall
+from midstream.errors import AgentNotFoundError, ToolDefinitionError, UsageError
+from midstream.history.messages import Call
+from midstream.models.model import Model
+from midstream.session.calls import Site
+from midstream.timing import StallBudgets
+from midstream.tools.function_tools import Approval, Tool, ToolSource, by_name, tool
+
+SUB_AGENT_REPLIES_MAX = 50
+"""Replies of a sub-agent before it hands in what it has."""
+SUB_AGENT_S = 30 * 60.0
+"""Seconds a sub-agent may work before it hands in what it has."""
+
+
+class Agent:
+    """A model with instructions and tools; it keeps nothing, so one agent serves any number of sessions.
+
+    Args:
+        model: What answers (`midstream.agents` has real ones, `midstream.testing` a scripted one).
+        instructions: The system prompt.
+        tools: Tools; plain functions, which become tools with the careful defaults (effects, outcome unknown
+            when in doubt); sources of tools that come and go, such as MCP servers. Their connections are the host's
+            to close.
+        name: What people see, and with `version` what a session's open turn belongs to: another agent does not finish
+            it. A turn that is resumed on purpose goes on with the agent that is served then.
+        version: Change it where open turns must not go on by themselves, such as with other tools; "" fits any.
+        approval: The host's own rule about calls that a person must allow, beside each tool's own: it says whether, or
+            in words why. Where it fails, somebody is asked.
+        turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
+        stalls: How long a model or a tool may be silent before it is told, and before it is cut.
+        on_stall: Called with every silence that was told, cut or over, to count them; it must not block.
+
+    Raises:
+        ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
+        UsageError: `model` is not a `Model` (a string, an agent of another framework), or `instructions` is not text.
+            The message names the wrapper that makes one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        instructions: str = "",
+        tools: Iterable[Tool | ToolSource | Callable[..., Any]] = (),
+        name: str = "agent",
+        version: str = "",
+        approval: Approval | None = None,
+        turn_s: float = 0.0,
+        stalls: StallBudgets = StallBudgets(),
+        on_stall: OnStall | None = None,
+    ) -> None:
+        if not isinstance(instructions, str):
+            raise UsageError(f"`instructions` is {described(instructions)}; expected a string")
+        given = _checked_tools(tools)
+        self.model = checked_model(model)
+        self.instructions = instructions
+        self.sources = _distinct(each for each in given if isinstance(each, ToolSource))
+        self.tools = by_name(
+            each if isinstance(each, Tool) else tool(each)
+            for each in given
+            if not isinstance(each, ToolSource)
+        )
+        self.name = name
+        self.version = version
+        self.approval = approval
+        self.turn_s = turn_s
+        self.stalls = stalls
+        self.on_stall = on_stall
+
+    def sub_agent(self, path: tuple[str, ...]) -> Agent:
+        """Return the agent that the names of `path` lead to, from this one down.
+
+        Raises:
+            AgentNotFoundError: There is no such sub-agent (any more).
+        """
+        agent = self
+        for name in path:
+            found = agent.tools.get(name)
+            if not isinstance(found, SubAgent):
+                raise AgentNotFoundError(f"agent {agent.name!r} has no sub-agent named {name!r}")
+            agent = found.agent
+        return agent
+
+    def with_tools(self, *more: Tool | ToolSource | Callable[..., Any]) -> Agent:
+        """Return an agent like this one that has more tools; raises like the constructor."""
+        tools = (*self.tools.values(), *self.sources, *more)
+        return Agent(
+            self.model,
+            instructions=self.instructions,
+            tools=tools,
+            name=self.name,
+            version=self.version,
+            approval=self.approval,
+            turn_s=self.turn_s,
+            stalls=self.stalls,
+            on_stall=self.on_stall,
+        )
+
+    def __repr__(self) -> str:
+        sources = f", sources={[each.name for each in self.sources]!r}" if self.sources else ""
+        return f"Agent({self.name!r}, model={self.model.name!r}, tools={sorted(self.tools)!r}{sources})"
+
+
+# The longest prefix of the module of a foreign object that stands here names what to write instead.
+_WRAPPERS = {
+    "pydantic_ai.models": "Wrap it with `midstream.models.pydantic_ai.PydanticAIModel(model)`.",
+    "pydantic_ai": "Convert it with `midstream.frameworks.pydantic_ai_served.served(agent)`, make it durable with "
+    "`midstream.frameworks.pydantic_ai_durable`, or give its model to "
+    "`midstream.Agent(PydanticAIModel(model), ...)`.",
+    "langgraph": "Convert it with `midstream.frameworks.langgraph_served.served(graph)`, or make its tools durable "
+    "with `midstream.frameworks.langgraph`.",
+    "langchain": "Make it durable with `midstream.frameworks.langgraph`.",
+    "agents": "Make it durable with `midstream.frameworks.openai_agents`.",
+    "agents.agent": "Convert it with `midstream.frameworks.openai_agents_served.served(agent)`, or make it "
+    "durable with `midstream.frameworks.openai_agents`.",
+    "openai": "Use `midstream.models.openai_compatible.OpenAICompatible(...)`.",
+    "anthropic": "Use `midstream.models.anthropic_messages.AnthropicMessages(...)`.",
+}
+_ANY_MODEL = (
+    "`midstream.agents` has models of every provider, `midstream.testing.ScriptedModel` needs no key."
+)
+
+
+def described(value: object) -> str:
+    """Describe a wrong argument for an error message: its value where that is short and plain, else its type."""
+    if value is None or isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return f"the string {value[:60]!r}"
+    kind = value if isinstance(value, type) else type(value)
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+    return f"the class `{name}`" if isinstance(value, type) else f"a `{name}`"
+
+
+def checked_agent(value: object) -> Agent:
+    """Return `value` where it is an agent.
+
+    Raises:
+        UsageError: It is not. The message names what to write instead.
+    """
+    if isinstance(value, Agent):
+        return value
+    advice = _advice(value) or "Make one with `midstream.Agent(model, ...)`."
+    raise UsageError(f"`agent` is {described(value)}; expected a `midstream.Agent`. {advice}")
+
+
+def checked_model(value: Any) -> Model:  # noqa: ANN401 - whatever a caller gave
+    """Return `value` where it has what a `Model` has.
+
+    Raises:
+        UsageError: It does not. The message names what to write instead.
+    """
+    if isinstance(value, Agent):
+        advice = "Give it on as a tool: `tools=[midstream.sub_agent(agent, description=...)]`."
+    elif isinstance(value, str):
+        advice = f"Write `midstream.models.pydantic_ai.PydanticAIModel({value[:60]!r})`."
+    elif isinstance(value, type):
+        advice = f"Make an object of it: `{value.__name__}(...)`."
+    elif advice := _advice(value):
+        pass
+    elif callable(getattr(value, "stream", None)) and isinstance(getattr(value, "name", None), str):
+        model: Model = value
+        return model
+    else:
+        advice = f"A model has a `name` and an async generator `stream(request)`. {_ANY_MODEL}"
+    raise UsageError(f"`model` is {described(value)}; expected a `midstream.Model`. {advice}")
+
+
+def _advice(value: object) -> str:
+    kind = value if isinstance(value, type) else type(value)
+    parts = kind.__module__.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((_WRAPPERS[prefix] for prefix in prefixes if prefix in _WRAPPERS), "")
+
+
+def _checked_tools(tools: object) -> list[Tool | ToolSource | Callable[..., Any]]:
+    if isinstance(tools, str | bytes) or callable(tools) or not isinstance(tools, Iterable):
+        raise ToolDefinitionError(f"`tools` is {described(tools)}; expected a list: `tools=[...]`")
+    given = [*tools]
+    for each in given:
+        is_function = callable(each) and hasattr(each, "__name__") and not isinstance(each, type)
+        if not (isinstance(each, Tool | ToolSource) or is_function):
+            advice = _advice(each) or "Give a function, a `@tool`, or a source of tools such as `McpServer`."
+            raise ToolDefinitionError(f"`tools` contains {described(each)}. {advice}")
+    return given
+
+
+def _distinct(sources: Iterable[ToolSource]) -> tuple[ToolSource, ...]:
+    found: dict[str, ToolSource] = {}
+    for each in sources:
+        if each.name in found:
+            raise ToolDefinitionError(f"two sources of tools are named {each.name!r}: give one another name")
+        found[each.name] = each
+    return tuple(found.values())
+
+
+class SubAgent(Tool, frozen=True, kw_only=True):
+    """A tool whose work is a session of its own. Make one with `sub_agent`.
+
+    Args:
+        agent: Who does the work.
+        replies_max: Replies it may take before it is asked once more, without tools, to hand in what it has.
+    """
+
+    agent: Agent
+    replies_max: int
+
+    def task_of(self, call: Call) -> str:
+        """Return what the model asked the sub-agent to do."""
+        return msgspec.json.decode(call.arguments or "{}", type=_Task, strict=False).task
+
+
+class _Task(msgspec.Struct):
+    task: str
+
+
+def sub_agent(
+    agent: Agent,
+    *,
+    description: str,
+    name: str | None = None,
+    replies_max: int = SUB_AGENT_REPLIES_MAX,
+    timeout_s: float = SUB_AGENT_S,
+) -> SubAgent:
+    """Make a tool by which a model hands a task to another agent.
+
+    The other agent works in a session of its own, with its own history; who follows the session sees what it does. It
+    survives what sessions survive: after a crash the same child is found and goes on.
+
+    Args:
+        agent: Who does the work.
+        description: What the model is told of it.
+        name: The name the model sees; the agent's own by default.
+        replies_max: Replies it may take, then it hands in what it has.
+        timeout_s: Seconds it may take (people's answers not counted), then it hands in what it has.
+
+    Raises:
+        ToolDefinitionError: A limit is not positive.
+    """
+    if replies_max < 1 or timeout_s <= 0:
+        raise ToolDefinitionError("a sub-agent needs at least one reply and some time")
+
+    def work(task: str) -> str:
+        raise AssertionError(task)  # a session of its own does it
+
+    made = tool(name=name or agent.name, has_effects=False, timeout_s=timeout_s)(work)
+    spec = msgspec.structs.replace(made.spec, description=description)
+    return SubAgent(
+        spec,
+        made.function,
+        made.arguments,
+        has_effects=False,
+        timeout_s=timeout_s,
+        site=Site.CHILD,
+        agent=agent,
+        replies_max=replies_max,
+    )

@@ -1,0 +1,85 @@
+"""Protection of an open turn from another agent, or one with other tools, on the same store (TURN-86, TURN-90)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from midstream.engine.agent import Agent
+from midstream.errors import AgentMismatchError
+from midstream.session.calls import Site
+from midstream.session.records import EpochStarted
+from midstream.session.session import Received, Session, ToolsFound
+from midstream.session.turn.commands import Cancel, Command, Resume, SendTranscript
+from midstream.session.turn.states import RunningCalls
+
+_log = logging.getLogger(__name__)
+
+Commands = Iterable[Command | Received | ToolsFound | object | None]
+
+
+def is_held(state: Session, agent: Agent) -> bool:
+    """Whether the open turn is another agent's, or needs tools that the agent served here does not have."""
+    return state.is_turn_of_other(agent.name, agent.version) or bool(missing_tools(state, agent))
+
+
+def missing_tools(state: Session, agent: Agent) -> list[str]:
+    """Return the tools of unfinished calls that the agent does not have any more.
+
+    Tools of an agent with tool servers are found when a turn goes on: none counts as missing before.
+    """
+    if not isinstance(state.turn, RunningCalls) or state.driver or agent.sources:
+        return []
+    ours = (call for call in state.turn.calls if call.is_open and call.plan.problem is None)
+    names = {call.call.name for call in ours if call.plan.site in (Site.SERVER, Site.CHILD)}
+    return sorted(names - agent.tools.keys())
+
+
+def named(began: EpochStarted, agent: Agent) -> EpochStarted:
+    """Return the record with the name and the version of the agent that is served here."""
+    return replace(began, agent=agent.name, agent_version=agent.version)
+
+
+def adopts(commands: Commands) -> bool:
+    """Whether a caller resumes the turn on purpose, or closes it with a transcript of its own."""
+    return any(isinstance(each, Resume | SendTranscript) for each in commands)
+
+
+def only_cancels(commands: Commands) -> bool:
+    """Whether nothing but a stop is requested, which any agent's server may do."""
+    said = [each.command if isinstance(each, Received) else each for each in commands]
+    return bool(said) and all(isinstance(each, Cancel) for each in said)
+
+
+def refuse(commands: Commands, session_id: str, state: Session, agent: Agent) -> None:
+    """Refuse everything but a resumption on purpose and a stop.
+
+    Raises:
+        AgentMismatchError: It is something else. Nothing has changed.
+    """
+    if not (adopts(commands) or only_cancels(commands)):
+        raise mismatch(session_id, state, agent)
+
+
+def warn(session_id: str, state: Session, agent: Agent) -> None:
+    """Log that a turn is left as it is."""
+    _log.warning("%s", mismatch(session_id, state, agent).message, extra={"session": session_id})
+
+
+def mismatch(session_id: str, state: Session, agent: Agent) -> AgentMismatchError:
+    """Return the refusal of everything else."""
+    if not state.is_turn_of_other(agent.name, agent.version):
+        names = ", ".join(map(repr, missing_tools(state, agent)))
+        return AgentMismatchError(
+            f"the open turn of session {session_id!r} calls tools that {agent.name!r} does not have any more "
+            f"({names}): serve an agent with them, cancel the turn, or resume it (`midstream sessions resume`) without "
+            "them"
+        )
+    theirs = f"{state.agent!r} {state.agent_version}".strip()
+    served = f"{agent.name!r} {agent.version}".strip()
+    return AgentMismatchError(
+        f"the open turn of session {session_id!r} belongs to the agent {theirs}, and this server runs {served}: serve "
+        "that agent on this store, cancel the turn, or resume it (`midstream sessions resume`) with this agent"
+    )

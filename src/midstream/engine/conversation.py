@@ -1,0 +1,193 @@
+"""Speak in a session of this process: the events of the turn, as a client of a server receives them.
+
+A message is submitted as the first chunk of a stream of its own, so that a second try after a failure of the store is
+accepted once. Events are read from the journal, so that the reader survives a session that is taken up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Protocol
+
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import MidstreamError, SessionBusyError, UsageError
+from midstream.history.messages import UserMessage
+from midstream.protocol.events import Event, EventReader, completed
+from midstream.protocol.frames import EventId, SayPayload, digest_of, encode, secret_digest_of
+from midstream.session.records import (
+    JournalReader,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    Record,
+    StreamOpened,
+    TurnEnded,
+)
+from midstream.session.session import Received
+from midstream.session.turn.commands import SendMessage, WhenBusy
+from midstream.store.contract import StoredRecord
+from midstream.timing import RECONNECT_BACKOFF
+
+PAGE_RECORDS = 500
+TRIES_MAX = 100
+"""Failures in a row (a busy store, a session that moves) before the turn is left to itself; about 25 minutes."""
+
+
+class ConversationSessions(Protocol):
+    """Interface needed of a host."""
+
+    is_draining: bool
+    world: World
+
+    async def session(self, session_id: str, *, create: bool = False) -> Runner:
+        """Return a session, awake."""
+
+
+def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SayPayload:
+    """Return what is said.
+
+    Raises:
+        UsageError: There is no such `when_busy`.
+    """
+    said = UserMessage.of(message) if isinstance(message, str) else message
+    try:
+        return SayPayload(said.parts, when_busy=WhenBusy(when_busy))
+    except ValueError as error:
+        raise UsageError(f"{when_busy!r} is none of {', '.join(WhenBusy)}") from error
+
+
+async def answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
+    """Iterate to the end of a turn and return its answer; raises as `completed` does."""
+    last: Event | None = None
+    async with aclosing(events):
+        async for event in events:
+            last = event
+    return completed(session, last)
+
+
+async def turn_of(
+    sessions: ConversationSessions, session: str, payload: SayPayload
+) -> AsyncGenerator[Event, None]:
+    """Say something in a session and iterate over the turn it opens; see `Host.send`."""
+    world = sessions.world
+    said = Received(
+        world.new_id("stream"),
+        secret_digest_of(world.new_secret()),
+        0,
+        digest_of(encode(payload)),
+        SendMessage(UserMessage(payload.parts), when_busy=payload.when_busy),
+    )
+    turn = _Turn(said)
+    failures = 0
+    while not turn.is_over:
+        try:
+            async with aclosing(_read_on(sessions, session, turn)) as events:
+                async for event in events:
+                    failures = 0
+                    yield event
+        except MidstreamError as error:
+            failures += 1
+            is_refused = isinstance(error, SessionBusyError) or error.retry not in {"now", "later"}
+            if is_refused or sessions.is_draining or failures > TRIES_MAX:
+                raise
+            await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))
+
+
+class _Turn:
+    """Facts known of a turn while its records are read.
+
+    Args:
+        said: What opens it.
+    """
+
+    def __init__(self, said: Received) -> None:
+        self.said = said
+        self.after: int | None = None
+        """Position of the last record that was read; None before the message is in the journal."""
+        self.is_over = False
+        self._reader = JournalReader()
+        self._reading = EventReader()
+        self._is_begun = self._is_queued = False
+        self._turn = 0
+
+    def take(self, stored: StoredRecord) -> Event | None:
+        """Return the event that a record is; None for what happened before the message, and while it waits."""
+        self.after = stored.position
+        record = self._reader.read(stored.body)
+        if not self._is_own(record):
+            return None
+        match record:
+            case MessageAccepted() if record.stream == self.said.stream:
+                self._turn = record.turn
+            case TurnEnded():
+                self.is_over = record.turn == self._turn
+            case MessageWithdrawn():
+                self.is_over = record.stream == self.said.stream
+            case _:
+                pass
+        return self._reading.event(str(EventId(stored.epoch, stored.position)), record)
+
+    def _is_own(self, record: Record) -> bool:
+        is_own = getattr(record, "stream", None) == self.said.stream
+        if is_own and isinstance(record, MessageQueued | MessageAccepted):
+            self._is_queued = isinstance(record, MessageQueued)
+        self._is_begun = self._is_begun or (is_own and isinstance(record, StreamOpened))
+        return self._is_begun and (is_own or not self._is_queued)
+
+
+async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) -> AsyncGenerator[Event, None]:
+    """Read a session from where the turn stands, as long as it is awake under one runner."""
+    runner = await sessions.session(session, create=True)
+    runner.attach()
+    try:
+        if turn.after is None:
+            turn.after = await _submitted(runner, turn.said)
+        async for stored in _records(runner, turn.after):
+            event = turn.take(stored)
+            if event is not None:
+                yield event
+            if turn.is_over:
+                return
+    finally:
+        runner.detach()
+
+
+async def _submitted(runner: Runner, said: Received) -> int:
+    """Return the position before the first record of what was said, which is on the disk."""
+    end = await runner.submit(said)
+    await runner.wait(end - 1)  # where another process owns the session
+    return runner.state.streams[said.stream].since
+
+
+async def _records(runner: Runner, after: int) -> AsyncIterator[StoredRecord]:
+    while True:
+        await runner.wait(after)
+        for stored in await runner.read(after=after, limit=PAGE_RECORDS):
+            after = stored.position
+            yield stored
+
+
+async def followed(sessions: ConversationSessions, session: str, after: int) -> AsyncGenerator[Record, None]:
+    """Iterate over the records of a session behind a position, also while it moves or its store is busy.
+
+    Raises:
+        MidstreamError: The process shuts down, or the session cannot be read.
+    """
+    world, reader, failures = sessions.world, JournalReader(), 0
+    while True:
+        try:
+            runner = await sessions.session(session)
+            runner.attach()
+            try:
+                async for stored in _records(runner, after):
+                    after, failures = stored.position, 0
+                    yield reader.read(stored.body)
+            finally:
+                runner.detach()
+        except MidstreamError as error:
+            failures += 1
+            if error.retry not in {"now", "later"} or sessions.is_draining or failures > TRIES_MAX:
+                raise
+            await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))

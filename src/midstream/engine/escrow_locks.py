@@ -1,0 +1,205 @@
+"""Which escrowed sessions are open in this process: as long as somebody is here for them, or they are at work.
+
+A secret opens a session for a request or a connection, and its keys stay with what they opened: the session that is
+awake. Some seconds after the last holder has left, the session goes to sleep as soon as it rests, and its keys are
+forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self
+
+from midstream.environment import World
+from midstream.errors import MidstreamError, UnauthorizedError
+from midstream.session.child_names import root_of
+from midstream.store.contract import Escrow, OpenedSession
+
+RECHECK_S = 60.0
+"""Seconds after which a viewer that follows is asked again whether it may: its word may be withdrawn elsewhere."""
+LINGER_S = 5.0
+"""Seconds for which a session stays open that nobody holds: a client that polls, or connects anew, comes again."""
+LOOK_S = 0.5
+"""Seconds between two looks at whether a session that nobody holds is at rest."""
+
+_log = logging.getLogger(__name__)
+
+
+class LockableSessions(Protocol):
+    """The sessions of a host."""
+
+    async def rest(self, session_id: str) -> bool:
+        """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep."""
+
+    async def tidy(self, session_id: str) -> None:
+        """Prune what is due of a session, as long as it can be read."""
+
+    def carry_on(self, session_id: str) -> None:
+        """Go on with what was left of a session for want of its client's secret."""
+
+
+class Held:
+    """A session that somebody holds open: `with` it."""
+
+    def __init__(self, locks: Locks, session: str, opened: OpenedSession | None) -> None:
+        self.opened = opened
+        """What was opened; None for a session from before the escrow."""
+        self._locks = locks
+        self._session = session
+
+    @property
+    def is_viewer(self) -> bool:
+        """Whether a viewer holds it, who may become unwelcome."""
+        return self.opened is not None and not self.opened.is_client
+
+    async def until_withdrawn(self) -> MidstreamError:
+        """Wait until a viewer may look no longer, and return why."""
+        assert self.opened is not None, "a viewer opened it"
+        return await self._locks.until_withdrawn(self.opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._locks.let_go(self._session)
+
+
+class Locks:
+    """Opens escrowed sessions, and locks them again.
+
+    Args:
+        sessions: The host.
+        escrow: What opens them.
+    """
+
+    def __init__(self, sessions: LockableSessions, escrow: Escrow, world: World) -> None:
+        self.escrow = escrow
+        self._sessions = sessions
+        self._world = world
+        self._holders: dict[str, int] = {}
+        self._open: set[str] = set()
+        """Sessions that somebody has opened, and that were not locked since."""
+        self._with_client: set[str] = set()
+        """Sessions whose client has shown its own secret since they were opened."""
+        self._left_at: dict[str, float] = {}
+        """When the last holder of a session left that is not locked yet."""
+        self._locking: dict[str, asyncio.Task[None]] = {}
+        self._looking: set[asyncio.Event] = set()
+        """Rung for each viewer that follows when it is to be asked again whether it may."""
+        self._forgetting: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Begin to forget what opens sessions that were deleted by who died of it."""
+        self._forgetting = self._world.spawn(self._forget_deleted(), name="forget deleted")
+
+    async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
+        """Open a session for somebody who leaves the returned value when they need it no more.
+
+        Raises:
+            MidstreamError: See `Escrow.open`.
+        """
+        place = root_of(session)
+        self._holders[place] = self._holders.get(place, 0) + 1  # before: it must not be locked under this
+        try:
+            opened = await self.escrow.open(session, secret, old_secret, begins=begins)
+        except BaseException:
+            self.let_go(place)
+            raise
+        self._open.add(place)
+        if opened is not None and opened.is_client and place not in self._with_client:
+            self._with_client.add(place)
+            self._sessions.carry_on(place)
+        return Held(self, place, opened)
+
+    def let_go(self, session: str) -> None:
+        """Count a holder less."""
+        self._holders[session] -= 1
+        if self._holders[session]:
+            return
+        del self._holders[session]
+        if session not in self._open:
+            self.escrow.lock(session)  # it was refused
+        else:
+            self._left_at[session] = self._world.monotonic()
+            locking = self._locking.get(session)
+            if (locking is None or locking.done()) and not self._is_stopped:
+                task = self._world.spawn(self._lock(session), name=f"lock {session}")
+                self._locking[session] = task
+                task.add_done_callback(partial(self._forget_task, session))
+
+    async def withdraw_viewers(self, session: str) -> None:
+        """Let no viewer look at a session any more, and end those that do: elsewhere within `RECHECK_S`."""
+        await self.escrow.withdraw_viewers(session)
+        for must_look in self._looking:
+            must_look.set()
+
+    async def until_withdrawn(self, opened: OpenedSession) -> MidstreamError:
+        """Wait until a viewer may look no longer, and return why."""
+        must_look = asyncio.Event()
+        self._looking.add(must_look)
+        try:
+            while True:
+                must_look.clear()
+                if not await self._is_good(opened):
+                    break
+                wait_s = min(RECHECK_S, max(0.0, opened.expires_at - self._world.now()))
+                timer = self._world.later(wait_s, must_look.set)
+                try:
+                    await must_look.wait()
+                finally:
+                    timer.cancel()
+        finally:
+            self._looking.discard(must_look)
+        return UnauthorizedError("the word by which this session was opened is no longer good")
+
+    async def _is_good(self, opened: OpenedSession) -> bool:
+        try:
+            return await self.escrow.is_good(opened)
+        except MidstreamError:
+            return False  # what cannot be found out now ends it as well: it comes again and is asked
+
+    async def stop(self) -> None:
+        """Look after nothing any more: the store forgets all keys when it is closed."""
+        self._is_stopped = True
+        tasks = [*self._locking.values(), *([self._forgetting] if self._forgetting else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _forget_deleted(self) -> None:
+        try:
+            await self.escrow.forget_deleted()
+        except MidstreamError as error:
+            _log.warning("not looked for keys of deleted sessions: %s", error.code)
+
+    async def _lock(self, session: str) -> None:
+        """Lock a session once nobody comes for it any more and it is at rest."""
+        while session not in self._holders:
+            wait_s = self._left_at[session] + LINGER_S - self._world.monotonic()
+            if wait_s <= 0 and await self._is_asleep(session) and session not in self._holders:
+                self._open.discard(session)
+                self._with_client.discard(session)
+                self.escrow.lock(session)
+                return
+            await self._world.sleep(max(wait_s, LOOK_S))
+
+    async def _is_asleep(self, session: str) -> bool:
+        try:
+            is_asleep = await self._sessions.rest(session)
+            if is_asleep:
+                await self._sessions.tidy(session)
+        except MidstreamError:
+            return False  # the store is busy: it sleeps, and gives up its lease later
+        return is_asleep
+
+    def _forget_task(self, session: str, task: asyncio.Task[None]) -> None:
+        if self._locking.get(session) is task:
+            del self._locking[session]
+            self._left_at.pop(session, None)

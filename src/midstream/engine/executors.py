@@ -1,0 +1,581 @@
+"""How each piece of pending work is performed: one function each, and each reports what came of it as a command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from typing import Protocol, assert_never, cast
+
+from msgspec.structs import replace
+
+from midstream.engine.agent import Agent, SubAgent
+from midstream.engine.permission_prompts import AgentQuestions, Notes
+from midstream.engine.sub_agents import Nursery, run_child, stop_child
+from midstream.engine.timers import Work
+from midstream.engine.toolset import Toolset, read_toolset
+from midstream.engine.watchdog import Watch
+from midstream.environment import Fault, World
+from midstream.errors import (
+    ContextOverflowError,
+    MidstreamError,
+    ModelCutError,
+    ModelEmptyError,
+    ModelError,
+    ModelStalledError,
+    ModelUnavailableError,
+)
+from midstream.history.compaction import next_cut
+from midstream.history.messages import (
+    Call,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    ToolSpec,
+    UserMessage,
+    storable,
+)
+from midstream.models.call_filter import CallFilter
+from midstream.models.model import ResumableModel
+from midstream.models.prompt_prefix import head_of
+from midstream.models.replies import (
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    PoolJudged,
+    ReplyBuilder,
+    Resumable,
+    is_progress,
+)
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.blobs import named, whole
+from midstream.session.calls import (
+    NOT_STARTED_CONTENT,
+    STOPPED_CONTENT,
+    UNKNOWN_CONTENT,
+    CallPlan,
+    CallState,
+    OnDoubt,
+    Site,
+    digest_of,
+)
+from midstream.session.records import PromptHead
+from midstream.session.session import Session, ToolsFound
+from midstream.session.turn.commands import (
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    ChildSpoke,
+    Command,
+    ModelFailed,
+    ModelHeld,
+    ModelRemembered,
+    ModelReplied,
+    ModelSaid,
+    PermissionAsked,
+    Stalled,
+    StallOver,
+)
+from midstream.session.turn.deciding import words_said
+from midstream.session.turn.pending import AskModel, ProbeCall, RunCall, RunChild, TellAgent
+from midstream.session.turn.states import AwaitingModel, RunningCalls
+from midstream.store.contract import Attempt
+from midstream.timing import StalledOn
+from midstream.tools.function_tools import (
+    CallContext,
+    Tool,
+    call_within,
+    is_plain,
+    of_client,
+    plan_call,
+    probe_call,
+    run_call,
+)
+
+HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
+"""What the model is told with the last request of a turn that reached a limit."""
+STOP_S = 5.0
+"""Seconds for telling a provider that nobody wants its reply any more."""
+CUT_CONTENT = (
+    "The reply reached its length limit in the middle of this call, so the call was not run. "
+    "Ask for less in one call, or split it."
+)
+"""What the model is told of a call that was cut off."""
+
+_NEVER = threading.Event()
+"""Never set: coroutines are cancelled instead."""
+
+_log = logging.getLogger(__name__)
+
+
+class Reports(Notes, Protocol):
+    """Receiver of what executors did: the session's runner."""
+
+    session_id: str
+
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+        """Journal a model's words, where they are kept, what it remembers, or the tools it is offered, soon."""
+
+    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+        """Journal how far a tool is, or that nothing comes."""
+
+    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+        """Journal what a child did, or an agent asks, and wait for it."""
+
+    def report(self, command: Command) -> None:
+        """Journal an outcome, soon. Nothing may be left to do: whatever follows from it is owed anew."""
+
+    async def report_within(self, pending_work: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        """Let a call run in the append of its outcome, and wait for it."""
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return a large result that a record of this session names."""
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether `report_within` may be called: the store has transactions for tools."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the process lets go of the session."""
+
+
+class Executor:
+    """Does what one session owes."""
+
+    def __init__(self, agent: Agent, world: World, reports: Reports, nursery: Nursery) -> None:
+        self._agent = agent
+        self._world = world
+        self._reports = reports
+        self._nursery = nursery
+        self._toolset = Toolset(agent.tools)
+        """What the last model call of this process was offered."""
+        self._questions = AgentQuestions(world, reports)
+        self._prompt: tuple[tuple[str, tuple[ToolSpec, ...]], PromptHead] | None = None
+        """What its request began with, and the digests of that."""
+
+    async def execute(self, work_item: Work, session: Session) -> None:
+        """Do one piece of pending work of `session` to its end."""
+        match work_item:
+            case AskModel():
+                await self._ask_model(work_item, session)
+            case RunCall():
+                await self._run_call(work_item, session)
+            case RunChild():
+                await self._run_child(work_item, session)
+            case ProbeCall():
+                await self._probe_call(work_item, session)
+            case TellAgent():
+                await self._questions.tell(work_item, session)
+            case _:
+                assert_never(work_item)
+
+    @staticmethod
+    def is_repeatable(work_item: Work) -> bool:
+        """Whether cutting it loses nothing that matters: all but a tool that runs."""
+        return not isinstance(work_item, RunCall)
+
+    async def _until(self, at: float) -> None:
+        while (left_s := at - self._world.now()) > 0:
+            await self._world.sleep(left_s)
+
+    # --- the model --------------------------------------------------------------------------------------------
+
+    async def _ask_model(self, pending_work: AskModel, session: Session) -> None:
+        assert isinstance(session.turn, AwaitingModel)
+        kept = _Kept(session.turn.token if pending_work.continued else "")
+        try:
+            await self._until(pending_work.not_before)
+            await self._attempt(pending_work, session, session.turn, kept)
+        except asyncio.CancelledError:
+            # Let go by the process, the reply is left for the next owner to take up.
+            if kept.token and not self._reports.is_closing:
+                await self._stop(kept.token)
+            raise
+        finally:
+            self._questions.end(pending_work)
+
+    async def _attempt(
+        self, pending_work: AskModel, session: Session, turn: AwaitingModel, kept: _Kept
+    ) -> None:
+        asked = turn.terms.request
+        own = await self._read_tools(pending_work)
+        theirs = {each.spec.name: of_client(each) for each in turn.terms.tools if each.spec.name not in own}
+        tools = {**own, **theirs} if theirs else own
+        try:
+            history = await self._whole(session.shown) if session.has_blobs else session.shown
+        except MidstreamError as error:
+            unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
+            self._reports.report(self._failure(pending_work, unread, session))
+            return
+        watch = self._watch(pending_work)
+        request = ModelRequest(
+            self._agent.instructions,
+            history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
+            () if turn.is_last else tuple(each.spec for each in tools.values()),
+            pending_work.attempt,
+            f"{self._reports.session_id}/{pending_work.turn}/{pending_work.reply_no}",
+            kept.token,
+            session=self._reports.session_id,
+            person=self._questions.person(pending_work, watch) if asked is None else None,
+            stalls=self._agent.stalls,
+        )
+        if asked is not None:
+            request = _of_application(request, session, asked)
+        shown = words_said(turn) if kept.token else {}
+        builder = ReplyBuilder(
+            pending_work.turn,
+            pending_work.reply_no,
+            pending_work.attempt,
+            shown,
+            is_announcing=asked is not None,
+        )
+        try:
+            reply = await self._listen(pending_work, request, builder, kept, watch)
+        except ModelError as error:
+            self._reports.report(self._failure(pending_work, error, session))
+        else:
+            if asked is not None:  # whatever is wrong with a call, its application judges
+                plans = tuple(_passed_on(call) for call in reply.calls)
+            else:
+                plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
+            if asked is None and reply.finish is Finish.LENGTH:
+                plans = _without_cut(reply, plans)
+            replied = ModelReplied(
+                pending_work.turn,
+                pending_work.reply_no,
+                pending_work.attempt,
+                reply,
+                plans,
+                self._head_of(request),
+            )
+            self._reports.report(replied)
+
+    def _head_of(self, request: ModelRequest) -> PromptHead:
+        """Return the digests of what a request begins with; most begin as the one before."""
+        asked = (request.instructions, request.tools)
+        if self._prompt is None or self._prompt[0] != asked:
+            self._prompt = (asked, head_of(*asked))
+        return self._prompt[1]
+
+    async def _stop(self, token: str) -> None:
+        """Tell the provider that nobody wants its reply any more; if that fails, it ends by itself."""
+        model = self._agent.model
+        if not isinstance(model, ResumableModel):
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                await model.stop(token)
+        except Exception as error:  # noqa: BLE001 - foreign code, and nothing depends on it
+            kind = type(error).__name__
+            _log.debug("a reply was not stopped: %s", kind, extra={"session": self._reports.session_id})
+
+    async def _whole(self, shown: History) -> History:
+        """Return a history with its large results, read anew for each model call: memory holds their beginnings."""
+        read = {digest: await self._reports.blob(digest) for digest in named(shown)}
+        return whole(shown, {digest: body for digest, body in read.items() if body is not None})
+
+    async def _read_tools(self, pending_work: AskModel) -> Mapping[str, Tool]:
+        """Return the tools there are now, and see to it that readers hear of a change."""
+        if self._agent.sources:
+            self._toolset = await read_toolset(self._agent)
+            found, unreachable = self._toolset.found, self._toolset.unreachable
+            await self._reports.say(
+                ToolsFound(pending_work.turn, pending_work.reply_no, pending_work.attempt, found, unreachable)
+            )
+        return self._toolset.tools
+
+    async def _listen(
+        self, pending_work: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept, watch: Watch
+    ) -> Reply:
+        """Journal the model's words as they come and return the whole reply."""
+        place = (pending_work.turn, pending_work.reply_no, pending_work.attempt)
+        name = self._agent.model.name
+        events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
+        passed = CallFilter(has_tools=bool(request.tools)).passed if builder.is_announcing else _same
+        try:
+            async with watch, contextlib.aclosing(events):
+                async for each in events:
+                    event = passed(each)
+                    if not is_progress(event):
+                        if isinstance(event, Resumable):
+                            kept.token = event.token
+                            await self._reports.say(ModelHeld(*place, event.token))
+                        elif isinstance(event, PoolJudged):
+                            await self._reports.say(ModelRemembered(*place, event.judgement))
+                        elif isinstance(event, KeepAlive):
+                            watch.pinged()
+                        continue
+                    if deltas := builder.add(event):
+                        watch.hold()  # a slow journal is no silence of the model
+                        await self._reports.say(ModelSaid(*place, tuple(deltas)))
+                    watch.heard(type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None)
+        except ModelError:
+            raise
+        except TimeoutError as error:
+            if not watch.silent_s:
+                raise ModelUnavailableError(f"{name} gave up waiting for its answer") from error
+            raise ModelStalledError(f"{name} said nothing for {watch.silent_s:.0f} s") from error
+        except Exception as error:
+            _log.exception("the model raised an untyped error", extra={"session": self._reports.session_id})
+            raise ModelError(f"{name} failed with {type(error).__name__}: {error}") from error
+        if not builder.is_finished:
+            raise ModelUnavailableError(f"{name} stopped in the middle of its reply")
+        reply = builder.reply()
+        if reply is None:
+            raise ModelEmptyError(f"{name} ended its reply without a word or a call")
+        return reply
+
+    def _watch(self, pending_work: AskModel | RunCall) -> Watch:
+        call_id = pending_work.call_id if isinstance(pending_work, RunCall) else ""
+        place = (self._reports.session_id, pending_work.turn, pending_work.reply_no, call_id)
+        return Watch(self._world, self._agent.stalls, place, self._reports.tell, self._agent.on_stall)
+
+    def _failure(self, pending_work: AskModel, error: ModelError, session: Session) -> ModelFailed:
+        is_too_long = isinstance(error, ContextOverflowError)
+        return ModelFailed(
+            pending_work.turn,
+            pending_work.reply_no,
+            pending_work.attempt,
+            error.code,
+            storable(error.message),
+            is_retriable=error.retry in ("later", "now"),
+            retry_after_s=error.retry_after_s,
+            chance=self._world.chance(),
+            cut=next_cut(session.history, session.cut) if is_too_long else None,
+            is_cut=isinstance(error, ModelCutError | ModelStalledError),
+        )
+
+    # --- tools ------------------------------------------------------------------------------------------------
+
+    async def _run_call(self, pending_work: RunCall, session: Session) -> None:
+        state = _state_of(pending_work, session)
+        try:
+            found = await self._find(state.call.name)
+            self._world.reach(Fault.BEFORE_TOOL)
+            await self._reports.confirm()  # TURN-53: whatever may take time comes before this
+        except asyncio.CancelledError:
+            self._report_stopped(pending_work, _untouched(pending_work))
+            raise
+        if found is not None and found.on_doubt is OnDoubt.IN_TRANSACTION:
+            await self._run_within(pending_work, state, found)
+            return
+        watch = self._watch(pending_work)
+        try:
+            async with watch:
+                result = await self._result_of(pending_work, state, found, watch)
+        except asyncio.CancelledError:
+            self._report_stopped(pending_work, Result(pending_work.call_id, STOPPED_CONTENT, Outcome.UNKNOWN))
+            raise
+        self._world.reach(Fault.AFTER_TOOL)
+        self._finish(pending_work, result)
+
+    def _finish(self, pending_work: RunCall | RunChild, result: Result) -> None:
+        self._reports.report(CallFinished(pending_work.turn, pending_work.reply_no, result))
+
+    def _report_stopped(self, pending_work: RunCall, result: Result) -> None:
+        """End a call that was cancelled by a user; let go by the process, it stays open for the next owner."""
+        if not self._reports.is_closing:
+            self._finish(pending_work, result)
+
+    async def _run_within(self, pending_work: RunCall, state: CallState, found: Tool) -> None:
+        """Run a call in the append of its outcome: before and after that it did not happen, or it is on record."""
+        context = self._context(pending_work, pending_work.run)
+        surroundings = contextvars.copy_context()
+
+        def run(attempt: Attempt) -> CallFinished:
+            within = partial(attempt, within_s=found.timeout_s)
+            result = surroundings.run(call_within, found, state.call, context, within)
+            self._world.reach(Fault.AFTER_TOOL)
+            return CallFinished(pending_work.turn, pending_work.reply_no, result)
+
+        try:
+            if (why := self._refused(state, found)) is not None:
+                self._finish(pending_work, Result(pending_work.call_id, why, Outcome.ERROR))
+            else:
+                await self._reports.report_within(pending_work, run)
+        except asyncio.CancelledError:
+            # It has not run, and now it will not.
+            self._report_stopped(
+                pending_work, Result(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+            )
+            raise
+
+    def _refused(self, state: CallState, found: Tool) -> str | None:
+        """Say why a call is not run whose tool is there."""
+        if state.plan.digest != digest_of(state.call.name, state.call.arguments):
+            return "The arguments do not match their digest."
+        is_within = found.on_doubt is OnDoubt.IN_TRANSACTION
+        if is_within and not self._reports.is_transactional:
+            return f"{found.name!r} needs a store in whose transactions tools can write; it was not run."
+        if state.plan.on_doubt is OnDoubt.IN_TRANSACTION and not is_within:
+            # Planned by another version of the agent: without the transaction a crash would run it twice.
+            return f"{found.name!r} is another tool by now; it was not run."
+        return None
+
+    async def _run_child(self, pending_work: RunChild, session: Session) -> None:
+        state = _state_of(pending_work, session)
+        found = self._agent.tools.get(state.call.name)
+        if not isinstance(found, SubAgent):  # the agent changed between two owners
+            gone = f"The tool {state.call.name!r} no longer exists."
+            self._finish(pending_work, Result(pending_work.call_id, gone, Outcome.ERROR))
+            return
+        try:
+            finished = await run_child(
+                self._nursery, self._world, self._reports, pending_work, session, state, found
+            )
+        except asyncio.CancelledError:
+            if self._reports.is_closing:
+                raise
+            try:
+                finished = await stop_child(
+                    self._nursery, self._world, self._reports, pending_work, session, state, found
+                )
+            except MidstreamError as error:  # the cancel goes on without it at its deadline
+                _log.warning(
+                    "a sub-agent was not stopped: %s", error.code, extra={"call": pending_work.call_id}
+                )
+                return
+        self._reports.report(finished)
+
+    async def _result_of(
+        self, pending_work: RunCall, state: CallState, found: Tool | None, watch: Watch
+    ) -> Result:
+        if found is None:  # the agent changed between two owners: never a stuck turn
+            return _gone(pending_work, state)
+        if (why := self._refused(state, found)) is not None:
+            return Result(pending_work.call_id, why, Outcome.ERROR)
+        context = self._context(pending_work, pending_work.run, watch)
+        if is_plain(found):
+            return await self._result_of_plain(found, state.call, context)
+        return await run_call(found, state.call, context)
+
+    async def _find(self, name: str) -> Tool | None:
+        found = self._toolset.tools.get(name)
+        if found is None and self._agent.sources:  # planned by another owner: this one has not asked yet
+            self._toolset = await read_toolset(self._agent)
+            found = self._toolset.tools.get(name)
+        return found
+
+    async def _result_of_plain(self, found: Tool, call: Call, context: CallContext) -> Result:
+        """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
+        stopped = threading.Event()
+        known = replace(context, stopped=stopped)
+        work = self._world.spawn(run_call(found, call, known), name=f"tool {call.name}")
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if self._reports.is_closing or work.cancelled():
+                work.cancel()
+                raise
+        stopped.set()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+
+    async def _probe_call(self, pending_work: ProbeCall, session: Session) -> None:
+        state = _state_of(pending_work, session)
+        found = await self._find(state.call.name)
+        if found is None:  # the agent changed between two owners
+            result, may_run = None, False
+        else:
+            result, may_run = await probe_call(found, state.call, self._context(pending_work, state.runs))
+        self._reports.report(
+            CallProbed(pending_work.turn, pending_work.reply_no, pending_work.call_id, result, may_run)
+        )
+
+    def _context(
+        self, pending_work: RunCall | ProbeCall, run: int, watch: Watch | None = None
+    ) -> CallContext:
+        loop, here = asyncio.get_running_loop(), threading.get_ident()
+        reports = weakref.ref(
+            self._reports
+        )  # timers keep the context in which they were set, also stopped ones
+
+        def progressed(text: str) -> None:
+            if watch is not None:
+                watch.heard("progress")
+            if (session := reports()) is not None:
+                session.tell(
+                    CallProgress(pending_work.turn, pending_work.reply_no, pending_work.call_id, run, text)
+                )
+
+        def tell(text: str) -> None:
+            if threading.get_ident() == here:  # at once, so that the last words come before the outcome
+                progressed(text)
+                return
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
+                loop.call_soon_threadsafe(progressed, text)
+
+        place = (self._reports.session_id, pending_work.turn, pending_work.reply_no, pending_work.call_id)
+        return CallContext(*place, run, tell, _NEVER)  # who is asked to stop has an event of their own
+
+
+class _Kept:
+    """Under what token the provider keeps the reply that is being made; "" while it keeps none."""
+
+    __slots__ = ("token",)
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+def _same(event: ModelEvent) -> ModelEvent:
+    return event
+
+
+def _of_application(request: ModelRequest, session: Session, asked: ApplicationRequest) -> ModelRequest:
+    """Return a request with the instructions, tools and settings that the client application sent."""
+    return replace(
+        request,
+        instructions=session.application.instructions,
+        tools=session.application.tools,
+        session=asked.conversation,
+        is_ephemeral=asked.is_ephemeral,
+        settings=asked.settings,
+        stalls=None,
+        is_resent=True,
+    )
+
+
+def _passed_on(call: Call) -> CallPlan:
+    """Return the plan of a call that a client application runs."""
+    return CallPlan(call.id, digest_of(call.name, call.arguments), Site.CLIENT, has_effects=False)
+
+
+def _without_cut(reply: Reply, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
+    """Let a call that the length limit cut off not run: also one cut before its arguments, which look like none."""
+    last = reply.parts[-1] if reply.parts else None
+    if not isinstance(last, Call) or (last.arguments.strip() and plans[-1].problem is None):
+        return plans
+    return (*plans[:-1], replace(plans[-1], problem=CUT_CONTENT))
+
+
+def _gone(pending_work: RunCall, state: CallState) -> Result:
+    """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
+    message = f"The tool {state.call.name!r} is not there any more, so it was not run."
+    if pending_work.run == 1 or not state.plan.has_effects:
+        return Result(pending_work.call_id, message, Outcome.ERROR)
+    again = f"{message} An earlier run of this call may or may not have taken effect."
+    return Result(pending_work.call_id, again, Outcome.UNKNOWN)
+
+
+def _untouched(pending_work: RunCall) -> Result:
+    """Return the result of a run that was stopped before its tool was called."""
+    if pending_work.run == 1:
+        return Result(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    return Result(pending_work.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN)  # of an earlier run nobody knows
+
+
+def _state_of(pending_work: RunCall | RunChild | ProbeCall, session: Session) -> CallState:
+    assert isinstance(session.turn, RunningCalls)
+    return next(each for each in session.turn.calls if each.call.id == pending_work.call_id)

@@ -1,0 +1,152 @@
+"""Commands and answers as they go from one owner to another, through a store's inbox.
+
+Two versions may meet there while servers are replaced one by one: who gets a command it does not know says so, and
+the sender's client asks again later.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
+from midstream.protocol.frames import secret_digest_of
+from midstream.session.session import Received, Session
+from midstream.session.turn.commands import Cancel, Command, Resume
+from midstream.session.turn.states import Idle
+
+
+class _Said(Struct, frozen=True):
+    """A command, by the name of its type."""
+
+    kind: str
+    command: msgspec.Raw
+
+
+class _Handed(Struct, frozen=True, omit_defaults=True):
+    """A command, or a chunk that carries one. An empty stream: no chunk."""
+
+    said: _Said | None = None
+    stream: str = ""
+    secret_digest: str = ""
+    seqno: int = 0
+    digest: str = ""
+    cancel_after_s: float | None = None
+    connection: int = 0
+
+
+class _Answer(Struct, frozen=True, omit_defaults=True):
+    """The journal's end, or why the command was refused."""
+
+    position: int = 0
+    code: str = ""
+    message: str = ""
+    retry_after_s: float | None = None
+    expected: int = 0
+
+
+GIVE_UP = b'{"give_up":true}'
+"""Not for the turn but for the owner itself: give up a session in which no turn runs, so that it can be deleted."""
+
+_KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
+
+
+def once(command: Command | Received, seen: Session, world: World) -> Command | Received | None:
+    """Return a command in a form in which deciding it twice is deciding it once (TURN-74); None where it does nothing.
+
+    What comes without a stream is given one of its own: the journal remembers its number.
+
+    Args:
+        seen: The session as the sender knows it.
+    """
+    match command:
+        case Received():
+            return command
+        case Cancel():
+            running = None if isinstance(seen.turn, Idle) else Cancel(seen.turn.turn)
+            return command if command.turn is not None else running
+        case Resume() if seen.is_live:
+            return None
+        case _:
+            return Received(world.new_id("stream"), secret_digest_of(world.new_secret()), 0, "", command)
+
+
+def encode_command(command: Command | Received) -> bytes:
+    """Return a client's command as bytes."""
+    if not isinstance(command, Received):
+        return msgspec.json.encode(_Handed(_said(command)))
+    said = None if command.command is None else _said(command.command)
+    return msgspec.json.encode(
+        _Handed(
+            said,
+            command.stream,
+            command.secret_digest,
+            command.seqno,
+            command.digest,
+            command.cancel_after_s,
+            command.connection,
+        )
+    )
+
+
+def decode_command(body: bytes) -> Command | Received:
+    """Return the command that `encode_command` made these bytes of.
+
+    Raises:
+        UnavailableError: This version does not know it.
+    """
+    try:
+        handed = msgspec.json.decode(body, type=_Handed)
+        command = None if handed.said is None else _command(handed.said)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise UnavailableError("another version of this server runs the session: ask again later") from error
+    if handed.stream:
+        return Received(
+            handed.stream,
+            handed.secret_digest,
+            handed.seqno,
+            handed.digest,
+            command,
+            handed.cancel_after_s,
+            handed.connection,
+        )
+    if command is None:
+        raise UnavailableError("a command that says nothing was handed over")
+    return command
+
+
+def encode_answer(answer: int | MidstreamError) -> bytes:
+    """Return what came of a command as bytes."""
+    if isinstance(answer, int):
+        return msgspec.json.encode(_Answer(answer))
+    expected = answer.expected if isinstance(answer, SeqnoGapError) else 0
+    return msgspec.json.encode(
+        _Answer(
+            code=answer.code, message=answer.message, retry_after_s=answer.retry_after_s, expected=expected
+        )
+    )
+
+
+def position_of(body: bytes) -> int:
+    """Return the journal's end that an answer names.
+
+    Raises:
+        MidstreamError: What the owner refused the command with.
+    """
+    answer = msgspec.json.decode(body, type=_Answer)
+    if not answer.code:
+        return answer.position
+    if answer.code == SeqnoGapError.code:
+        raise SeqnoGapError(answer.message, expected=answer.expected)
+    raise error_of(answer.code, answer.message, answer.retry_after_s)
+
+
+def _said(command: Command) -> _Said:
+    return _Said(type(command).__name__, msgspec.Raw(msgspec.json.encode(command)))
+
+
+def _command(said: _Said) -> Command:
+    return msgspec.json.decode(said.command, type=_KINDS[said.kind])

@@ -1,0 +1,753 @@
+"""The live sessions of one process: open, recover, put to sleep, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
+
+from midstream.engine.agent import Agent, SubAgent, checked_agent
+from midstream.engine.conversation import answer_of, payload_of, turn_of
+from midstream.engine.defects import Defects, StoppedOnDefectError
+from midstream.engine.escrow_locks import Locks
+from midstream.engine.journal import Journal, require_session_id
+from midstream.engine.peers import Caretaker
+from midstream.engine.runner import Runner
+from midstream.engine.sleeping import MemoryLimits, Sleeping
+from midstream.engine.sub_agents import children_at_work
+from midstream.engine.trials import Trials
+from midstream.environment import World
+from midstream.errors import (
+    DrainingError,
+    LeaseHeldError,
+    MidstreamError,
+    SessionLockedError,
+    SessionNotFoundError,
+    ToolDefinitionError,
+    UnavailableError,
+)
+from midstream.history.messages import UserMessage
+from midstream.models.model import StoredModel
+from midstream.observability.observers import Observers
+from midstream.protocol.events import Event
+from midstream.protocol.frames import EventId
+from midstream.protocol.server_stream import waiting_on
+from midstream.protocol.stream_settings import TAIL_BYTES
+from midstream.session.calls import OnDoubt
+from midstream.session.child_names import PART_MARK, root_of
+from midstream.session.records import Parent, TurnStatus
+from midstream.session.retention import Retention
+from midstream.session.session import Session, fold
+from midstream.session.turn.commands import WhenBusy, WhenBusyName
+from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
+from midstream.store.contract import SessionInfo, Store
+from midstream.store.store_registry import open_store
+from midstream.timing import RECONNECT_BACKOFF
+
+RECOVERIES_MAX = 64
+"""Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
+REVIVALS_MAX = 100
+"""Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
+HAND_ON_S = 1.0
+"""Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
+OWNERS_ASKED_MAX = 100
+"""Requests to other processes to let go of a session that is to be deleted, or of one of its sub-agents."""
+OPENING_S = 2.0
+"""Seconds that sessions have to let go which were just being opened when the host is stopped."""
+SOURCES_CLOSE_S = 10.0
+"""Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
+
+_log = logging.getLogger(__name__)
+
+
+class Recovery(Struct):
+    """How far the start-up has got with the turns an older process left open, and what came of them.
+
+    Args:
+        total: Open turns that were found.
+        done: Those that were looked at; each of them is one of the following.
+        resumed: Turns that go on here.
+        elsewhere: Turns of other living processes.
+        interrupted: Turns that were ended: too old, or too many had died on them.
+        locked: Turns in sessions that only their clients can open: they wait for those, or go on elsewhere.
+        failed: Sessions that cannot be read, or not now.
+        seconds: How long it took.
+    """
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    elsewhere: int = 0
+    interrupted: int = 0
+    locked: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    is_done: bool = False
+
+
+class Host:
+    """Run an agent's sessions on a store, in this process: use it as an async context manager, and `ask`.
+
+    Args:
+        agent: What answers.
+        store: Keeps the journals: a store, or the URL or path of one (see `open_store`). The host opens and closes it.
+        world: Clock, chance and tasks; the real ones by default.
+        look_back_s: A turn untouched for longer (seconds) is ended as `interrupted` at start-up instead of being
+            carried on.
+        retention: How long events can be replayed, and sessions are kept.
+        tail_bytes_max: Bytes of its newest events that each session keeps in memory while it is awake.
+        memory: What awake sessions may hold, and how long an idle one stays awake.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        store: Store | str | Path,
+        *,
+        world: World | None = None,
+        look_back_s: float = LOOK_BACK_S,
+        retention: Retention = Retention(),
+        tail_bytes_max: int = TAIL_BYTES,
+        memory: MemoryLimits = MemoryLimits(),
+    ) -> None:
+        self.agent = checked_agent(agent)
+        self.world = world or World()
+        self.store = store = open_store(store, world=self.world)
+        self.recovery = Recovery()
+        self.observers = Observers()
+        """Told of every record that is appended here."""
+        self.is_draining = False
+        self.retention = retention
+        self.look_back_s = look_back_s
+        self.tail_bytes_max = tail_bytes_max
+        self._owner = self.world.new_id("owner")
+        self._awake: dict[str, Runner] = {}
+        self._sleeping = Sleeping(self._awake, memory, self.world, self._send_to_sleep)
+        self._opening: dict[str, asyncio.Task[Runner]] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
+        """Whose agents answer in child sessions that were not begun yet."""
+        self._reviving: dict[str, asyncio.Task[None]] = {}
+        self._defects = Defects(self.world)
+        self._recovering: asyncio.Task[None] | None = None
+        self._caretaker = Caretaker(self, store, self.world, retention)
+        self._trials = Trials(self.world, self._owner, self._awake, self.recovered)
+        self.locks = Locks(self, store.escrow, self.world) if store.escrow else None
+        """Opens sessions for those who show their secrets; None where no client holds a key."""
+        self._deleting: set[str] = set()
+        """The roots of the families of sessions of which one is being deleted."""
+        self._locked: dict[str, int] = {}
+        """Epochs of the sessions whose open turns wait for their clients."""
+        self._stored: list[StoredModel] = []
+        """The models that keep values in the store, while the host runs."""
+        self._is_started = False
+        self._is_stopped = False
+
+    async def start(self) -> None:
+        """Open the store and begin to carry on with interrupted turns; `recovery` tells how far it is.
+
+        Calling it again is harmless.
+
+        Raises:
+            DrainingError: It was stopped. Nothing is open, nor left open.
+            ToolDefinitionError: A tool is to write in the store's transactions, and this store has none for tools.
+            StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
+        """
+        if self._is_started:
+            return
+        self._refuse_when_stopped()
+        if self.store.transactional is None and (names := sorted(_within(self.agent))):
+            message = (
+                "tools with on_doubt='in_transaction' need a store that is `transactional`, such as SQLite"
+            )
+            raise ToolDefinitionError(f"{message}: {', '.join(names)}")
+        self._is_started = True
+        try:
+            await self.store.open()
+            self._refuse_when_stopped()
+        except DrainingError:  # stopped meanwhile, when nothing was there to be closed
+            self._is_started = False
+            await self.store.close()
+            raise
+        except MidstreamError:
+            self._is_started = False  # the next call tries again
+            raise
+        self._stored = _stored_models(self.agent)
+        for model in self._stored:
+            model.begin_use(self.store)
+        self._recovering = self.world.spawn(self._recover(), name="recovery")
+        self._caretaker.start()
+        self._sleeping.start()
+        if self.locks is not None:
+            self.locks.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def ask(
+        self,
+        session_id: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
+    ) -> str:
+        """Say something in a session and return the whole answer, each word once.
+
+        Raises:
+            TurnFailedError: The turn ended otherwise: it failed, was stopped or interrupted; see its `status`.
+            MidstreamError: As `send` does.
+        """
+        return await answer_of(session_id, self.send(session_id, message, when_busy=when_busy))
+
+    def send(
+        self,
+        session_id: str,
+        message: str | UserMessage,
+        *,
+        when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
+    ) -> AsyncGenerator[Event, None]:
+        """Say something in a session, new or known, and iterate over the turn it opens, to its end.
+
+        The events are those of `Client.send`, with `text`, `transcript` and `replaces`. Iterating starts it. Leaving
+        the loop does not stop the turn: it ends here, or in the next process on this store.
+
+        Raises:
+            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
+            DrainingError: The host is stopped. What was said and is not answered goes on in the next process.
+            MidstreamError: The store cannot be used; see `code`.
+        """
+        return turn_of(self, session_id, payload_of(message, when_busy))
+
+    def _refuse_when_stopped(self) -> None:
+        if self._is_stopped:
+            raise _draining()
+
+    async def recovered(self) -> None:
+        """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
+        if self._recovering is not None:
+            await self._recovering
+
+    async def session(self, session_id: str, *, create: bool = False) -> Runner:
+        """Return a session, awake. If a turn of a dead process is open in it, it is being carried on.
+
+        One that another process owns is followed: read here as it grows there, and what is submitted goes to its owner.
+
+        Args:
+            session_id: 1 to 128 of letters, digits and `._:-`.
+            create: Accept an id nobody has used yet; the session exists from its first message on.
+
+        Raises:
+            UsageError: The id has another form.
+            SessionNotFoundError: No such session, and `create` is false.
+            StoreDamagedError: Its journal cannot be read. Nothing was changed.
+            InternalError: It stopped on a defect `DEFECTS_MAX` times within minutes. Nothing was changed.
+        """
+        runner = await self._awakened(session_id)
+        is_unknown = runner.newest.position == 0
+        if is_unknown and (not create or PART_MARK in session_id):
+            raise SessionNotFoundError(f"there is no session {session_id!r}")
+        return runner
+
+    async def _awakened(self, session_id: str) -> Runner:
+        runner = self._awake.get(session_id)
+        if runner is not None and runner.is_stale:
+            await runner.refresh()
+        runner = self._awake.get(session_id)  # who asked at the same time may have opened it anew already
+        if runner is None or runner.has_failed:
+            runner = await self._opened(session_id)
+        else:
+            self._awake[session_id] = self._awake.pop(session_id)  # the last used goes to sleep last
+        self._sleeping.touch(session_id)
+        return runner
+
+    async def child(self, session_id: str, path: tuple[str, ...]) -> Runner:
+        """Return the session that does the work of a call, awake, with the agent that `path` leads to.
+
+        Raises:
+            AgentNotFoundError: There is no such sub-agent any more. Nothing was changed.
+            MidstreamError: As `session` does.
+        """
+        self.agent.sub_agent(path)
+        if session_id not in self._awake:
+            self._paths[session_id] = path
+        return await self._awakened(session_id)
+
+    async def is_wanted(self, parent: Parent) -> bool:
+        """Whether the call is still open whose work a child session does; nothing is opened for that."""
+        turn = (await self.glance(parent.session)).turn
+        return (
+            isinstance(turn, RunningCalls)
+            and (turn.turn, turn.reply_no) == (parent.turn, parent.reply)
+            and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
+        )
+
+    def suspected(self, runner: Runner) -> int:
+        """Return how many deaths a session is suspected of that is about to be claimed here (TURN-84)."""
+        return self._trials.suspected(runner)
+
+    def note_left(self, runner: Runner) -> bool:
+        """Claim a suspect only when everything that its dead owner left was read; return whether it is one."""
+        if not self._trials.is_suspect(runner):
+            return False
+        if self.recovery.is_done:
+            self._caretaker.take_up({runner.session_id})
+        return True
+
+    def hold(self, runner: Runner) -> None:
+        """Resume a suspect when it is its turn."""
+        self._trials.hold(runner)
+
+    async def give_up(self, session_id: str) -> None:
+        """Let go of an idle session that another process is to delete; its readers are told once it has done so.
+
+        Raises:
+            SessionBusyError: A turn is running. Nothing was changed.
+        """
+        runner = await self.session(session_id)
+        await runner.let_go()
+        if runner.is_idle:  # nobody here reads it: nothing of what is deleted stays in memory
+            self._awake.pop(session_id, None)
+            await runner.sleep()
+
+    def followed(self) -> Mapping[str, int]:
+        """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
+        return {
+            session_id: runner.newest.position
+            for session_id, runner in self._awake.items()
+            if runner.readers and runner.is_of_others
+        }
+
+    async def rest(self, session_id: str) -> bool:
+        """Let a session and its sub-agents go to sleep if none of them is at work; return whether all sleep.
+
+        Raises:
+            MidstreamError: They sleep, and one was not given up: the store is busy.
+        """
+        family = self._awake_with_children(session_id)
+        busy = {*self._opening, *self._reviving}
+        if any(root_of(each) == session_id for each in busy):
+            return False
+        if not all(runner.is_idle or runner.has_failed for runner in family):
+            return False
+        for runner in family:
+            self._awake.pop(runner.session_id, None)
+        for runner in family:
+            await runner.sleep()
+        return True
+
+    async def tidy(self, session_id: str) -> None:
+        """Prune what is due of a session, as long as it can be read.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        await self._caretaker.prune(session_id)
+
+    async def note_locked(self, session_id: str) -> None:
+        """Know that a turn waits for its client, until the session has another epoch or is opened here."""
+        found = await self.store.find(session_id)
+        if found is not None:
+            self._locked[session_id] = found.epoch
+
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client to bring the secret."""
+        return info.mark.is_live and self._locked.get(info.session) == info.epoch
+
+    def carry_on(self, session_id: str) -> None:
+        """Go on with what was left of a session, and of its sub-agents, for want of its client's secret."""
+        left = {name for name in self._locked if root_of(name) == session_id}
+        for name in left:
+            del self._locked[name]
+        left.update(each.session_id for each in self._awake_with_children(session_id) if each.is_following)
+        self._caretaker.take_up(left, once_more=True)
+
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Let the readers of a session that is awake be told where its events begin now (STREAM-62)."""
+        runner = self._awake.get(session_id)
+        if runner is not None and runner.events.pruned_to.position < last.position:
+            runner.events.pruned_to = last
+
+    def awake(self, session_id: str) -> Runner | None:
+        """Return a session if it is awake."""
+        return self._awake.get(session_id)
+
+    def children_wait_for(self, session_id: str) -> list[str]:
+        """Return what each sub-agent that works for a session's turn waits for, see `waiting_on`: `tool` if unknown."""
+        parent = self._awake.get(session_id)
+        names = [] if parent is None else children_at_work(session_id, parent.state)
+        return [self._waits_for(name) for name in names]
+
+    def _waits_for(self, session_id: str) -> str:
+        runner = self._awake.get(session_id)
+        return "tool" if runner is None else self.waits_for(runner)
+
+    def waits_for(self, runner: Runner) -> str:
+        """Return what an awake session waits for, see `waiting_on`; `agent` where its turn is held (TURN-90)."""
+        if runner.waits_for_agent:
+            return "agent"
+        return waiting_on(runner.state, self.children_wait_for(runner.session_id))
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other living processes serve this store."""
+        return self._caretaker.peers > 0
+
+    @property
+    def memory_held(self) -> int:
+        """Bytes that the awake sessions hold, estimated from their journals."""
+        return self._sleeping.bytes_held
+
+    @property
+    def sessions_awake(self) -> int:
+        """How many sessions are in memory."""
+        return len(self._awake)
+
+    @property
+    def turns_running(self) -> int:
+        """In how many of them a turn is open, here or at another owner."""
+        return sum(runner.state.is_live for runner in self._awake.values())
+
+    async def glance(self, session_id: str) -> Session:
+        """Return what is known of a session without waking it; an empty one where there is none."""
+        awake = self._awake.get(session_id)
+        return awake.state if awake is not None else await self._peek(session_id)
+
+    async def delete(self, session_id: str) -> None:
+        """Remove an idle session and all its records for good, and the sessions of its sub-agents with it.
+
+        Raises:
+            SessionNotFoundError: No such session.
+            SessionBusyError: A turn is running, in it or in a sub-agent. Nothing was changed.
+            LeaseHeldError: It is locked here, and another process works on it. Nothing was changed.
+            UnavailableError: It is being deleted here already; or the process that owns it does not answer, or
+                another one was faster. Nothing was changed.
+        """
+        try:
+            await self.session(session_id)
+        except SessionLockedError:
+            await self.store.delete(session_id)  # nobody works on it here, and it need not be read for that
+            self._locked.pop(session_id, None)
+            return
+        self.refuse_while_deleting(session_id)
+        for runner in self._awake_with_children(session_id):
+            runner.refuse_while_running()
+        self._deleting.add(root_of(session_id))
+        try:
+            await self._delete_and_tell(session_id)
+        finally:
+            self._deleting.discard(root_of(session_id))
+
+    def refuse_while_deleting(self, session_id: str) -> None:
+        """Let nothing begin in a family of sessions of which one is being deleted here. Readers hear nothing.
+
+        Raises:
+            UnavailableError: One is.
+        """
+        if root_of(session_id) in self._deleting:
+            raise UnavailableError(f"session {session_id!r} is being deleted", retry_after_s=1.0)
+
+    async def _delete_and_tell(self, session_id: str) -> None:
+        # In this order: a store that refuses has changed nothing, and nobody has heard of anything.
+        try:
+            await self._delete(session_id)
+        except MidstreamError:
+            raise
+        except BaseException:  # whether it is gone is not known: whoever reads looks again
+            await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
+            raise
+        await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
+
+    async def _let_go_of(self, session_id: str, error: MidstreamError) -> None:
+        """End a session and its sub-agents here, those that were asked for in the meantime too."""
+        for runner in self._awake_with_children(session_id):
+            del self._awake[runner.session_id]
+            await runner.close(error)
+
+    async def _delete(self, session_id: str) -> None:
+        for _ in range(OWNERS_ASKED_MAX):
+            try:
+                await self.store.delete(session_id)
+            except LeaseHeldError as error:
+                holding = await self._awakened(error.session or session_id)
+                await holding.ask_to_give_up()
+            else:
+                return
+        raise UnavailableError(f"session {session_id!r} is being taken up: try again")
+
+    def _awake_with_children(self, session_id: str) -> list[Runner]:
+        """Return the runner of a session, where it is awake, and then those of its sub-agents."""
+        mark = f"{session_id}{PART_MARK}"
+        own = [self._awake[session_id]] if session_id in self._awake else []
+        return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
+
+    def drain(self) -> None:
+        """Say goodbye: from now on readers and senders are told to reconnect. Turns go on until `stop`."""
+        if self.is_draining:
+            return
+        self.is_draining = True
+        for runner in self._awake.values():
+            runner.part(_draining())
+
+    async def stop(self, *, grace_s: float = 10.0) -> None:
+        """Drain, let running tools finish for up to `grace_s` seconds, stop the rest, close the store.
+
+        What is cut is in the journal as owed or in doubt: the next process carries on. Calling it again is
+        harmless; it always ends within the grace and a few seconds.
+        """
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self.drain()
+        await self._trials.stop()
+        await self._sleeping.stop()
+        if self._recovering is not None:
+            self._recovering.cancel()
+            await asyncio.wait([self._recovering])
+        if pending := [*self._opening.values(), *self._reviving.values()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=OPENING_S)
+        await self._hand_on(grace_s)
+        await self._caretaker.stop()
+        if self.locks is not None:
+            await self.locks.stop()
+        self._awake.clear()
+        if self._is_started:
+            # First: tool servers may take longer than whoever ends this process waits.
+            await self.store.close()
+        await self._close_sources()
+
+    async def _close_sources(self) -> None:
+        """Close the tool servers and pools of the agent and its sub-agents, all at once within `SOURCES_CLOSE_S`."""
+        sources = {id(each): each for agent in _family_of(self.agent) for each in agent.sources}
+        closing = [self.world.spawn(each.close(), name="close tools") for each in sources.values()]
+        closing += [self.world.spawn(each.end_use(), name="close a model") for each in self._stored]
+        self._stored = []
+        if not closing:
+            return
+        done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
+        for task in late:
+            task.cancel()
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a source of tools or a model was not closed", exc_info=error)
+
+    async def _hand_on(self, grace_s: float) -> None:
+        """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
+        # With a peer the service goes on meanwhile, so that a reply that is being written may be written to its end;
+        # without one everybody waits for the next start, which had better come soon.
+        is_waited_for = not self.has_peers
+
+        async def hand_on(runner: Runner) -> None:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await (runner.quiesce() if is_waited_for else runner.wind_down())
+            except TimeoutError:
+                pass
+            try:
+                async with asyncio.timeout(HAND_ON_S):
+                    await runner.hand_on()
+            except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
+                _log.warning("not handed on", extra={"session": runner.session_id})
+
+        if self._awake:
+            _log.info("giving up %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
+        tasks = [
+            self.world.spawn(hand_on(runner), name=f"hand on {runner.session_id}")
+            for runner in self._awake.values()
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- opening and sleeping ---------------------------------------------------------------------------------
+
+    async def _opened(self, session_id: str) -> Runner:
+        """Open a session once, however many ask for it at the same time."""
+        require_session_id(session_id)
+        if self.is_draining:
+            raise _draining()
+        opening = self._opening.get(session_id)
+        if opening is None:
+            opening = self.world.spawn(self._open(session_id), name=f"open {session_id}")
+            self._opening[session_id] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(session_id, None))
+        return await asyncio.shield(opening)
+
+    async def _open(self, session_id: str) -> Runner:
+        self._defects.check(session_id)
+        tail = self.tail_bytes_max
+        journal = Journal(self.store, session_id, self.world, self.observers, tail_bytes_max=tail)
+        runner = Runner(
+            journal,
+            partial(self._agent_of, session_id),
+            self.world,
+            owner=self._owner,
+            family=self,
+            look_back_s=self.look_back_s,
+            on_failed=self._runner_failed,
+            on_followed=self._caretaker.look_again,
+        )
+        try:
+            await runner.open()
+        except BaseException:
+            await runner.close(_draining())  # it may have begun to work
+            raise
+        surplus = self._sleeping.surplus()
+        self._awake[session_id] = runner
+        self._sleeping.touch(session_id)
+        await self._send_to_sleep(surplus)
+        return runner
+
+    async def _send_to_sleep(self, session_ids: Iterable[str]) -> None:
+        for session_id in session_ids:
+            runner = self._awake.get(session_id)
+            if runner is None or not (runner.is_idle or runner.has_failed):
+                continue  # it was used while another one was being released
+            del self._awake[session_id]
+            try:
+                await runner.sleep()
+            except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
+                _log.warning("not given up: %s", error.code, extra={"session": runner.session_id})
+
+    def _agent_of(self, session_id: str, state: Session) -> Agent:
+        """Return who answers in a session: the host's agent, or for a child the one that its call named."""
+        path = self._paths.pop(session_id, ())
+        return self.agent.sub_agent(state.parent.path if state.parent else path)
+
+    async def _peek(self, session_id: str) -> Session:
+        """Fold a session as it is in the store, without waking it."""
+        return fold(await Journal(self.store, session_id, self.world).load())
+
+    def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
+        """See to it that a turn does not wait for somebody to ask after its runner failed."""
+        session_id = runner.session_id
+        if isinstance(error, StoppedOnDefectError):
+            self._defects.count(session_id)
+        if session_id in self._reviving or self._is_stopped:
+            return  # its own runner has failed again: it goes on trying
+        if runner.state.is_live and isinstance(error, UnavailableError):
+            name = f"revive {session_id}"
+            self._reviving[session_id] = self.world.spawn(self._revive(session_id), name=name)
+
+    async def _revive(self, session_id: str) -> None:
+        try:
+            for failures in range(1, REVIVALS_MAX + 1):
+                await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
+                try:
+                    runner = await self.session(session_id)
+                except UnavailableError as error:
+                    _log.info("not yet taken up: %s", error.code, extra={"session": session_id})
+                    continue
+                if not runner.has_failed:
+                    return
+        except MidstreamError as error:
+            _log.error("not taken up: %s", error.message, extra={"session": session_id})
+        finally:
+            self._reviving.pop(session_id, None)
+
+    async def _recover(self) -> None:
+        began_at = self.world.monotonic()
+        found = await self._interrupted()
+        progress = self.recovery
+        progress.total = len(found)
+        turnstile = asyncio.Semaphore(RECOVERIES_MAX)
+
+        async def look_at(session_id: str) -> None:
+            async with turnstile:
+                with contextlib.suppress(MidstreamError):  # told below
+                    await self.session(session_id)
+
+        async def recover_one(session_id: str) -> None:
+            async with turnstile:
+                await self._recover_one(session_id)
+                progress.done += 1
+
+        # All are read before a suspect is claimed: the verdict depends on what else ran when their owner died.
+        for step in (look_at, recover_one):
+            async with asyncio.TaskGroup() as group:
+                for session_id in found:
+                    group.create_task(step(session_id))
+        progress.seconds = self.world.monotonic() - began_at
+        progress.is_done = True
+        counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
+        _log.info(
+            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d locked, %d failed, %.3f s",
+            progress.total,
+            progress.resumed,
+            progress.elsewhere,
+            progress.interrupted,
+            progress.locked,
+            progress.failed,
+            progress.seconds,
+            extra={"recovery": counts},
+        )
+
+    async def _recover_one(self, session_id: str) -> None:
+        try:
+            runner = await self.session(session_id)
+            if self._trials.is_suspect(runner):
+                with contextlib.suppress(LeaseHeldError):
+                    await runner.take_up()
+        except SessionLockedError:
+            self.recovery.locked += 1  # if nobody has it, the store tells the caretaker
+            return
+        except MidstreamError as error:
+            self.recovery.failed += 1
+            _log.error("a session could not be recovered: %s", error.message, extra={"session": session_id})
+            return
+        if runner.is_following:
+            self.recovery.elsewhere += 1
+            if runner.is_idle:  # nobody here reads it: its owner has it in mind
+                self._awake.pop(session_id, None)
+                await runner.close(_draining())
+        elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
+            self.recovery.interrupted += 1
+        else:
+            self.recovery.resumed += 1
+
+    async def _interrupted(self) -> list[str]:
+        """Return the sessions with an open turn, however long the store takes to answer."""
+        for failures in itertools.count(1):
+            try:
+                return [info.session async for info in self.store.list(live=True)]
+            except UnavailableError as error:
+                _log.warning("the interrupted turns cannot be listed yet: %s", error.code)
+                await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
+        raise AssertionError("it counts without end")
+
+
+def _draining() -> DrainingError:
+    return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
+
+
+def _family_of(agent: Agent) -> Iterator[Agent]:
+    """Yield an agent and all its sub-agents; one that several share comes more than once."""
+    yield agent
+    for each in agent.tools.values():
+        if isinstance(each, SubAgent):
+            yield from _family_of(each.agent)
+
+
+def _stored_models(agent: Agent) -> list[StoredModel]:
+    """Return the models of an agent and its sub-agents that keep values in the store, each once."""
+    models = {id(each.model): each.model for each in _family_of(agent)}
+    return [model for model in models.values() if isinstance(model, StoredModel)]
+
+
+def _within(agent: Agent) -> set[str]:
+    """Return the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+    tools = (each for one in _family_of(agent) for each in one.tools.values())
+    return {each.name for each in tools if each.on_doubt is OnDoubt.IN_TRANSACTION}

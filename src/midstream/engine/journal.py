@@ -1,0 +1,391 @@
+"""One session's journal as this process sees it: appends, the tail in memory, and who waits for more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+
+from msgspec.structs import replace
+
+from midstream.environment import Fault, World
+from midstream.errors import (
+    EventGoneError,
+    JournalMovedError,
+    LeaseLostError,
+    MidstreamError,
+    RecordUndecodableError,
+    UsageError,
+)
+from midstream.observability.observers import Observers
+from midstream.protocol.frames import START, EventId
+from midstream.protocol.stream_settings import TAIL_BYTES
+from midstream.session.records import JournalPruned, JournalReader, OutcomeDamaged, Record, encode, is_pruned
+from midstream.session.session import Session, restored
+from midstream.store.contract import Attempt, Batch, Store, StoredRecord
+
+TAIL_RECORDS_MAX = 4096
+"""Newest records kept in memory for the readers at the tail; others read pages from the store."""
+SESSION_BYTES = 12 * 1024
+"""Bytes that an awake session with an empty journal costs."""
+TAIL_RECORD_BYTES = 120
+"""Bytes that a record in memory costs besides its body."""
+FOLDED_SHARE = 1
+"""Bytes of folded state for each byte of the journal."""
+PAGE_RECORDS = 1000
+"""Records read at once when a journal is folded or a reader is far behind."""
+
+_log = logging.getLogger(__name__)
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
+
+
+def require_session_id(session_id: str) -> None:
+    """Refuse what no session can be called.
+
+    Raises:
+        UsageError: The id is not 1 to 128 of letters, digits and `._:-`.
+    """
+    if not _SESSION_ID.fullmatch(session_id):
+        raise UsageError(f"a session id has 1 to 128 of letters, digits and '._:-', not {session_id[:40]!r}")
+
+
+class Journal:
+    """Append to a session's journal and let readers follow it. Readers are positions, never queues.
+
+    Args:
+        store, session_id: Where it lies.
+        world: Clock and fault points.
+        observers: Told of what is appended here.
+        tail_bytes_max: Bytes of the newest records that are kept in memory, the last one besides.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        session_id: str,
+        world: World,
+        observers: Observers | None = None,
+        *,
+        tail_bytes_max: int = TAIL_BYTES,
+    ) -> None:
+        self.session_id = session_id
+        self.newest = START
+        self.pruned_to = START
+        """The last event that was pruned, as far as is known here: what follows it can be read."""
+        self.epoch = 0
+        """The epoch this process writes under; 0 while it has not claimed the session."""
+        self.is_handed_over = False
+        """Whether the last owner had given the session up before it was claimed here."""
+        self.held_at = -math.inf
+        """When it was last certain that this process owns the session, on its own clock."""
+        self._store = store
+        self._immediate = store.immediate
+        self._world = world
+        self._observers = observers
+        self._reader = JournalReader()
+        self._damaged: dict[int, StoredRecord] = {}
+        """What stands for outcomes that cannot be read any more, by position."""
+        self._tail: list[StoredRecord] = []
+        self._tail_bytes = 0
+        self._tail_bytes_max = tail_bytes_max
+        self._folded_bytes = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Who waits; who waits longest is woken first."""
+        self.ended: MidstreamError | None = None
+        """What it was closed with here."""
+
+    async def load(self) -> list[tuple[int, Record]]:
+        """Read what follows the newest record known here, at first everything; return it with its epochs.
+
+        Of a pruned journal, or one pruned beyond what is known here, a `JournalPruned` comes first. Nothing is claimed.
+        All of it is known here, or after an error or a cancellation nothing of it.
+
+        Raises:
+            RecordUndecodableError: A record of a newer version, or damage; names session and position. An outcome of a
+                call that is damaged costs only itself: a warning, and `OutcomeDamaged` in its place.
+        """
+        found: list[StoredRecord] = []
+        records: list[tuple[int, Record]] = []
+        end = self.newest.position
+        while page := await self._store.read(self.session_id, after=end, limit=PAGE_RECORDS):
+            if is_pruned(page[0].body):  # also between two pages: it begins anew
+                records.clear()
+                found.clear()
+            records.extend(self._decoded(page))
+            found.extend(page)
+            end = page[-1].position
+        if found:  # a reader that left while the store was asked must not take with it what nobody has folded
+            self._remember(self._readable(found))
+            self._wake()
+        return records
+
+    async def catch_up(self) -> list[tuple[int, Record]]:
+        """Return what other owners appended since `load`; call it under a new claim, so that there is no more.
+
+        Raises:
+            JournalMovedError: The session was deleted meanwhile: what is known of it here is void.
+            RecordUndecodableError: See `load`.
+        """
+        known = self.newest
+        if known.position:
+            found = await self._store.read(self.session_id, after=known.position - 1, limit=1)
+            is_pruned_further = bool(found) and found[0].position > known.position
+            if not is_pruned_further and (not found or found[0].epoch != known.epoch):
+                raise self._deleted()
+        return await self.load()
+
+    def _deleted(self) -> JournalMovedError:
+        return JournalMovedError(f"session {self.session_id!r} was deleted by somebody else")
+
+    def _decoded(self, page: Sequence[StoredRecord]) -> Iterator[tuple[int, Record]]:
+        for stored in page:
+            place = f"record {stored.position} of session {self.session_id!r}"
+            try:
+                record = self._reader.read(stored.body)
+            except RecordUndecodableError as error:
+                raise RecordUndecodableError(f"{place}: {error.message}") from error
+            if isinstance(record, OutcomeDamaged):
+                _log.warning("%s is damaged: the outcome of a call is lost", place)
+                self._damaged[stored.position] = replace(stored, body=encode(record))
+            yield stored.epoch, record
+
+    def _readable(self, page: Sequence[StoredRecord]) -> Sequence[StoredRecord]:
+        if not self._damaged:
+            return page
+        return [self._damaged.get(stored.position, stored) for stored in page]
+
+    async def claim(self, *, at: float) -> int:
+        """Take the session for this process; appends may follow under the returned epoch.
+
+        Raises:
+            LeaseHeldError: Another living owner has it. Nothing was changed.
+            JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
+        """
+        self._world.reach(Fault.BEFORE_CLAIM)
+        if self.newest.position:
+            found = await self._store.find(self.session_id)
+            if found is None:
+                raise self._deleted()
+            self.is_handed_over = found.is_free
+        self.epoch = await self._store.claim(self.session_id, at=at)
+        self._world.reach(Fault.AFTER_CLAIM)
+        return self.epoch
+
+    async def release(self) -> None:
+        """Give the session up, where it was claimed here, so that anybody may claim it; again it is harmless."""
+        if self.epoch:
+            await self._store.release(self.session_id, epoch=self.epoch)
+            self.epoch = 0
+
+    async def disown(self, *, at: float) -> None:
+        """Give the session up also where an older journal of this process had claimed it, and failed before it slept.
+
+        Raises:
+            LeaseHeldError: Another living owner has it by now. Nothing was changed.
+        """
+        found = None if self.epoch else await self._store.find(self.session_id)
+        if found is not None and not found.is_free:
+            self.epoch = await self._store.claim(self.session_id, at=at)
+        await self.release()
+
+    async def confirm(self) -> None:
+        """Ask whether this process still owns the session.
+
+        Raises:
+            LeaseLostError: It does not.
+        """
+        asked_at = self._world.monotonic()
+        found = await self._store.find(self.session_id)
+        if found is None or found.epoch != self.epoch:
+            raise LeaseLostError(f"session {self.session_id!r} has another owner by now")
+        self.held_at = asked_at
+
+    async def forward(self, body: bytes) -> bytes:
+        """Hand a command to whoever owns the session, and return the answer."""
+        return await self._store.forward(self.session_id, body)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether `append_within` may be called."""
+        return self._store.transactional is not None
+
+    async def append(self, batch: Batch) -> None:
+        """Append, then publish: readers are woken when the records are as durable as the batch requires."""
+        self._world.reach(Fault.BEFORE_APPEND)
+        asked_at = self._world.monotonic()
+        await self._store.append(self.session_id, batch)
+        self.held_at = asked_at
+        self._publish(batch)
+
+    def append_now(self, batch: Batch) -> bool:
+        """Append what need not be synced here and now, then publish; return whether that could be done.
+
+        Where it could not, nothing was written: call `append`.
+        """
+        if self._immediate is None:
+            return False
+        self._world.reach(Fault.BEFORE_APPEND)
+        asked_at = self._world.monotonic()
+        if self._immediate.append_now(self.session_id, batch) is None:
+            return False
+        self.held_at = asked_at
+        self._publish(batch)
+        return True
+
+    async def append_within(self, work: Callable[[Attempt], Batch]) -> None:
+        """Let `work` write in the transaction of the append of what it returns, then publish."""
+        transactional = self._store.transactional
+        assert transactional is not None, "see `is_transactional`"
+        self._world.reach(Fault.BEFORE_APPEND)
+        asked_at = self._world.monotonic()
+        batch = await transactional.append_within(
+            self.session_id, work, expected=self.newest.position, epoch=self.epoch
+        )
+        self.held_at = asked_at
+        self._publish(batch)
+
+    def introduce(self, agent: str, model: str) -> None:
+        """Tell observers who answers in this session."""
+        if self._observers is not None:
+            self._observers.answers(self.session_id, agent, model)
+
+    def _publish(self, batch: Batch) -> None:
+        self._world.reach(Fault.AFTER_APPEND)
+        positions = range(batch.expected + 1, batch.end + 1)
+        self._remember([*map(StoredRecord, positions, repeat(batch.epoch), batch.bodies)])
+        self._wake()
+        if self._observers is not None:
+            self._observers.appended(self.session_id, batch.bodies)
+        self._world.reach(Fault.AFTER_PUBLISH)
+
+    async def blob(self, digest: str) -> bytes | None:
+        """Return a large result that a record names, or None where it is not there."""
+        return await self._store.blob(self.session_id, digest)
+
+    def near(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
+        """Return up to `limit` records after a position, where they are in memory; nothing where they are not."""
+        skip = after + 1 - self._tail[0].position if self._tail else -1
+        return self._tail[skip : skip + limit] if skip >= 0 else ()
+
+    async def read(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
+        """Return up to `limit` records after a position: from memory near the tail, else from the store.
+
+        Raises:
+            EventGoneError: What follows `after` was pruned: see `beginning`.
+        """
+        if after >= self.newest.position:
+            return ()
+        if found := self.near(after=after, limit=limit):
+            return found
+        page = await self._store.read(self.session_id, after=after, limit=limit)
+        if page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+            self.pruned_to = EventId(page[0].epoch, page[0].position)
+            oldest = self.pruned_to.position + 1
+            message = f"events of session {self.session_id!r} before position {oldest} are not kept any more"
+            raise EventGoneError(message, oldest=oldest)
+        return self._readable(page)
+
+    async def epoch_at(self, position: int) -> int | None:
+        """Return the epoch of a record that is an event, or was the last one to be pruned; None of any other."""
+        if position > self.newest.position:
+            return None
+        if self._tail and position >= self._tail[0].position:
+            return self._tail[position - self._tail[0].position].epoch
+        found = await self._store.read(self.session_id, after=position - 1, limit=1)
+        return found[0].epoch if found and found[0].position == position else None
+
+    async def beginning(self) -> tuple[EventId, Session]:
+        """Return what a pruned journal begins with, and the event it is the state at.
+
+        Raises:
+            RecordUndecodableError: It cannot be read.
+        """
+        found = await self._store.read(self.session_id, after=0, limit=1)
+        if not found or not is_pruned(found[0].body):
+            return START, Session()
+        record = self._reader.read(found[0].body)
+        assert isinstance(record, JournalPruned)
+        self.pruned_to = EventId(found[0].epoch, found[0].position)
+        return self.pruned_to, restored(record)
+
+    async def wait(self, after: int) -> None:
+        """Wait until there is a record after `after`.
+
+        Raises:
+            MidstreamError: The journal was closed here (draining, lease lost, store failed): what was given
+                to `close`.
+        """
+        while self.newest.position <= after:
+            if self.ended is not None:
+                raise self.ended.again()
+            waiting = self.expect()
+            try:
+                await waiting
+            finally:
+                self.forget(waiting)
+
+    def expect(self) -> asyncio.Future[None]:
+        """Return what is done when something has been appended, or the journal closed; to be given to `forget`."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = None
+        return waiting
+
+    def forget(self, waiting: asyncio.Future[None]) -> None:
+        """Keep nothing of who waits no more: readers come and go while a session says nothing."""
+        self._waiting.pop(waiting, None)
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of memory that this session costs, estimated: its tail, and what its records fold to."""
+        tail = self._tail_bytes + TAIL_RECORD_BYTES * len(self._tail)
+        return SESSION_BYTES + tail + FOLDED_SHARE * self._folded_bytes
+
+    def shorten_tail(self, bytes_max: int) -> None:
+        """Keep at most so many bytes of the newest records in memory from now on, the last one besides."""
+        if bytes_max < self._tail_bytes_max:
+            self._tail_bytes_max = bytes_max
+            if self._tail_bytes > bytes_max:
+                self._shorten_tail()
+
+    def close(self, error: MidstreamError) -> None:
+        """Let every present and later waiter end with `error`. Records already here can still be read."""
+        self.ended = self.ended or error.again()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def _remember(self, records: Sequence[StoredRecord]) -> None:
+        if is_pruned(records[0].body):  # it is no event, and what was known before does not stand next to it
+            self.pruned_to = EventId(records[0].epoch, records[0].position)
+            self._folded_bytes = len(records[0].body)
+            self._tail, self._tail_bytes, records = [], 0, records[1:]
+            self.newest = self.pruned_to
+        if not records:
+            return
+        self._tail.extend(records)
+        size = sum(len(each.body) for each in records)
+        self._tail_bytes += size
+        self._folded_bytes += size
+        self.newest = EventId(records[-1].epoch, records[-1].position)
+        if len(self._tail) > 2 * TAIL_RECORDS_MAX or self._tail_bytes > self._tail_bytes_max:
+            self._shorten_tail()
+
+    def _shorten_tail(self) -> None:
+        """Keep half of what may be kept, so that this is not done with each append; the newest record in any case."""
+        kept = size = 0
+        for each in reversed(self._tail):
+            size += len(each.body)
+            if kept and (size > self._tail_bytes_max // 2 or kept == TAIL_RECORDS_MAX):
+                size -= len(each.body)
+                break
+            kept += 1
+        del self._tail[:-kept]
+        self._tail_bytes = size

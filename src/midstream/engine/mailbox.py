@@ -1,0 +1,300 @@
+"""One session: commands on their way to its journal, in the order in which they came, and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from midstream.environment import Cancellable, World
+from midstream.errors import MidstreamError
+from midstream.models.replies import merge_deltas
+from midstream.session.session import Received, ToolsFound
+from midstream.session.turn.commands import (
+    Answer,
+    CallFinished,
+    Cancel,
+    Command,
+    ModelSaid,
+    Resume,
+    SendMessage,
+    Withdraw,
+)
+from midstream.session.turn.pending import RunCall
+from midstream.store.contract import Attempt
+
+MAILBOX_MAX = 64
+"""Tokens of a model that may wait for their append; the model is not read further before there is room."""
+WORDS_EVERY_S = 0.005
+"""Seconds from when the words of one append were written to their readers to the next append of words. A token that
+comes later goes at once; those that come sooner share the next append, and with it the record, its commit and what each
+reader is sent. To write to 500 readers takes longer than this: a time that began before would be over by then, and what
+follows would be a record for each token."""
+
+RESULT_RECORDS = 2
+"""That a client's chunk was taken, and what came of the call: one more is something that follows from it."""
+
+
+class Effect:
+    """A call that runs in the append of its outcome: `run` is called in the store's thread."""
+
+    def __init__(self, pending_work: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        self.pending_work = pending_work
+        self.run = run
+
+
+class Envelope:
+    """A command on its way, and who waits for it."""
+
+    __slots__ = ("command", "done", "reporter")
+
+    def __init__(
+        self,
+        command: Command | Received | ToolsFound | Effect | None,
+        done: asyncio.Future[int] | None = None,
+        reporter: asyncio.Task[Any] | None = None,
+    ) -> None:
+        self.command = command
+        self.done = done
+        self.reporter = reporter
+        """The task whose piece of pending work this command ends: it needs no stopping."""
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it says what a model or a tool did, which nobody would say again."""
+        return not isinstance(self.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
+
+    def answer(self, answer: int | MidstreamError) -> None:
+        """Tell who waits the journal's end, or why the command was not taken; calling it again changes nothing."""
+        if self.done is None or self.done.done():
+            return
+        if isinstance(answer, MidstreamError):
+            self.done.set_exception(answer)
+        else:
+            self.done.set_result(answer)
+
+
+class Mailbox:
+    """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable.
+
+    Args:
+        world: The clock.
+        say_at_once: Journals words here and now, where it can, and returns whether it did: asked while nothing that was
+            taken is on its way. Words that it does not take are taken like all else.
+    """
+
+    def __init__(self, world: World, say_at_once: Callable[[list[Envelope]], bool]) -> None:
+        self._world = world
+        self._say_at_once = say_at_once
+        self._waiting: deque[Envelope] = deque()
+        self._is_due = False
+        """Whether what waits should be taken now: more than words that follow others closely."""
+        self._is_taken = False
+        """Whether something was taken and is not done with."""
+        self._has_words = False
+        """Whether words are among that."""
+        self._is_in_company = True
+        """Whether the next words are likely to be followed by others of the same moment, as the last ones were."""
+        self._next_words_at = -math.inf
+        self._held: Cancellable | None = None
+        """What words are held back for: others of the same moment, the writes to readers, or the time after them."""
+        self._arrival: asyncio.Future[None] | None = None
+        """What the one who takes waits for, where nothing is there."""
+        self._resters: list[asyncio.Future[None]] = []
+        """Who waits until nothing is on its way."""
+        self._room = asyncio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether who can wait should not put anything."""
+        return len(self._waiting) >= MAILBOX_MAX
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is on its way to the journal."""
+        return not (self._waiting or self._is_taken)
+
+    def put(self, envelope: Envelope) -> bool:
+        """Put a command behind all others; return whether it was journaled here and now, as lonely words are."""
+        self._waiting.append(envelope)
+        if self._is_due:
+            return False
+        if not isinstance(envelope.command, ModelSaid) or self.is_full:
+            self._hurry()
+        elif self._held is None:
+            early_s = self._next_words_at - self._world.monotonic()
+            if early_s > 0:
+                self._held = self._world.later(early_s, self._say)
+            elif self._is_in_company:
+                self._held = _soon(self._say)
+            else:
+                self._say()
+        return not self._waiting
+
+    def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a command waits here that ends the piece of pending work of a task."""
+        return any(each.reporter is task for each in reversed(self._waiting))
+
+    async def arrival(self) -> None:
+        """Wait until there is something to take. Only one may wait."""
+        while not self._is_due:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+
+    def take(self) -> list[Envelope]:
+        """Take what waits, up to an effect; an effect alone, as it is decided in the store's own transaction."""
+        batch: list[Envelope] = []
+        while self._waiting:
+            is_effect = isinstance(self._waiting[0].command, Effect)
+            if not (is_effect and batch):
+                batch.append(self._waiting.popleft())
+            if is_effect:
+                break
+        self._is_due = bool(self._waiting)
+        self._is_taken = bool(batch)
+        self._has_words = bool(batch) and isinstance(batch[-1].command, ModelSaid)
+        self._room.set()
+        return batch
+
+    def settle(self) -> None:
+        """Say that what was taken is done with."""
+        self._is_taken = False
+        if self._has_words:
+            self._has_words = False
+            self._hold_words()
+        self._let_rest()
+
+    async def room(self) -> None:
+        """Wait until something was taken."""
+        self._room.clear()
+        await self._room.wait()
+
+    async def rest(self) -> None:
+        """Wait until nothing is on its way to the journal; nothing is held back meanwhile."""
+        if self._waiting:
+            self._hurry()
+        while not self.is_at_rest:
+            self._resters.append(asyncio.get_running_loop().create_future())
+            await self._resters[-1]
+
+    def refuse_clients(self, error: MidstreamError) -> None:
+        """Let nobody wait who can come again, while what cannot be said again waits for the store."""
+        waiting, self._waiting = self._waiting, deque()
+        for envelope in waiting:
+            if envelope.is_internal:
+                self._waiting.append(envelope)
+            else:
+                envelope.answer(error)
+        self._is_due = bool(self._waiting)
+
+    def refuse_all(self, error: MidstreamError) -> None:
+        """Let nobody wait any more: nothing is taken from here on."""
+        waiting, self._waiting = self._waiting, deque()
+        for envelope in waiting:
+            envelope.answer(error)
+        self._is_due = False
+        if self._held is not None:
+            self._held.cancel()
+        self._room.set()
+        self._is_taken = False
+        self._let_rest()
+
+    def close(self) -> None:
+        """Forget who journals words at once: nothing is taken any more."""
+        self._say_at_once = _say_nothing
+
+    def _say(self) -> None:
+        """Let words that came in one moment, or while others were held back, go at once, or be taken."""
+        self._held = None
+        self._is_in_company = len(self._waiting) > 1
+        if self._is_taken or not self._say_at_once([*self._waiting]):
+            self._hurry()
+            return
+        self._waiting.clear()
+        self._room.set()
+        if self._resters:
+            self._let_rest()
+        self._hold_words()
+
+    def _hold_words(self) -> None:
+        """Let words wait until those that were just appended were written to their readers, and longer.
+
+        The readers are woken before this is called, and uvloop writes to sockets after all that was woken.
+        """
+        if self._held is not None:  # for words that came meanwhile: they wait for these ones' readers too
+            self._held.cancel()
+        self._held = _soon(self._wait_for_writes)
+
+    def _wait_for_writes(self) -> None:
+        self._is_in_company = self._is_in_company or bool(self._waiting)
+        self._held = _soon(self._pause)
+
+    def _pause(self) -> None:
+        """Begin the time between two appends of words."""
+        self._held = None
+        self._next_words_at = self._world.monotonic() + WORDS_EVERY_S
+        if self._waiting:
+            self._held = self._world.later(WORDS_EVERY_S, self._say)
+
+    def _let_rest(self) -> None:
+        while self._resters and self.is_at_rest:
+            waiting = self._resters.pop()
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _hurry(self) -> None:
+        self._is_due = True
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+
+def _say_nothing(_words: list[Envelope]) -> bool:
+    return False
+
+
+def _soon(do: Callable[[], None]) -> Cancellable:
+    return asyncio.get_running_loop().call_soon(do)
+
+
+def are_words(batch: list[Envelope]) -> bool:
+    """Whether a batch is nothing but words of a model: they change nothing that is owed."""
+    for each in batch:  # noqa: SIM110 - asked for each token: a generator takes three times as long
+        if not isinstance(each.command, ModelSaid):
+            return False
+    return True
+
+
+def is_mere_result(batch: list[Envelope], written: int) -> bool:
+    """Whether a batch is one result of a client's that led to no more than its own `written` records.
+
+    Nothing new is owed then, and what is owed no more was the client's: a wait, which looks again when it is over.
+    """
+    said = batch[0].command
+    is_result = isinstance(said, Received) and isinstance(said.command, CallFinished)
+    return is_result and len(batch) == 1 and written <= RESULT_RECORDS
+
+
+def merged(batch: list[Envelope]) -> list[Envelope]:
+    """Join neighbouring words of one model attempt, so that a fast model costs one record and not hundreds."""
+    if len(batch) == 1:
+        return batch
+    joined: list[Envelope] = []
+    for ids, group in itertools.groupby(batch, key=_attempt_of):
+        if ids is None:
+            joined.extend(group)
+            continue
+        said = (each.command for each in group if isinstance(each.command, ModelSaid))
+        deltas = merge_deltas([delta for command in said for delta in command.deltas])
+        joined.append(Envelope(ModelSaid(*ids, deltas)))
+    return joined
+
+
+def _attempt_of(envelope: Envelope) -> tuple[int, int, int] | None:
+    said = envelope.command
+    return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None

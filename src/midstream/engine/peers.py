@@ -1,0 +1,261 @@
+"""Work of a host for the other owners of its store: takes up what they left, decides what they hand over, and keeps
+readers of their sessions up to date.
+
+One task waits for the store's news. It takes up orphans a few at a time; several survivors ask for the same ones, and
+the store gives each to one of them. A command is decided as if it had come in here, so that twice is as good as once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from itertools import groupby
+from typing import Protocol
+
+from midstream.engine.forwarding import GIVE_UP, decode_command, encode_answer
+from midstream.engine.pruning import Pruner
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import (
+    DrainingError,
+    LeaseHeldError,
+    MidstreamError,
+    SessionLockedError,
+    UnavailableError,
+)
+from midstream.protocol.frames import EventId
+from midstream.session.retention import Retention
+from midstream.session.session import Session
+from midstream.store.contract import ForwardedCommand, News, SessionInfo, Store
+from midstream.timing import RECONNECT_BACKOFF
+
+TAKEN_UP_AT_ONCE = 16
+"""Sessions taken up side by side."""
+TRIES_MAX = 100
+"""Tries to take up a session while the store is busy or full; about 25 minutes."""
+
+_log = logging.getLogger(__name__)
+
+
+class PeerSessions(Protocol):
+    """The sessions of a host."""
+
+    async def session(self, session_id: str, *, create: bool = False) -> Runner:
+        """Return a session, awake."""
+
+    async def recovered(self) -> None:
+        """Wait for the end of start-up recovery."""
+
+    def followed(self) -> Mapping[str, int]:
+        """Return the sessions that have readers here and are not owned here, with the ends known here."""
+
+    async def give_up(self, session_id: str) -> None:
+        """Let go of an idle session that is to be deleted."""
+
+    async def note_locked(self, session_id: str) -> None:
+        """Know that a turn waits for its client."""
+
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client."""
+
+    def awake(self, session_id: str) -> Runner | None:
+        """Return a session if it is awake."""
+
+    async def glance(self, session_id: str) -> Session:
+        """Return what is known of a session without waking it."""
+
+    async def delete(self, session_id: str) -> None:
+        """Remove an idle session and all its records for good."""
+
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Know that the events of a session up to this one were pruned."""
+
+
+class Unread:
+    """How many sessions of a dead owner were not read yet."""
+
+    def __init__(self, count: int) -> None:
+        self.is_over = asyncio.Event()
+        self._count = count
+
+    def count_down(self) -> None:
+        """Count one that was read, or cannot be."""
+        self._count -= 1
+        if self._count <= 0:
+            self.is_over.set()
+
+
+class Caretaker:
+    """Looks after the sessions of others, and prunes all of them, from `start` to `stop`."""
+
+    def __init__(self, sessions: PeerSessions, store: Store, world: World, retention: Retention) -> None:
+        self.peers = 0
+        """How many other living owners there are."""
+        self._sessions = sessions
+        self._store = store
+        self._world = world
+        self._pruner = Pruner(sessions, store, world, retention)
+        self._turnstile = asyncio.Semaphore(TAKEN_UP_AT_ONCE)
+        self._is_following_more = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._working: set[asyncio.Task[None]] = set()
+        self._taking_up: set[str] = set()
+        self._once_more: set[str] = set()
+        """Sessions that are taken up again when the attempt that is under way has ended."""
+
+    def start(self) -> None:
+        """Begin to watch the store."""
+        self._watching = self._world.spawn(self._watch(), name="caretaker")
+        self._work(self._pruner.run(), name="pruning")
+
+    async def stop(self) -> None:
+        """Stop watching; what is being taken up or decided is let go."""
+        self._once_more.clear()
+        tasks = [*self._working, *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def take_up(self, session_ids: Iterable[str], *, once_more: bool = False) -> None:
+        """Begin to go on with turns that nobody owns.
+
+        Args:
+            session_ids: The sessions; those that are being taken up are left out.
+            once_more: Take those up again afterwards: what the attempt under way lacked has come.
+        """
+        wanted = dict.fromkeys(session_ids)
+        if once_more:
+            self._once_more.update(wanted.keys() & self._taking_up)
+        new = [session_id for session_id in wanted if session_id not in self._taking_up]
+        unread = Unread(len(new))
+        for session_id in new:
+            self._taking_up.add(session_id)
+            self._work(self._take_up(session_id, unread), name=f"take up {session_id}")
+
+    async def prune(self, session_id: str) -> None:
+        """Prune what is due of one session.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        await self._pruner.tend(session_id)
+
+    def look_again(self) -> None:
+        """Ask again what is followed: somebody reads a session that was not followed before."""
+        self._is_following_more.set()
+
+    async def _watch(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._attend_to(await self._news())
+                failures = 0
+            except UnavailableError as error:
+                failures += 1
+                _log.warning("the other owners cannot be seen: %s", error.code)
+                await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
+            except MidstreamError as error:
+                _log.error("the other owners are not looked after any more: %s", error.message)
+                return
+
+    async def _news(self) -> News:
+        """Wait for news, asking anew whenever there is more to follow."""
+        while True:
+            self._is_following_more.clear()
+            asking = self._world.spawn(self._store.watch(self._sessions.followed()), name="watch")
+            more = self._world.spawn(self._is_following_more.wait(), name="follow more")
+            try:
+                await asyncio.wait({asking, more}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (asking, more):
+                    task.cancel()
+                await asyncio.wait({asking, more})
+            if not asking.cancelled():
+                return asking.result()
+
+    async def _attend_to(self, news: News) -> None:
+        self.peers = news.peers
+        self.take_up(news.orphans)
+        for session_id, forwarded_commands in groupby(
+            news.forwarded_commands, key=lambda forwarded: forwarded.session
+        ):
+            self._work(self._decide([*forwarded_commands]), name=f"inbox of {session_id}")
+        await self._refresh(news.moved)
+
+    def _work(self, work: Coroutine[object, object, None], *, name: str) -> None:
+        task = self._world.spawn(work, name=name)
+        self._working.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            _log.error("looking after others failed", exc_info=bug)
+
+    # --- orphans
+
+    async def _take_up(self, session_id: str, unread: Unread) -> None:
+        """Go on with a turn that nobody owns, unless another survivor was faster."""
+        try:
+            await self._sessions.recovered()
+            try:
+                async with self._turnstile:
+                    await self._sessions.session(session_id)
+            except UnavailableError:
+                pass  # tried again below
+            finally:
+                unread.count_down()
+            await unread.is_over.wait()  # what died together is judged together
+            for failures in range(1, TRIES_MAX + 1):
+                try:
+                    async with self._turnstile:
+                        runner = await self._sessions.session(session_id)
+                        await runner.take_up()
+                except UnavailableError:
+                    await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
+                else:
+                    return
+        except LeaseHeldError:
+            _log.debug("another owner was faster", extra={"session": session_id})
+        except SessionLockedError:
+            _log.debug("a turn waits for its client", extra={"session": session_id})
+            await self._sessions.note_locked(session_id)
+        except MidstreamError as error:
+            _log.error("not taken up: %s", error.message, extra={"session": session_id})
+        finally:
+            self._taking_up.discard(session_id)
+            if session_id in self._once_more:
+                self._once_more.discard(session_id)
+                self.take_up({session_id})
+
+    # --- commands of others
+
+    async def _decide(self, forwarded_commands: Iterable[ForwardedCommand]) -> None:
+        """Decide what was handed over, in order, and answer."""
+        for forwarded in forwarded_commands:
+            try:
+                answer: int | MidstreamError = await self._decided(forwarded)
+            except (LeaseHeldError, DrainingError):
+                continue  # its owner, or whoever takes it next, is told as well
+            except MidstreamError as error:
+                answer = error
+            try:
+                await self._store.answer(forwarded.number, encode_answer(answer))
+            except MidstreamError as error:
+                _log.warning("an answer was not stored: %s", error.code, extra={"session": forwarded.session})
+
+    async def _decided(self, forwarded: ForwardedCommand) -> int:
+        if forwarded.body == GIVE_UP:
+            await self._sessions.give_up(forwarded.session)
+            return 0
+        command = decode_command(forwarded.body)
+        runner = await self._sessions.session(forwarded.session, create=True)
+        return await runner.decide(command)
+
+    # --- readers
+
+    async def _refresh(self, moved: Iterable[str]) -> None:
+        runners = [runner for each in moved if (runner := self._sessions.awake(each)) is not None]
+        await asyncio.gather(*(runner.refresh() for runner in runners))

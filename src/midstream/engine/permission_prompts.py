@@ -1,0 +1,141 @@
+"""Puts what an upstream's agent wants leave for to the people of its session, while the agent waits.
+
+The question is in the journal before anybody is shown it, and the use of the answer before the agent hears it. Both are
+decided in `session/turn/approvals.py`; here stands only who waits for which answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from midstream.engine.watchdog import Watch
+from midstream.environment import World
+from midstream.errors import MidstreamError
+from midstream.history.messages import storable
+from midstream.session.calls import DENIED_CONTENT, NO_DECISION_CONTENT, Choice
+from midstream.session.permissions import Allowed, Ask, Decision, Permission, Person
+from midstream.session.session import Session
+from midstream.session.turn.commands import PermissionAsked, PermissionDropped, UseAnswer
+from midstream.session.turn.pending import AskModel, TellAgent
+from midstream.session.turn.states import AgentQuestion, AwaitingModel
+
+ARGUMENTS_CHARS_MAX = 256 * 1024
+"""Characters of arguments that a person can be shown; nobody allows what they cannot read whole."""
+NOT_ASKED = "Nobody was asked, because the turn was stopped or goes on elsewhere. This was not done."
+TOO_LONG = (
+    f"This is longer than a person can be shown ({ARGUMENTS_CHARS_MAX} characters), so nobody was asked and it was not "
+    "done. Do less at once."
+)
+
+
+class Notes(Protocol):
+    """Journal of an agent's questions: the session's runner."""
+
+    async def show(self, command: PermissionAsked) -> None:
+        """Journal what an agent asks, and wait for it.
+
+        Raises:
+            MidstreamError: It was refused, or the session has failed. Nothing was written.
+        """
+
+    async def insist(self, command: UseAnswer | PermissionDropped) -> None:
+        """Journal this before what it announces, and end a piece of pending work by it.
+
+        Raises:
+            MidstreamError: It was refused, or the session has failed. Nothing was written.
+        """
+
+    def note(self, command: PermissionDropped) -> None:
+        """Journal this soon."""
+
+    async def confirm(self) -> None:
+        """Make sure that the session was not taken while this process was frozen; where it was, be cancelled."""
+
+
+class AgentQuestions:
+    """The questions that agents of one session wait with in this process."""
+
+    def __init__(self, world: World, notes: Notes) -> None:
+        self._world = world
+        self._notes = notes
+        self._waiting: dict[tuple[AskModel, str], asyncio.Future[Decision]] = {}
+
+    def person(self, pending_work: AskModel, watch: Watch) -> Person:
+        """Return how the agent of this attempt asks. While it waits, its silence does not count."""
+
+        async def ask(permission: Permission, terms: Ask) -> Decision:
+            return await self._ask(pending_work, watch, permission, terms)
+
+        return ask
+
+    async def tell(self, pending_work: TellAgent, session: Session) -> None:
+        """Let the agent hear what was decided, once it is on record that this was used."""
+        place = (pending_work.turn, pending_work.reply_no, pending_work.attempt, pending_work.question_id)
+        waiting = next(
+            (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
+        )
+        try:
+            if waiting is None:  # it has given up meanwhile
+                await self._notes.insist(PermissionDropped(*place))
+                return
+            await self._notes.insist(UseAnswer(*place))
+        except MidstreamError:
+            return  # its attempt has ended, and with it whoever waited
+        await (
+            self._notes.confirm()
+        )  # as before a tool (TURN-53): whoever took the session over asks for itself
+        if not waiting.done():
+            waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
+
+    def end(self, pending_work: AskModel) -> None:
+        """Let go of an agent whose attempt is over, however it ended: it waits for nobody."""
+        for (attempt, _), waiting in self._waiting.items():
+            if attempt == pending_work and not waiting.done():
+                waiting.set_result(NOT_ASKED)
+
+    async def _ask(
+        self, pending_work: AskModel, watch: Watch, permission: Permission, terms: Ask
+    ) -> Decision:
+        if len(permission.arguments) > ARGUMENTS_CHARS_MAX:
+            return TOO_LONG
+        question_id = self._world.new_id("leave")
+        place = (pending_work.turn, pending_work.reply_no, pending_work.attempt, question_id)
+        asked = PermissionAsked(
+            *place,
+            storable(permission.tool),
+            storable(permission.arguments),
+            terms.text,
+            terms.answer_s,
+            permission.is_fixed,
+            permission.is_vague,
+        )
+        decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        self._waiting[pending_work, question_id] = decided
+        try:
+            with watch.paused():
+                await self._notes.show(asked)
+                return await decided
+        except MidstreamError:
+            return NOT_ASKED
+        except asyncio.CancelledError:
+            self._notes.note(PermissionDropped(*place))
+            raise
+        finally:
+            del self._waiting[pending_work, question_id]
+
+
+def _question(session: Session, question_id: str) -> AgentQuestion:
+    assert isinstance(session.turn, AwaitingModel)
+    return next(each for each in session.turn.questions if each.id == question_id)
+
+
+def _decision_of(question: AgentQuestion) -> Decision:
+    match question.choice:
+        case Choice.ALLOW:
+            return Allowed(question.edited)
+        case None:
+            return NO_DECISION_CONTENT
+        case _:
+            said = f" They said: {question.words}" if question.words else ""
+            return f"{DENIED_CONTENT}{said}"

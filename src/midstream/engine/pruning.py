@@ -1,0 +1,237 @@
+"""Retention at work: now and then, what is too old or too much of the store's journals is pruned.
+
+Whoever owns a session is not asked and not disturbed: what stands for the records of a prefix follows from them alone,
+and no position changes. So several processes may do it at once; the second one finds it done. A sweep reads no more
+than its budget and sleeps between sessions, and what a turn that runs may need is never among what goes: see
+`session/retention.py` for the places, and `is_prunable` for what is checked of the fold.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from msgspec import Struct
+
+from midstream.engine.journal import PAGE_RECORDS
+from midstream.environment import Fault, World
+from midstream.errors import (
+    LeaseHeldError,
+    MidstreamError,
+    NotFoundError,
+    SessionBusyError,
+    SessionLockedError,
+    UnavailableError,
+)
+from midstream.protocol.frames import EventId
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import OPEN_STATUSES, JournalReader, OutcomeDamaged, encode
+from midstream.session.retention import PruningSurvey, Retention
+from midstream.session.session import Session, evolve, is_prunable, pruned, restored
+from midstream.store.contract import SessionInfo, Store, StoredRecord
+
+SWEEP_S = 60.0
+"""Seconds between two sweeps: so late may something go that is due. Each lists the sessions."""
+SWEEP_RECORDS_MAX = 50_000
+"""Records that one sweep reads at most, about a second of work, but for the last journal; the next one goes on."""
+PAUSE_S = 0.005
+"""Seconds of rest after each page that was read, so that readers of others do not wait for many."""
+LOCKED_S = 600.0
+"""Seconds for which a session is left alone that only its client can open; it is looked at when that one leaves."""
+LOOKS = 8
+"""How often a journal is read while it doubles, and within `events_for_s`."""
+UNREAD_MAX = 256
+"""Events that a journal may gain in any case before it is measured again."""
+
+_log = logging.getLogger(__name__)
+
+
+class PrunableSessions(Protocol):
+    """The sessions of a host."""
+
+    async def glance(self, session_id: str) -> Session:
+        """Return what is known of a session without waking it."""
+
+    async def delete(self, session_id: str) -> None:
+        """Remove an idle session and all its records for good."""
+
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client."""
+
+    def note_pruned(self, session_id: str, last: EventId) -> None:
+        """Know that the events of a session up to this one were pruned."""
+
+
+class _Seen(Struct, frozen=True):
+    """Results found when a journal was last read."""
+
+    end: int
+    count: int
+    look_at: float
+    """When it is read again, whatever happens in it."""
+    is_locked: bool = False
+    """It could not be read: its client was not here."""
+
+
+class Pruner:
+    """Prunes the journals of a store, from `run` until that is cancelled."""
+
+    def __init__(self, sessions: PrunableSessions, store: Store, world: World, retention: Retention) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._world = world
+        self._retention = retention
+        self._seen: dict[str, _Seen] = {}
+        """By session, of those that have something to prune; of no more than the store has."""
+        self._left = 0
+        """Records that this sweep may still read."""
+
+    async def run(self) -> None:
+        """Rest, sweep, and so on for ever."""
+        while not self._retention.is_endless:
+            await self._world.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except UnavailableError as error:
+                _log.warning("nothing is pruned now: %s", error.code)
+
+    async def sweep(self) -> None:
+        """Look at every session once, and prune or delete what is due.
+
+        Raises:
+            UnavailableError: The store is busy or full. What was done is done.
+        """
+        self._left = SWEEP_RECORDS_MAX
+        there: set[str] = set()
+        async for info in self._store.list():
+            there.add(info.session)
+            await self._tend(info)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in there}
+
+    async def tend(self, session: str) -> None:
+        """Look at one session and prune what is due.
+
+        Raises:
+            UnavailableError: The store is busy or full.
+        """
+        info = None if self._retention.is_endless else await self._store.find(session)
+        if info is not None:
+            self._left = max(self._left, SWEEP_RECORDS_MAX)
+            if (seen := self._seen.get(session)) is not None and seen.is_locked:
+                del self._seen[session]
+            await self._tend(info)
+
+    async def _tend(self, info: SessionInfo) -> None:
+        try:
+            await self._tended(info)
+        except UnavailableError:
+            raise
+        except SessionLockedError:
+            look_at = self._world.now() + LOCKED_S
+            self._seen[info.session] = _Seen(info.end, info.end - info.oldest, look_at, is_locked=True)
+        except MidstreamError as error:
+            _log.error("not pruned: %s", error.message, extra={"session": info.session})
+            self._rest(info.session, info.end, info.end - info.oldest)
+
+    async def _tended(self, info: SessionInfo) -> None:
+        now = self._world.now()
+        if self._is_outlived(info, now):
+            await self._delete(info.session)
+        elif self._left > 0 and self._is_due(info, now):
+            while await self._prune(info.session):
+                if self._left <= 0:
+                    del self._seen[info.session]  # the next sweep goes on with it
+                    return
+
+    def _is_outlived(self, info: SessionInfo, now: float) -> bool:
+        limit = self._retention.sessions_for_s
+        is_open = info.mark.is_live or info.mark.status in OPEN_STATUSES
+        is_open = is_open and not self._sessions.is_locked(info)  # its client has had that long to come
+        is_part = PART_MARK in info.session  # it goes with the session that it is part of
+        return limit is not None and not is_open and not is_part and now - info.mark.at > limit
+
+    async def _delete(self, session: str) -> None:
+        try:
+            await self._sessions.delete(session)
+        except (NotFoundError, SessionBusyError, LeaseHeldError):
+            return  # somebody was faster, one way or the other
+        _log.info("deleted, past its time", extra={"session": session})
+
+    def _is_due(self, info: SessionInfo, now: float) -> bool:
+        """Say whether a journal is to be read, as far as its line in a listing tells."""
+        count = info.end - info.oldest
+        seen = self._seen.get(info.session)
+        most = self._retention.events_max or 2 * UNREAD_MAX
+        step = min(UNREAD_MAX, max(1, most // 2))
+        if count <= 0:
+            return False
+        if seen is not None:
+            return info.end - seen.end >= max(step, seen.count // LOOKS) or now >= seen.look_at
+        limit = self._retention.events_for_s
+        return count >= step or (limit is not None and info.created_at <= now - limit)
+
+    # --- one journal
+
+    async def _prune(self, session: str) -> bool:
+        """Read a journal and prune what is due of it, or as much as may go at once; return whether that was done."""
+        now = self._world.now()
+        survey = PruningSurvey()
+        async for page in self._pages(session):
+            survey.take((each.position, each.epoch, each.body) for each in page)
+        self._rest(session, survey.end, survey.count, until=survey.ripe_at(self._retention))
+        cut = survey.cut(self._retention, now=now)
+        if cut is None:
+            return False
+        position, epoch = cut
+        state = await self._folded(session, position)
+        if state is None or await self._is_needed(state):
+            return False
+        record = pruned(state, at=now)
+        if restored(record) != state:  # whatever was not kept would be lost for ever
+            _log.error("not pruned: it would not fold to the same", extra={"session": session})
+            return False
+        self._world.reach(Fault.BEFORE_PRUNE)
+        is_done = await self._store.prune(session, encode(record), position=position, epoch=epoch)
+        self._world.reach(Fault.AFTER_PRUNE)
+        if is_done:
+            self._sessions.note_pruned(session, EventId(epoch, position))
+        return is_done
+
+    def _rest(self, session: str, end: int, count: int, *, until: float = 0.0) -> None:
+        """Leave a journal alone for a while."""
+        limit = self._retention.events_for_s
+        rest_s = math.inf if limit is None else max(SWEEP_S, limit / LOOKS)
+        self._seen[session] = _Seen(end, count, max(until, self._world.now() + rest_s))
+
+    async def _folded(self, session: str, position: int) -> Session | None:
+        """Return the session as it was at a position; None where it may not be what a journal begins with."""
+        state = Session()
+        reader = JournalReader()
+        async for page in self._pages(session):
+            for stored in page:
+                if stored.position > position:
+                    break
+                record = reader.read(stored.body)
+                if isinstance(record, OutcomeDamaged):
+                    return None  # a person may want to look at what is left of it
+                state = evolve(state, record, epoch=stored.epoch)
+            if page[-1].position >= position:
+                break
+        return state if state.position == position and is_prunable(state) else None
+
+    async def _is_needed(self, state: Session) -> bool:
+        """Whether a parent may still ask for what its child did."""
+        if state.parent is None:
+            return False
+        parent = await self._sessions.glance(state.parent.session)
+        return parent.is_live and parent.turns == state.parent.turn
+
+    async def _pages(self, session: str) -> AsyncIterator[list[StoredRecord]]:
+        after = 0
+        while page := await self._store.read(session, after=after, limit=PAGE_RECORDS):
+            yield page
+            after = page[-1].position
+            self._left -= len(page)
+            await self._world.sleep(PAUSE_S)

@@ -1,0 +1,235 @@
+"""Sub-agents: a call whose work is a session of its own.
+
+The child's id follows from the place of the call, so that whoever owns the parent finds the same child again; its
+call is never in doubt. What the child does is shown in the parent's journal record by record, and the outcome of the
+call is a function of the child's journal alone: told twice, it is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from midstream.engine.agent import SubAgent
+from midstream.environment import World
+from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
+from midstream.history.messages import Exchange, Outcome, Result, UserMessage
+from midstream.session.calls import CallState, Site
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import (
+    ChunkAccepted,
+    EpochStarted,
+    Parent,
+    StreamOpened,
+    StreamTaken,
+    TurnStatus,
+    decode,
+)
+from midstream.session.session import Session
+from midstream.session.turn.commands import CallFinished, Cancel, ChildSpoke, SendMessage
+from midstream.session.turn.pending import RunChild
+from midstream.session.turn.states import SUSPECTED_CODE, RunningCalls
+from midstream.store.contract import StoredRecord
+
+DEPTH_MAX = 3
+"""Sub-agents within sub-agents."""
+POLL_S = 0.5
+"""Seconds between two looks at a child that another process still holds."""
+STOP_TRIES_MAX = 14
+"""Tries to reach a child that is to be stopped: as long as its parent waits for it."""
+RECORDS_PER_LOOK = 200
+_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
+"""Records that say nothing to a reader of the parent."""
+_AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
+"""Another process has the child, or took it from this one, or the store is away: it is not lost."""
+
+
+class ChildRunner(Protocol):
+    """Interface needed of a child's runner."""
+
+    state: Session
+
+    async def submit(self, command: SendMessage | Cancel) -> int:
+        """Let a command be decided."""
+
+    async def read(self, *, after: int, limit: int) -> Sequence[StoredRecord]:
+        """Return records after a position."""
+
+    async def wait(self, after: int) -> None:
+        """Wait for a record after a position."""
+
+    def attach(self) -> None:
+        """Keep it awake, and up to date where another process is at work on it."""
+
+    def detach(self) -> None:
+        """End what `attach` began."""
+
+
+class Nursery(Protocol):
+    """Owner of children: the host."""
+
+    async def child(self, session_id: str, path: tuple[str, ...]) -> ChildRunner:
+        """Return the child session, awake, with the agent at `path`."""
+
+
+class Shows(Protocol):
+    """Display of a child's records: the parent's runner."""
+
+    session_id: str
+
+    async def show(self, command: ChildSpoke) -> None:
+        """Journal what a child did."""
+
+
+async def run_child(
+    nursery: Nursery,
+    world: World,
+    shows: Shows,
+    pending_work: RunChild,
+    parent: Session,
+    state: CallState,
+    found: SubAgent,
+) -> CallFinished:
+    """Let a session of its own do the work of a call, from wherever it is, and return what came of it.
+
+    Cancelling this leaves the child as it is; see `stop_child`.
+    """
+    place = _place(shows.session_id, pending_work, parent, state, found)
+    if len(place.path) > DEPTH_MAX:
+        return _finished(
+            pending_work,
+            Result(pending_work.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR),
+        )
+    task = found.task_of(state.call)
+    shown = state.child_position
+    while True:
+        try:
+            child = await nursery.child(_child_id(place, state, parent), place.path)
+            if not child.state.turns:
+                said = SendMessage(
+                    UserMessage.of(task),
+                    timeout_s=found.timeout_s,
+                    replies_max=found.replies_max,
+                    parent=place,
+                )
+                await child.submit(said)
+            shown = await _follow(child, shows, pending_work, _child_id(place, state, parent), shown)
+            end = child.state.last_turn
+            is_suspect = end is not None and end.code == SUSPECTED_CODE
+            return _finished(
+                pending_work, result_of(pending_work.call_id, child.state), is_suspect=is_suspect
+            )
+        except _AWAY:
+            await world.sleep(POLL_S)
+        except MidstreamError as error:
+            why = f"The sub-agent could not go on: {error.message}"
+            return _finished(pending_work, Result(pending_work.call_id, why, Outcome.ERROR))
+
+
+def _finished(pending_work: RunChild, result: Result, *, is_suspect: bool = False) -> CallFinished:
+    return CallFinished(pending_work.turn, pending_work.reply_no, result, is_suspect)
+
+
+def children_at_work(session_id: str, parent: Session) -> list[str]:
+    """Return the ids of the sessions of the sub-agents that work for a session's turn."""
+    turn = parent.turn
+    if not isinstance(turn, RunningCalls):
+        return []
+    numbered = enumerate(turn.calls)
+    at_work = [number for number, call in numbered if call.is_running and call.plan.site is Site.CHILD]
+    return [_id_at(session_id, turn.turn, turn.reply_no, number) for number in at_work]
+
+
+async def stop_child(
+    nursery: Nursery,
+    world: World,
+    shows: Shows,
+    pending_work: RunChild,
+    parent: Session,
+    state: CallState,
+    found: SubAgent,
+) -> CallFinished:
+    """Stop the child of a call and return what it had.
+
+    Raises:
+        MidstreamError: It cannot be reached, or this session has failed. A child that is found at work later, with
+            its call closed, is cancelled by whoever wakes it.
+    """
+    place = _place(shows.session_id, pending_work, parent, state, found)
+    name = _child_id(place, state, parent)
+    for tries in itertools.count(1):
+        try:
+            child = await nursery.child(name, place.path)
+            await child.submit(Cancel())
+            break
+        except _AWAY:
+            if tries == STOP_TRIES_MAX:
+                raise
+            await world.sleep(POLL_S)
+    with contextlib.suppress(*_AWAY):
+        await _follow(child, shows, pending_work, name, state.child_position)
+    return _finished(pending_work, result_of(pending_work.call_id, child.state))
+
+
+def result_of(call_id: str, child: Session) -> Result:
+    """Return the outcome of a call whose child has ended: its last words, and how it ended."""
+    last = child.history.entries[-1] if child.history.entries else None
+    words = last.reply.text if isinstance(last, Exchange) else ""
+    end = child.last_turn
+    if end is None:
+        return Result(call_id, "The sub-agent never began.", Outcome.CANCELLED)
+    match end.status:
+        case TurnStatus.COMPLETED:
+            return Result(call_id, words)
+        case TurnStatus.CANCELLED:
+            return Result(call_id, f"The sub-agent was stopped. It had said: {words}", Outcome.CANCELLED)
+        case TurnStatus.FAILED | TurnStatus.INTERRUPTED:
+            why = end.message or end.code or end.status.value
+            return Result(call_id, f"The sub-agent failed: {why}. It had said: {words}", Outcome.ERROR)
+
+
+async def _follow(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:
+    """Show what a child does until its turn has ended; return up to where it was shown."""
+    child.attach()
+    try:
+        return await _show_all(child, shows, pending_work, name, after)
+    finally:
+        child.detach()
+
+
+async def _show_all(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:
+    while True:
+        is_live = child.state.turns == 0 or child.state.is_live
+        page = await child.read(after=after, limit=RECORDS_PER_LOOK)
+        if page:
+            after = page[-1].position
+            told = tuple(
+                (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_OWNERS)
+            )
+            await shows.show(
+                ChildSpoke(pending_work.turn, pending_work.reply_no, pending_work.call_id, name, told)
+            )
+        elif not is_live:
+            return after
+        else:
+            await child.wait(after)
+
+
+def _place(
+    session_id: str, pending_work: RunChild, parent: Session, state: CallState, found: SubAgent
+) -> Parent:
+    above = parent.parent.path if parent.parent else ()
+    return Parent(session_id, pending_work.turn, pending_work.reply_no, state.call.id, (*above, found.name))
+
+
+def _child_id(place: Parent, state: CallState, parent: Session) -> str:
+    """Return the one id of the child of a call: ids of calls may hold anything, their places are numbers."""
+    calls = getattr(parent.turn, "calls", ())
+    index = next(number for number, call in enumerate(calls) if call.call.id == state.call.id)
+    return _id_at(place.session, place.turn, place.reply, index)
+
+
+def _id_at(session_id: str, turn: int, reply: int, index: int) -> str:
+    return f"{session_id}{PART_MARK}{turn}.{reply}.{index}"

@@ -1,0 +1,66 @@
+"""The tools an agent has at this moment: its own, and what its sources offer now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from midstream.engine.agent import Agent
+from midstream.errors import ToolsUnavailableError
+from midstream.tools.function_tools import Tool, ToolSource
+
+READ_S = 15.0
+"""Seconds a model call waits to hear what tools there are. A server that is just being started may need them; one
+that needs longer is asked again at the next model call."""
+
+_log = logging.getLogger(__name__)
+
+
+class Toolset(Struct, frozen=True):
+    """Tools that can be called now.
+
+    Args:
+        tools: All of it by name.
+        found: The names of those that come from sources.
+        unreachable: The names of the sources that could not be asked; their tools are left out.
+    """
+
+    tools: Mapping[str, Tool]
+    found: frozenset[str] = frozenset()
+    unreachable: frozenset[str] = frozenset()
+
+
+async def read_toolset(agent: Agent) -> Toolset:
+    """Ask all sources at once, within `READ_S`. This raises for nothing that a source does.
+
+    Where two tools have one name, the agent's own stands, then that of the source named first.
+    """
+    if not agent.sources:
+        return Toolset(agent.tools)
+    offers = await asyncio.gather(*(_offer_of(source) for source in agent.sources))
+    tools = dict(agent.tools)
+    for source, offer in zip(agent.sources, offers, strict=True):
+        for each in offer or ():
+            if each.name in tools:
+                _log.warning("%r of %r is left out: another tool has this name", each.name, source.name)
+            else:
+                tools[each.name] = each
+    unreachable = (source.name for source, offer in zip(agent.sources, offers, strict=True) if offer is None)
+    return Toolset(tools, frozenset(tools.keys() - agent.tools.keys()), frozenset(unreachable))
+
+
+async def _offer_of(source: ToolSource) -> Sequence[Tool] | None:
+    """Return a source's tools, or None where it cannot say."""
+    try:
+        async with asyncio.timeout(READ_S):
+            return await source.tools()
+    except TimeoutError:
+        _log.warning("the tools of %r are left out: no answer within %g s", source.name, READ_S)
+    except ToolsUnavailableError as error:
+        _log.info("the tools of %r are left out: %s", source.name, error.message)
+    except Exception:  # noqa: BLE001 - somebody else's code: a turn must not die of it
+        _log.exception("the tools of %r are left out: their source failed", source.name)
+    return None

@@ -1,0 +1,256 @@
+"""The stall watchdog: silence where progress is owed is noticed, said, and at last cut.
+
+Two levels. Past the advisory budget the silence is told: a record for readers, a line in the log with what happened
+last, the agent's own counter. It is told once; where no first token comes, again each time the silence is twice as
+long. Past the limit the model call is cut, which fails as `ModelStalledError` and
+is tried again; a tool has its own timeout for that. Pings count as no progress: they prove a connection, not a model.
+
+The time is the world's. Each watch asks to be called when something could be due, so that a token costs a look at the
+clock. Whatever goes wrong in here is logged and changes nothing for what is being watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
+
+from midstream.environment import Cancellable, World
+from midstream.session.turn.commands import Stalled, StallOver
+from midstream.timing import StallBudgets, StalledOn
+
+RECENT_MAX = 20
+"""Kinds of activity in a row that a log line names; repetitions of one kind count once."""
+STEP_S = 0.001
+"""The shortest time between two looks, so that rounding makes no busy loop."""
+
+_log = logging.getLogger(__name__)
+
+
+class Level(StrEnum):
+    """Outcome of a silence."""
+
+    ADVISORY = "advisory"
+    """It is longer than usual; nothing was done."""
+    FAIL = "fail"
+    """It was cut."""
+    OVER = "over"
+    """It ended by itself after it had been noticed."""
+
+
+class StallSeen(Struct, frozen=True):
+    """Argument of an agent's `on_stall`. `call_id` is empty where a model is silent."""
+
+    level: Level
+    session: str
+    turn: int
+    reply: int
+    waiting_for: StalledOn
+    silent_s: float
+    call_id: str = ""
+
+
+OnStall = Callable[[StallSeen], None]
+
+
+class _Activity:
+    """Some of one kind in a row."""
+
+    __slots__ = ("at", "count", "kind")
+
+    def __init__(self, kind: str, at: float) -> None:
+        self.kind = kind
+        self.at = at
+        self.count = 1
+
+
+class Watch:
+    """Watches one model call, or one run of a tool.
+
+    Args:
+        place: The session with the number of turn and reply, and the id of the call for a tool.
+        tell: Takes what readers should know.
+        on_stall: The agent's own counter.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        budgets: StallBudgets,
+        place: tuple[str, int, int, str],
+        tell: Callable[[Stalled | StallOver], None],
+        on_stall: OnStall | None = None,
+    ) -> None:
+        self._world = world
+        self._budgets = budgets
+        self._session, self._turn, self._reply, self._call_id = place
+        self._tell = tell
+        self._on_stall = on_stall
+        self._waiting_for = StalledOn.TOOL if self._call_id else StalledOn.FIRST_TOKEN
+        self._since = world.monotonic()
+        self._pinged_at: float | None = None
+        self._shortest_s = budgets.tool_s if self._call_id else min(budgets.between_tokens_s, budgets.tool_s)
+        """The least budget of a silence that may begin while this one lasts."""
+        self._warnings = 0
+        """How often this silence was told."""
+        self._is_held = False
+        self._pauses = 0
+        """Waits for a person that are under way."""
+        self._recent: deque[_Activity] = deque(maxlen=RECENT_MAX)
+        self._cut: asyncio.Timeout | None = None
+        self._timer: Cancellable | None = None
+        self.silent_s = 0.0
+        """How long it had been silent when it was cut; 0 while it was not."""
+
+    async def __aenter__(self) -> Self:
+        """Watch what is done inside.
+
+        Leaving it raises:
+            TimeoutError: It was silent past the limit and was cut (`silent_s` is above 0).
+        """
+        if not self._call_id:  # a tool is not cut by us
+            self._cut = asyncio.timeout(None)
+            await self._cut.__aenter__()
+        self._look_again()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._call_id and self._warnings:  # a tool that ends makes no other sign
+            self._end_episode(self._world.monotonic() - self._since)
+        self._tell = _tell_nobody  # a request that is kept must not keep a session
+        if self._cut is not None:
+            await self._cut.__aexit__(kind, error, trace)
+
+    def heard(self, kind: str, waiting_for: StalledOn | None = None) -> None:
+        """Take note of progress; the clock runs again from now.
+
+        Args:
+            waiting_for: What comes next, where that is not what came: a model call waits for a tool of its upstream.
+        """
+        now = self._world.monotonic()
+        self._is_held = False
+        if self._warnings:
+            self._end_episode(now - self._since)
+        self._since = now
+        self._waiting_for = waiting_for or (StalledOn.TOOL if self._call_id else StalledOn.BETWEEN_TOKENS)
+        last = self._recent[-1] if self._recent else None
+        if last is not None and last.kind == kind:
+            last.count += 1
+            last.at = now
+        else:
+            self._recent.append(_Activity(kind, now))
+
+    def pinged(self) -> None:
+        """Take note of a sign that the connection lives; it is no progress."""
+        self._pinged_at = self._world.monotonic()
+
+    def hold(self) -> None:
+        """Stop the clock until something is heard: what is waited for now is the journal."""
+        self._is_held = True
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock inside: what is waited for is a person. It begins anew once nobody is any more."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._since = self._world.monotonic()
+
+    # --- the watching -----------------------------------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        try:
+            wait_s = self._look()
+            self._timer = None if wait_s is None else self._world.later(max(wait_s, STEP_S), self._look_again)
+        except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
+            _log.exception("the stall watchdog failed; nothing is watched here", extra=self._ids())
+
+    def _look(self) -> float | None:
+        """Do what is due and return the seconds until the next look, or None where nothing more can be due."""
+        advisory_s, limit_s = self._budgets.of(self._waiting_for)
+        if self._cut is not None and self._waiting_for is StalledOn.TOOL:
+            limit_s = self._budgets.upstream_tool_max_s
+        silent_s = 0.0 if self._is_held or self._pauses else self._world.monotonic() - self._since
+        if limit_s is not None and silent_s >= limit_s:
+            self._end(silent_s)
+            return None
+        if silent_s >= self._warning_s(advisory_s):
+            while silent_s >= self._warning_s(advisory_s):  # a late look warns once
+                self._warnings += 1
+            self._say(Level.ADVISORY, silent_s)
+        # Who speaks meanwhile begins a silence with a budget of its own: never sleep past the end of that.
+        until_notice_s = min(self._shortest_s, self._warning_s(advisory_s) - silent_s)
+        wait_s = until_notice_s if limit_s is None else min(until_notice_s, limit_s - silent_s)
+        return wait_s if wait_s < math.inf else None
+
+    def _warning_s(self, advisory_s: float) -> float:
+        """Return after how many seconds of silence the next warning is due; infinite where none is."""
+        if self._warnings and self._waiting_for is not StalledOn.FIRST_TOKEN:
+            return math.inf
+        return advisory_s * 2.0**self._warnings
+
+    def _end(self, silent_s: float) -> None:
+        self.silent_s = silent_s
+        self._say(Level.FAIL, silent_s)
+        if self._cut is not None:
+            self._cut.reschedule(asyncio.get_running_loop().time())
+
+    def _end_episode(self, silent_s: float) -> None:
+        self._warnings = 0
+        self._say(Level.OVER, silent_s)
+
+    def _say(self, level: Level, silent_s: float) -> None:
+        """Tell readers, the log and the agent's counter. A fault of any of them is not the turn's."""
+        place = (self._turn, self._reply, self._waiting_for, round(silent_s, 3), self._call_id)
+        try:
+            _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
+            if level is not Level.FAIL:  # the failed attempt says so itself
+                self._tell(Stalled(*place) if level is Level.ADVISORY else StallOver(*place))
+            if self._on_stall is not None:
+                seen = StallSeen(
+                    level, self._session, self._turn, self._reply, self._waiting_for, silent_s, self._call_id
+                )
+                self._on_stall(seen)
+        except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
+            _log.exception("a stall could not be told", extra=self._ids())
+
+    def _ids(self) -> dict[str, object]:
+        ids = {"session": self._session, "turn": self._turn, "reply": self._reply}
+        return {**ids, "call": self._call_id} if self._call_id else {**ids}
+
+    def _what(self, silent_s: float) -> dict[str, object]:
+        """Return what a person wants to know of a silence: kinds and times, never words."""
+        now = self._world.monotonic()
+        recent = [f"{each.kind} x{each.count}, {now - each.at:.1f} s ago" for each in self._recent]
+        ping_s = None if self._pinged_at is None else round(now - self._pinged_at, 3)
+        return {
+            "waiting_for": self._waiting_for.value,
+            "silent_s": round(silent_s, 3),
+            "heartbeat_s_ago": ping_s,
+            "recent": recent,
+        }
+
+
+def _tell_nobody(_seen: Stalled | StallOver) -> None:
+    pass
+
+
+_WORDS = {
+    Level.ADVISORY: (logging.WARNING, "nothing came while waiting for %s, for %.1f s by now"),
+    Level.FAIL: (logging.WARNING, "gave up waiting for %s after %.1f s of silence"),
+    Level.OVER: (logging.INFO, "resumed, waiting for %s, after %.1f s of silence"),
+}

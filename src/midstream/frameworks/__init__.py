@@ -1,0 +1,1 @@
+"""Agents and hooks of other frameworks."""

@@ -1,0 +1,159 @@
+"""Message lists of LangChain and the states of LangGraph, repaired before they reach a model.
+
+    from midstream.frameworks.langchain import repair_messages
+
+    agent = create_react_agent(model, tools, pre_model_hook=repair_messages, checkpointer=saver)
+    chain = prompt | RunnableLambda(repair_messages) | model
+    messages = repair_messages(stored, profile="anthropic")
+
+In a graph the repaired list replaces the stored one, so that the same repair is not needed again. To set options
+there: `functools.partial(repair_messages, profile="anthropic")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, overload
+
+import msgspec
+
+from midstream.extras import extra
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import Repaired
+from midstream.history.profiles import profile_for, profile_named
+from midstream.history.repair.modes import CallerKnowledge, Mode, repaired_as
+
+with extra("langgraph"):
+    from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage, messages_from_dict
+    from langchain_core.prompt_values import PromptValue
+
+_FORMAT = "langchain"
+_ALL = "__remove_all__"
+"""LangGraph's `REMOVE_ALL_MESSAGES`; LangGraph itself is not needed here."""
+_PLACE = "midstream_at"
+"""The key under which a message remembers its number while its list is repaired."""
+_FIELDS = ("content", "name", "tool_calls", "invalid_tool_calls", "tool_call_id", "status")
+"""What a repair reads and writes of a message. All else of it (artifacts, metadata) may be no JSON."""
+
+OnRepair = Callable[[Repaired], None]
+
+
+class State(Protocol):
+    """The state of a graph, where it is an object and no mapping."""
+
+    messages: list[BaseMessage]
+
+
+@overload
+def repair_messages(
+    given: list[BaseMessage] | PromptValue,
+    *,
+    profile: str | None = None,
+    mode: Mode = "repair",
+    on_repair: OnRepair | None = None,
+) -> list[BaseMessage]: ...
+
+
+@overload
+def repair_messages(
+    given: Mapping[str, Any] | State,
+    *,
+    profile: str | None = None,
+    mode: Mode = "repair",
+    on_repair: OnRepair | None = None,
+) -> dict[str, list[BaseMessage]]: ...
+
+
+def repair_messages(
+    given: list[BaseMessage] | PromptValue | Mapping[str, Any] | State,
+    *,
+    profile: str | None = None,
+    mode: Mode = "repair",
+    on_repair: OnRepair | None = None,
+) -> list[BaseMessage] | dict[str, list[BaseMessage]]:
+    """Repair a list of messages, a prompt, or the state of a graph.
+
+    Of a list, the very list comes back where nothing is wrong; otherwise a new one, in which every message that
+    needed no change is still the same object. Of a state (anything that holds `messages`) an update comes back:
+    no messages where nothing is wrong, otherwise the removal of all and the repaired ones.
+
+    Args:
+        given: The messages.
+        profile: Whose rules hold; what every provider asks for unless named. Where the provider takes its system
+            prompt apart, system messages at the top of the list stay there: LangChain moves them.
+        mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system messages at the top
+            stay in `sanitize`.
+        on_repair: Is told of each repair: the new list in `messages`, what was done in `edits`.
+
+    Raises:
+        HistoryRefusedError: In mode `strict`, something would be refused.
+        InvalidHistoryError: A message holds what has no JSON form. Nothing was changed.
+        UsageError: There is no profile or mode of this name.
+    """
+    if isinstance(given, PromptValue):
+        return _repaired(given.to_messages(), profile, mode, on_repair)
+    if isinstance(given, list):
+        return _repaired(given, profile, mode, on_repair)
+    stored: list[BaseMessage] = given["messages"] if isinstance(given, Mapping) else given.messages
+    kept = _repaired(stored, profile, mode, on_repair)
+    return {"messages": [] if kept is stored else [RemoveMessage(id=_ALL), *kept]}
+
+
+def _repaired(
+    messages: list[BaseMessage], profile: str | None, mode: Mode, on_repair: OnRepair | None
+) -> list[BaseMessage]:
+    systems = _systems_at_top(messages)
+    top = systems if profile and profile_named(profile).system == "apart" else 0
+    written = [_written(message, place) for place, message in enumerate(messages)][top:]
+    form = format_named(_FORMAT)
+    given = CallerKnowledge(own=range(systems - top), has_prompt=True)
+    done = repaired_as(mode, written, form, profile_for(form, profile), given)
+    if done.messages is written:
+        return messages
+    loaded = [*messages[:top], *_Loading(messages, written, top).loaded(done.messages)]
+    if on_repair is not None:
+        edits = tuple(msgspec.structs.replace(edit, at=edit.at + top) for edit in done.edits)
+        on_repair(msgspec.structs.replace(done, messages=loaded, edits=edits))
+    return loaded
+
+
+def _systems_at_top(messages: list[BaseMessage]) -> int:
+    for place, message in enumerate(messages):
+        if not isinstance(message, SystemMessage):
+            return place
+    return len(messages)
+
+
+def _written(message: BaseMessage, place: int) -> dict[str, Any]:
+    fields = {name: value for name in _FIELDS if (value := getattr(message, name, None)) is not None}
+    return {"type": message.type, "data": fields, _PLACE: place}
+
+
+class _Loading:
+    """Turns repaired JSON back into messages, taking what is still there from the originals."""
+
+    def __init__(self, messages: list[BaseMessage], written: list[dict[str, Any]], top: int) -> None:
+        self._messages = messages
+        self._written = written
+        self._top = top
+        self._taken: set[int] = set()
+
+    def loaded(self, repaired: list[dict[str, Any]]) -> list[BaseMessage]:
+        return [self._message(written) for written in repaired]
+
+    def _message(self, written: dict[str, Any]) -> BaseMessage:
+        place: int | None = written.get(_PLACE)
+        if place is None or self._messages[place].type != written["type"]:
+            return messages_from_dict([{"type": written["type"], "data": written["data"]}])[0]
+        original = self._messages[place]
+        if written is self._written[place - self._top]:
+            return original
+        update = {name: value for name, value in written["data"].items() if name in _FIELDS}
+        if update.get("tool_calls") != getattr(original, "tool_calls", None):
+            # The provider's own form of the calls: left there, LangChain would read them back from it.
+            kept = {key: value for key, value in original.additional_kwargs.items() if key != "tool_calls"}
+            update["additional_kwargs"] = kept
+        if place in self._taken:
+            update["id"] = None  # one message became two; LangGraph would fold two of one id into one
+        self._taken.add(place)
+        return original.model_copy(update=update)

@@ -1,0 +1,369 @@
+"""A LangGraph graph's output as events of a model, and a session's history as messages of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from midstream.extras import extra
+from midstream.frameworks.langgraph_gate import ASKED
+from midstream.history.messages import Exchange, File, History, Outcome, Result, Text, Usage, UserMessage
+from midstream.models.replies import CallRequested, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.session.calls import NOT_STARTED_CONTENT
+
+with extra("langgraph"):
+    from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
+
+INTERRUPT = "interrupt"
+"""The name of the call by which a graph asks a person."""
+APPROVE = "approve"
+"""The name of the call by which a graph asks whether it may call a tool."""
+BREAK = "\n\n"
+"""Between the texts of two messages in one reply."""
+
+
+# --- text -----------------------------------------------------------------------------------------------------
+
+
+class GraphText:
+    """The text of a graph's messages in one reply: each message once, those of parallel nodes one behind the other.
+
+    Args:
+        shown: The ids of the messages that earlier replies of the turn have shown.
+    """
+
+    def __init__(self, shown: Collection[str]) -> None:
+        self.usage: Usage | None = None
+        self.model = ""
+        self._before = {*shown}
+        self._said: list[str] = []
+        self._whole: set[str] = set()
+        self._has_text = False
+        self._queues: dict[str, list[BaseMessage]] = {}
+        """Messages by task; those of the first one have been said."""
+        self._over: set[str] = set()
+
+    def heard(self, task: str, message: BaseMessage) -> Iterator[ModelEvent]:
+        """Take a message, or a piece of one, of a task."""
+        if not isinstance(message, AIMessage):
+            return
+        queue = self._queues.setdefault(task, [])
+        if next(iter(self._queues)) == task:
+            yield from self._say(message)
+        else:
+            queue.append(message)
+            yield Working(task.rpartition("|")[2].partition(":")[0])
+
+    def ended(self, node: str) -> Iterator[ModelEvent]:
+        """Take the end of the tasks of a node."""
+        self._over |= {task for task in self._queues if task.rpartition(":")[0] == node}
+        while self._queues and (task := next(iter(self._queues))) in self._over:
+            del self._queues[task]
+            yield from self._say_next()
+
+    def rest(self) -> Iterator[ModelEvent]:
+        """Take the end of the run."""
+        while self._queues:
+            del self._queues[next(iter(self._queues))]
+            yield from self._say_next()
+
+    def repeated(self, message: BaseMessage) -> Iterator[ModelEvent]:
+        """Take a whole message that an attempt before this one has made."""
+        if isinstance(message, AIMessage):
+            yield from self._say(message)
+
+    def or_last(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
+        """Give the last message where nothing was said: a node may have written it without an id of its own."""
+        if not self._has_text and messages and isinstance(messages[-1], AIMessage):
+            yield from self._text_of(messages[-1])
+
+    def signature(self) -> str:
+        """Return what the journal keeps with the first call of this reply, for `TurnSoFar`."""
+        return msgspec.json.encode({"shown": self._said}).decode()
+
+    def _say_next(self) -> Iterator[ModelEvent]:
+        for message in next(iter(self._queues.values()), []):
+            yield from self._say(message)
+
+    def _say(self, message: AIMessage | BaseMessage) -> Iterator[ModelEvent]:
+        known = message.id or ""
+        if known in self._before or known in self._whole:
+            return
+        if known and not isinstance(message, AIMessageChunk):
+            self._whole.add(known)
+            if known in self._said:  # its pieces have come already
+                return
+        yield from self._text_of(message)
+        if known and known not in self._said:
+            self._said.append(known)
+
+    def _text_of(self, message: Any) -> Iterator[ModelEvent]:  # noqa: ANN401 - LangChain's
+        self._count(message)
+        is_new = not message.id or message.id not in self._said
+        text = str(message.text)
+        thinking = "".join(_thinking_in(message))
+        if thinking:
+            yield ThinkingDelta(thinking)
+        if text:
+            gap = BREAK if self._has_text and is_new else ""
+            self._has_text = True
+            yield TextDelta(f"{gap}{text}")
+        elif not thinking:
+            yield Working("message")
+
+    def _count(self, message: Any) -> None:  # noqa: ANN401 - LangChain's
+        self.model = (message.response_metadata or {}).get("model_name", "") or self.model
+        used = message.usage_metadata
+        if used:
+            details = used.get("input_token_details") or {}
+            more = Usage(
+                used.get("input_tokens", 0),
+                used.get("output_tokens", 0),
+                details.get("cache_read", 0) or 0,
+                details.get("cache_creation", 0) or 0,
+            )
+            self.usage = self.usage + more if self.usage else more
+
+
+def _thinking_in(message: Any) -> Iterator[str]:  # noqa: ANN401 - LangChain's
+    if isinstance(message.content, str):
+        return
+    for block in message.content_blocks:
+        if block.get("type") == "reasoning":
+            yield str(block.get("reasoning", ""))
+
+
+# --- what a turn knows ----------------------------------------------------------------------------------------
+
+
+class TurnSoFar(Struct, frozen=True):
+    """The text that the replies of a turn have shown, and the outcomes of their calls.
+
+    Args:
+        shown: The ids of the messages that they have shown.
+        results: By call: how it ended. Without calls whose tool stopped to ask: they run again.
+        answers: By call whose tool stopped to ask: what people answered.
+        asking: Calls whose tool stopped to ask and has no answer.
+    """
+
+    shown: frozenset[str]
+    results: dict[str, Result]
+    answers: dict[str, list[Any]]
+    asking: frozenset[str]
+
+    @classmethod
+    def of(cls, history: History, reply: int) -> TurnSoFar:
+        """Read it from a history, given the number of the reply that is asked for."""
+        exchanges = [each for each in history.entries if isinstance(each, Exchange)]
+        shown: set[str] = set()
+        results: dict[str, Result] = {}
+        answers: dict[str, list[Any]] = {}
+        asking: set[str] = set()
+        for exchange in exchanges[len(exchanges) - (reply - 1) :] if reply > 1 else ():
+            for call, result in zip(exchange.reply.calls, exchange.results, strict=True):
+                shown |= {*_shown_by(call.signature)}
+                results[result.call_id] = result
+                asker, mark, _ = result.call_id.rpartition("?")
+                if mark:
+                    answers.setdefault(asker, []).append(value_of(result.content))
+                    asking.discard(asker)
+                    results.pop(asker, None)
+                elif result.content.endswith(ASKED):
+                    asking.add(result.call_id)
+                    del results[result.call_id]
+        return cls(frozenset(shown), results, answers, frozenset(asking))
+
+
+def _shown_by(signature: str | None) -> list[str]:
+    with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+        return msgspec.json.decode(signature or "{}", type=dict[str, list[str]]).get("shown", [])
+    return []
+
+
+# --- questions ------------------------------------------------------------------------------------------------
+
+
+class InterruptAnswer(Struct, frozen=True):
+    """The value that a graph receives for an interrupt."""
+
+    value: Any
+
+
+def calls_of(interrupt_id: str, value: Any) -> Iterator[CallRequested]:  # noqa: ANN401 - the application's own
+    """Give the calls by which people are asked what an interrupt asks: one each for approvals, else one question."""
+    actions = _actions_in(value)
+    if not actions:
+        yield CallRequested(interrupt_id, INTERRUPT, _json(_question_of(value)))
+    for number, action in enumerate(actions):
+        # By default the description repeats the tool and its arguments.
+        words = str(action.get("description", "")).partition("\n\nTool: ")[0]
+        shown = {
+            "tool": action["name"],
+            "arguments": action["args"],
+            "description": words,
+        }
+        yield CallRequested(f"{interrupt_id}.{number}", APPROVE, _json(shown))
+
+
+def answer_of(interrupt: Any, results: Mapping[str, Result]) -> InterruptAnswer | None:  # noqa: ANN401 - LangGraph's
+    """Return what people answered to an interrupt; None where the answer is not there."""
+    actions = _actions_in(interrupt.value)
+    if not actions:
+        found = results.get(interrupt.id)
+        return (
+            None
+            if found is None or found.outcome is not Outcome.OK
+            else InterruptAnswer(value_of(found.content))
+        )
+    told = [results.get(f"{interrupt.id}.{number}") for number in range(len(actions))]
+    decided = [
+        _decision(action, each) for action, each in zip(actions, told, strict=True) if each is not None
+    ]
+    return InterruptAnswer({"decisions": decided}) if len(decided) == len(actions) else None
+
+
+def value_of(words: str) -> Any:  # noqa: ANN401 - the application's own
+    """Return what `interrupt` returns for an answer: objects, lists, true and false are JSON, all else is text."""
+    with contextlib.suppress(msgspec.DecodeError):
+        value = msgspec.json.decode(words)
+        if isinstance(value, dict | list | bool):
+            return value
+    return words
+
+
+def _actions_in(value: Any) -> Sequence[Mapping[str, Any]]:  # noqa: ANN401 - the application's own
+    """Return the calls that `HumanInTheLoopMiddleware` asks about, where each can be allowed and declined."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("review_configs"), list):
+        return ()
+    choices = [{*each.get("allowed_decisions", ())} for each in value["review_configs"]]
+    actions: Sequence[Mapping[str, Any]] = value.get("action_requests") or ()
+    return actions if all({"approve", "reject"} <= each for each in choices) else ()
+
+
+def _decision(action: Mapping[str, Any], result: Result) -> dict[str, Any]:
+    if result.outcome is not Outcome.OK:
+        return {"type": "reject", "message": result.content}
+    allowed = msgspec.json.decode(result.content.splitlines()[-1])
+    if (allowed["tool"], allowed["arguments"]) == (action["name"], action["args"]):
+        return {"type": "approve"}
+    edited = {"name": allowed["tool"], "args": allowed["arguments"]}
+    return {"type": "edit", "edited_action": edited}
+
+
+def _question_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - the application's own
+    if isinstance(value, str):
+        return {"question": value}
+    if isinstance(value, Mapping) and isinstance(value.get("question"), str):
+        options = value.get("options")
+        has_options = isinstance(options, list | tuple) and all(isinstance(each, str) for each in options)
+        if {*value} == {"question"} or ({*value} == {"question", "options"} and has_options):
+            return dict(value)
+    return {"question": _json(value)}
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+# --- messages -------------------------------------------------------------------------------------------------
+
+
+def message_id(turn: int) -> str:
+    """Return the id of the message of a turn in the state of a graph."""
+    return f"midstream-{turn}"
+
+
+def messages_since(messages: Sequence[BaseMessage], turn: int) -> Sequence[BaseMessage]:
+    """Return the messages behind that of a turn; none where the graph has removed it."""
+    ids = [each.id for each in messages]
+    known = message_id(turn)
+    return messages[ids.index(known) + 1 :] if known in ids else ()
+
+
+def new_messages(history: History, state: Any, turn: int, known: int) -> list[BaseMessage]:  # noqa: ANN401 - LangGraph's
+    """Return what of a history the state of a graph lacks, the message of this turn last.
+
+    Args:
+        history: All that was said in the session.
+        state: The graph's newest state.
+        turn: The number of this turn.
+        known: That of the turn whose message is in the state; 0 for none.
+    """
+    turns: list[list[UserMessage | Exchange]] = []
+    for entry in history.entries:
+        if isinstance(entry, UserMessage) or not turns:
+            turns.append([])
+        turns[-1].append(entry)
+    missing = turns[known - turn :] if known else turns
+    cut = turns[known - turn - 1] if known and len(turns) > turn - known else []
+    messages = [*_ends(state, cut)] if state.tasks else []
+    for place, entries in enumerate(missing, start=turn - len(missing) + 1):
+        for entry in entries:
+            messages += _of_entry(entry, place)
+    return messages
+
+
+def _ends(state: Any, cut: Sequence[UserMessage | Exchange]) -> Iterator[BaseMessage]:  # noqa: ANN401 - LangGraph's
+    """Give what ends a turn that was cut: a result for each open call, and what was said in the end."""
+    exchanges = [each for each in cut if isinstance(each, Exchange)]
+    results = [result for each in exchanges for result in each.results]
+    open_calls: dict[str, Any] = {}
+    for message in state.values.get("messages", ()):
+        if isinstance(message, AIMessage):
+            open_calls |= {str(call["id"]): call for call in message.tool_calls}
+        elif isinstance(message, ToolMessage):
+            open_calls.pop(message.tool_call_id, None)
+    for call_id, call in open_calls.items():
+        ended = [each.content for each in results if each.call_id.rpartition("-")[0] == call_id]
+        yield ToolMessage(
+            ended[-1] if ended else NOT_STARTED_CONTENT,
+            tool_call_id=call_id,
+            name=call["name"],
+            status="error",
+        )
+    if exchanges and not exchanges[-1].reply.calls and exchanges[-1].reply.text:
+        yield AIMessage(exchanges[-1].reply.text)
+
+
+def _of_entry(entry: UserMessage | Exchange, turn: int) -> Iterable[BaseMessage]:
+    if isinstance(entry, UserMessage):
+        only = entry.parts[0] if len(entry.parts) == 1 else None
+        content: Any = only.text if isinstance(only, Text) else [_block(each) for each in entry.parts]
+        return [HumanMessage(content, id=message_id(turn))]
+    calls = [
+        {"name": call.name, "args": _arguments(call.arguments), "id": call.id, "type": "tool_call"}
+        for call in entry.reply.calls
+    ]
+    names = {call.id: call.name for call in entry.reply.calls}
+    results = [
+        ToolMessage(
+            each.content,
+            tool_call_id=each.call_id,
+            name=names[each.call_id],
+            status="success" if each.outcome is Outcome.OK else "error",
+        )
+        for each in entry.results
+    ]
+    return [AIMessage(entry.reply.text, tool_calls=calls), *results]
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    with contextlib.suppress(msgspec.DecodeError):
+        value = msgspec.json.decode(text or "{}")
+        if isinstance(value, dict):
+            return value
+    return {}
+
+
+def _block(part: Text | File) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    kind = part.media_type.partition("/")[0]
+    block: dict[str, Any] = {"type": kind if kind in ("image", "audio", "video") else "file"}
+    if part.data is not None:
+        return {**block, "base64": part.data, "mime_type": part.media_type}
+    return {**block, "url": part.url, "mime_type": part.media_type}

@@ -1,0 +1,445 @@
+"""Serve a LangGraph graph as an agent of midstream: sessions, page, approvals and CLI included.
+
+    from midstream.frameworks.langgraph_served import served
+
+    agent = served(graph)
+
+`midstream serve module:graph` calls it too. The graph decides what happens next; its state is kept in the engine's own
+store, under the name of the session. It runs up to where nothing goes on without a result: that is one reply. The calls
+of its `ToolNode`s are then run one by one like those of any agent, each journaled before it starts, and its interrupts
+are questions to people. With their results the graph runs on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from midstream.agents.upstream_errors import kind_of
+from midstream.engine.agent import Agent, described
+from midstream.environment import World
+from midstream.errors import (
+    MidstreamError,
+    ModelError,
+    ModelRejectedError,
+    ModelUnavailableError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.extras import extra
+from midstream.frameworks.langgraph_events import (
+    APPROVE,
+    INTERRUPT,
+    GraphText,
+    TurnSoFar,
+    answer_of,
+    calls_of,
+    messages_since,
+    new_messages,
+)
+from midstream.frameworks.langgraph_gate import (
+    ASKED,
+    MARK,
+    POLICY_KEY,
+    RUN_KEY,
+    Captured,
+    GraphPass,
+    Guard,
+    InterruptRaised,
+    NestedInterruptError,
+    can_repeat,
+    install,
+    text_of,
+)
+from midstream.frameworks.langgraph_saver import KeyValueSaver
+from midstream.history.messages import Finish, Outcome, ToolSpec
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, Working
+from midstream.session.calls import OnDoubt
+from midstream.store.contract import Escrow, Store
+from midstream.tools.function_tools import TIMEOUT_S, StatedOutcome, Tool, current_call, question, tool
+
+with extra("langgraph"):
+    from langchain_core.tools import BaseTool
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+    from langgraph.checkpoint.memory import InMemorySaver
+    from langgraph.errors import GraphRecursionError
+    from langgraph.graph import StateGraph
+    from langgraph.graph.state import CompiledStateGraph
+    from langgraph.prebuilt import ToolNode
+    from langgraph.types import Command
+
+LIVE_MAX = 1000
+"""Sessions whose waiting calls are remembered; those of the others are found again by running their graph."""
+_POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
+_TURN = "midstream_turn"
+"""The key of checkpoint metadata for the turn whose message is in the state."""
+_NETWORK_ERRORS = {
+    "APIConnectionError",
+    "APITimeoutError",
+    "ConnectError",
+    "ReadError",
+    "RemoteProtocolError",
+}
+_GONE = "This call did not run: the graph has gone on without it."
+_NESTED = (
+    "This tool runs a graph that called `interrupt`, and the answer could not reach it. Call `interrupt` in the tool "
+    "itself, or make the graph a subgraph."
+)
+
+
+def served(
+    graph: StateGraph[Any, Any, Any, Any] | CompiledStateGraph[Any, Any, Any, Any],
+    *,
+    context: Any = None,  # noqa: ANN401 - the application's own
+    name: str | None = None,
+    tool_timeout_s: float = TIMEOUT_S,
+    world: World | None = None,
+) -> Agent:
+    """Convert a graph with a channel `messages`.
+
+    Args:
+        graph: A `StateGraph`, compiled or not, or what `create_agent` or `create_react_agent` returned. Its checkpoints
+            are kept in the store of the engine, so it is compiled without a checkpointer or with an `InMemorySaver`.
+        context: What its nodes get as `runtime.context`. All sessions share it.
+        name: The agent's name; the graph's own by default.
+        tool_timeout_s: Seconds that one call of a tool may take.
+        world: Clock and tasks; the real ones by default.
+
+    A call of a `ToolNode` is a call of the session: journaled before it starts, and handled by its policy when a crash
+    cut it. Metadata `{"midstream": policy}` of the tool (`unknown`, `rerun`, `rerun_with_key`, `hold`) chooses it.
+    `interrupt(...)` asks a person; the approvals of `HumanInTheLoopMiddleware` are approvals.
+
+    Raises:
+        UsageError: `graph` is no such graph, or has parts that cannot be kept. The message names all of them.
+    """
+    if isinstance(graph, StateGraph):
+        graph = graph.compile()
+    if not isinstance(graph, CompiledStateGraph):
+        raise UsageError(
+            f"`graph` is {described(graph)}; expected a `StateGraph` of LangGraph, compiled or not"
+        )
+    nodes = [*_tool_nodes(graph)]
+    found = [each for node in nodes for each in node.tools_by_name.values()]
+    if refused := [*_refused(graph), *_refused_tools(found)]:
+        raise UsageError(f"the graph cannot be served as it is: {'; '.join(refused)}")
+    for node in nodes:
+        install(node)
+    own = graph.get_name()
+    model = GraphModel(
+        graph, name=name or (own if own != "LangGraph" else "graph"), context=context, world=world
+    )
+    tools = {each.name: _tool(each, model, tool_timeout_s) for each in found}
+    asking = (question(INTERRUPT, description="What the graph asks."), _approve)
+    return Agent(
+        model, tools=[*tools.values(), *asking], name=name or (own if own != "LangGraph" else "agent")
+    )
+
+
+@tool(name=APPROVE, has_effects=False, needs_approval=True)
+def _approve(tool: str, arguments: dict[str, Any], description: str = "") -> str:  # noqa: ARG001 - shown to people
+    """Ask a person whether the graph may call a tool."""
+    return msgspec.json.encode({"tool": tool, "arguments": arguments}).decode()
+
+
+# --- what cannot be kept --------------------------------------------------------------------------------------
+
+
+def _refused(graph: CompiledStateGraph[Any, Any, Any, Any]) -> Iterator[str]:
+    """Iterate over what of a graph cannot be kept."""
+    if "messages" not in graph.channels:
+        yield "it has no channel `messages` (derive its state from `MessagesState`)"
+    if graph.checkpointer and not isinstance(graph.checkpointer, InMemorySaver):
+        yield (
+            f"it has the checkpointer {described(graph.checkpointer)} (compile it without: its checkpoints are kept in "
+            "the store of `midstream serve`)"
+        )
+    graphs: list[tuple[str, Any]] = [("", graph), *graph.get_subgraphs(recurse=True)]
+    for place, each in graphs:
+        where = f"its subgraph {place!r}" if place else "it"
+        if place and not isinstance(saver := getattr(each, "checkpointer", None), bool | None):
+            yield f"{where} has the checkpointer {described(saver)} (compile it without)"
+        if getattr(each, "interrupt_before_nodes", ()) or getattr(each, "interrupt_after_nodes", ()):
+            yield f"{where} has `interrupt_before` or `interrupt_after` (call `interrupt` in a node)"
+        if any(
+            type(channel).__name__ == "DeltaChannel" for channel in getattr(each, "channels", {}).values()
+        ):
+            yield f"{where} has a `DeltaChannel` (only the newest checkpoint is kept)"
+
+
+def _refused_tools(tools: Sequence[BaseTool]) -> Iterator[str]:
+    policies: dict[str, object] = {}
+    for each in tools:
+        policy = _policy_of(each)
+        if policy not in _POLICIES:
+            expected = ", ".join(repr(known.value) for known in _POLICIES)
+            yield f"the metadata {POLICY_KEY!r} of tool {each.name!r} is {policy!r}; expected one of {expected}"
+        if policies.setdefault(each.name, policy) != policy:
+            yield f"two tools are named {each.name!r}, with different policies"
+        if each.name in (INTERRUPT, APPROVE):
+            yield f"a tool is named {each.name!r}, which is how people are asked: give it another name"
+
+
+def _policy_of(each: BaseTool) -> object:
+    known = each.metadata or {}
+    return known.get(POLICY_KEY, OnDoubt.RERUN if can_repeat(known) else OnDoubt.UNKNOWN)
+
+
+def _tool_nodes(graph: Any) -> Iterator[ToolNode]:  # noqa: ANN401 - a graph or a subgraph of any kind
+    """Iterate over the tool nodes of a graph and its subgraphs."""
+    for _, each in [("", graph), *graph.get_subgraphs(recurse=True)]:
+        for node in getattr(each, "nodes", {}).values():
+            yield from (found for found in _within(node.bound) if isinstance(found, ToolNode))
+
+
+def _within(runnable: Any) -> Iterator[Any]:  # noqa: ANN401 - any runnable
+    yield runnable
+    for inner in (*getattr(runnable, "steps", ()), *(filter(None, [getattr(runnable, "bound", None)]))):
+        yield from _within(inner)
+
+
+# --- the tools ------------------------------------------------------------------------------------------------
+
+
+def _tool(each: BaseTool, model: GraphModel, timeout_s: float) -> Tool:
+    shape = convert_to_openai_tool(each)["function"]
+    spec = ToolSpec(each.name, shape.get("description", ""), shape.get("parameters", {}))
+    has_effects = (each.metadata or {}).get("readOnlyHint") is not True
+
+    async def call(**arguments: Any) -> StatedOutcome:  # noqa: ANN401 - as the model wrote them
+        return await model.call(arguments)
+
+    return Tool(spec, call, None, has_effects, OnDoubt(cast("Any", _policy_of(each))), timeout_s)
+
+
+class _Live:
+    """State of a session in this process between two runs of its graph."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.captured: dict[str, Captured] = {}
+        self.asked: dict[str, InterruptRaised] = {}
+
+
+class _Place(Struct, frozen=True):
+    """Position of a request: the session, its turn, the number of the reply."""
+
+    session: str
+    turn: int
+    reply: int
+
+    @classmethod
+    def of(cls, request: ModelRequest) -> _Place:
+        """Read it.
+
+        Raises:
+            ModelRejectedError: The request belongs to no session.
+        """
+        if request.session and not request.is_ephemeral:
+            with contextlib.suppress(ValueError):
+                _, turn, reply = request.key.rsplit("/", 2)
+                return cls(request.session, int(turn), int(reply))
+        raise ModelRejectedError(
+            "a graph answers only in a session: its state is kept under the session's name"
+        )
+
+
+class GraphModel:
+    """A graph as the model of an `Agent` whose tools are those of the graph; see `served`."""
+
+    def __init__(
+        self,
+        graph: CompiledStateGraph[Any, Any, Any, Any],
+        *,
+        name: str,
+        context: object = None,
+        world: World | None = None,
+    ) -> None:
+        self.name = f"langgraph:{name}"
+        self._world = world or World()
+        self._saver = KeyValueSaver(self._world)
+        self._graph = graph.copy({"checkpointer": self._saver})
+        self._context = context
+        self._escrow: Escrow | None = None
+        self._live: OrderedDict[str, _Live] = OrderedDict()
+
+    def begin_use(self, store: Store) -> None:
+        """See `StoredModel.begin_use`."""
+        self._saver.kv = store
+        self._escrow = store.escrow
+
+    async def end_use(self) -> None:
+        """See `StoredModel.end_use`."""
+        self._live.clear()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """See `Model.stream`: run the graph with what is new, up to where nothing goes on without a result."""
+        place = _Place.of(request)
+        try:
+            async for event in self._answered(request, place):
+                yield event
+        except ModelError:
+            raise
+        except UnavailableError as error:
+            raise ModelUnavailableError(error.message) from error
+        except MidstreamError as error:
+            raise ModelRejectedError(error.message) from error
+        except GraphRecursionError as error:
+            raise ModelRejectedError(f"{self.name} failed: {error}") from error
+        except Exception as error:
+            typed = self._typed(error)
+            if typed is None:
+                raise
+            raise typed from error
+
+    async def call(self, arguments: Mapping[str, Any]) -> StatedOutcome:
+        """Run the call that is current."""
+        context = current_call()
+        live = self._live_of(context.session)
+        async with live.lock:
+            if context.call_id not in live.captured:
+                await self._find_calls(context.session, context.turn, live)
+            thread = self._saver.thread(context.session)
+        captured = live.captured.get(context.call_id)
+        if captured is None:
+            return StatedOutcome(_GONE, Outcome.ERROR)
+        answers = [self._saver.serde.loads_typed(each) for each in thread.answers.get(context.call_id, ())]
+        try:
+            value = await captured.run(context, arguments, answers, self._world)
+        except NestedInterruptError:
+            return StatedOutcome(_NESTED, Outcome.ERROR)
+        if isinstance(value, InterruptRaised):
+            live.asked[context.call_id] = value
+            return StatedOutcome(ASKED)
+        text, outcome, is_more = text_of(value, captured.call["id"])
+        if is_more:
+            with contextlib.suppress(TypeError, ValueError):  # then only the text of it is kept
+                await self._saver.keep_returned(context.session, context.call_id, text, value)
+        return StatedOutcome(text, outcome)
+
+    async def _answered(self, request: ModelRequest, place: _Place) -> AsyncGenerator[ModelEvent, None]:
+        if self._escrow is not None and await self._escrow.holds(place.session):
+            raise ModelRejectedError(
+                "a graph cannot keep its state in a session that only its client can open: begin another session"
+            )
+        live = self._live_of(place.session)
+        thread = await self._saver.load(place.session)
+        load = self._saver.serde.loads_typed
+        so_far = TurnSoFar.of(request.history, place.reply)
+        await self._saver.keep_answers(place.session, so_far.answers)
+        asking = {name: live.asked[name] for name in so_far.asking if name in live.asked}
+        returned = {name: (text, load(value)) for name, (text, value) in thread.returned.items()}
+        run = GraphPass(so_far.results, returned, asking)
+        config = self._config(place.session, place.turn, run)
+        state: Any = await self._graph.aget_state(config)
+        words = GraphText(so_far.shown)
+        is_taken = (state.metadata or {}).get(_TURN) == place.turn
+        if is_taken:
+            for message in messages_since(state.values.get("messages", ()), place.turn):
+                for event in words.repeated(message):
+                    yield event
+        if not is_taken or state.tasks:  # also those whose writes wait for the next checkpoint
+            if is_taken:
+                given = _resumption(state, so_far)
+            else:
+                known = int((state.metadata or {}).get(_TURN, 0))
+                given = {"messages": new_messages(request.history, state, place.turn, known)}
+            async for event in self._run(given, config, words):
+                yield event
+            state = await self._graph.aget_state(config)
+        live.captured, live.asked = run.captured, {}
+        asked = [*self._calls(run, state, so_far)]
+        if state.tasks and not asked:
+            raise ModelRejectedError(
+                f"{self.name} stopped before {', '.join(state.next)}, and asks for nothing"
+            )
+        for number, each in enumerate(asked):
+            yield msgspec.structs.replace(each, signature=words.signature()) if number == 0 else each
+        if not asked:
+            self._live.pop(place.session, None)
+            self._saver.forget(place.session)
+            for event in words.or_last(state.values.get("messages", ())):
+                yield event
+        yield Finished(Finish.CALLS if asked else Finish.STOP, words.model, words.usage)
+
+    @staticmethod
+    def _calls(run: GraphPass, state: Any, so_far: TurnSoFar) -> Iterator[CallRequested]:  # noqa: ANN401 - LangGraph's
+        for call_id, each in run.captured.items():
+            arguments = msgspec.json.encode(each.call["args"]).decode()
+            yield CallRequested(call_id, each.call["name"], arguments)
+        for call_id, asked in run.asking.items():
+            number = len(so_far.answers.get(call_id, ()))
+            yield from calls_of(f"{call_id}?{number}", asked.value)
+        for interrupt in state.interrupts:
+            if interrupt.value != MARK:
+                yield from calls_of(interrupt.id, interrupt.value)
+
+    async def _run(self, given: Any, config: Any, words: GraphText) -> AsyncGenerator[ModelEvent, None]:  # noqa: ANN401 - LangGraph's
+        events: Any = self._graph.astream(
+            given,
+            config,
+            context=self._context,
+            stream_mode=["messages", "updates"],
+            subgraphs=True,
+            durability="sync",
+        )
+        async with contextlib.aclosing(events):
+            async for namespace, mode, data in events:
+                if mode == "messages":
+                    message, metadata = data
+                    for event in words.heard(str(metadata.get("langgraph_checkpoint_ns", "")), message):
+                        yield event
+                    continue
+                for node in data:
+                    for event in words.ended("|".join((*namespace, node))):
+                        yield event
+                    yield Working(node)
+        for event in words.rest():
+            yield event
+
+    async def _find_calls(self, session: str, turn: int, live: _Live) -> None:
+        """Run a graph that waits for results without any: its calls are noted again, and nothing of them is run."""
+        await self._saver.load(session)
+        run = GraphPass()
+        async for _ in self._run(None, self._config(session, turn, run), GraphText(())):
+            pass
+        live.captured = run.captured
+
+    def _config(self, session: str, turn: int, run: GraphPass) -> Any:  # noqa: ANN401 - LangGraph's
+        return {
+            "configurable": {"thread_id": session, RUN_KEY: run},
+            "metadata": {_TURN: turn},
+            "callbacks": [Guard()],
+        }
+
+    def _live_of(self, session: str) -> _Live:
+        live = self._live.setdefault(session, _Live())
+        self._live.move_to_end(session)
+        if len(self._live) > LIVE_MAX:
+            forgotten, _ = self._live.popitem(last=False)
+            self._saver.forget(forgotten)
+        return live
+
+    def _typed(self, error: Exception) -> ModelError | None:
+        """Return what an error of a model in the graph means, or None for any other error."""
+        kind = type(error).__name__
+        status = getattr(error, "status_code", None)
+        words = f"{self.name} failed: {kind}: {error}"
+        if isinstance(status, int):
+            found = kind_of(str(error), names=[kind], status=status) or ModelError
+            return found(words)
+        if kind in _NETWORK_ERRORS or isinstance(error, ConnectionError):
+            return ModelUnavailableError(words)
+        return None
+
+
+def _resumption(state: Any, so_far: TurnSoFar) -> Any:  # noqa: ANN401 - LangGraph's
+    """Return what a graph is run on with that has taken the message of its turn."""
+    pending = [each for each in state.interrupts if each.value != MARK]
+    answers = {each.id: found for each in pending if (found := answer_of(each, so_far.results)) is not None}
+    return Command(resume={name: found.value for name, found in answers.items()}) if answers else None

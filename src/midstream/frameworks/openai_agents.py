@@ -1,0 +1,319 @@
+"""Agents of the OpenAI Agents SDK whose turns survive: their model and their tools go through the journal.
+
+    from midstream.frameworks.openai_agents import DurableAgents
+
+    durable = DurableAgents("agent.db")
+    agent = Agent(name="waiter", model=durable.model(OpenAIResponsesModel(...)), tools=durable.tools([book]))
+
+    async with durable.turn("chat-42", "Book a table", key=message_id):
+        result = await Runner.run(agent, "Book a table")
+
+Run the same turn again after a crash: replies are told from the journal, so that call ids survive; tools that ended
+are not run again; a tool that was cut is handled by its policy. Give the run its input as a list or a text: a `Session`
+of the SDK would be written to again by each run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from midstream.engine.driven_sessions import DrivenTurn, Driver, OpenTurn
+from midstream.environment import World
+from midstream.errors import UsageError
+from midstream.extras import extra
+from midstream.history.messages import (
+    Call,
+    Finish,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    UserMessage,
+    storable,
+    with_distinct_ids,
+)
+from midstream.history.messages import Usage as Tokens
+from midstream.observability.observers import Observer
+from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
+from midstream.session.records import CallEnded, Delta, TurnStatus
+from midstream.store.contract import Store
+from midstream.store.store_registry import open_store
+from midstream.tools.function_tools import running
+
+with extra("openai-agents"):
+    from agents import FunctionTool, ModelResponse, Usage
+    from agents.models.interface import Model
+    from agents.tool_context import ToolContext
+    from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItem, ResponseUsage
+    from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+    from pydantic import TypeAdapter
+
+DRIVER = "openai-agents"
+_items: TypeAdapter[list[ResponseOutputItem]] = TypeAdapter(list[ResponseOutputItem])
+_turn: ContextVar[DrivenTurn | None] = ContextVar("midstream_openai_agents_turn", default=None)
+
+
+class DurableAgents:
+    """Make the turns of agents durable.
+
+    Args:
+        store: Where the journals live: a store, or the path of an SQLite file.
+        on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
+            default: the model is told so), `rerun`, `rerun_with_key`.
+        agent: The agent's name in the journal. An open turn that was begun under another name is refused with
+            `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
+        agent_version: Its version; another one is another agent where both are known.
+        world: Clock, chance and tasks; the real ones by default.
+        observers: Told of what is appended, such as `midstream.observability.opentelemetry.OpenTelemetry`.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        *,
+        on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
+        agent: str = "",
+        agent_version: str = "",
+        world: World | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        opened = open_store(store, world=world or World())
+        self._driver = Driver(
+            DRIVER, opened, agent=agent, agent_version=agent_version, world=world, observers=observers
+        )
+        self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
+
+    @asynccontextmanager
+    async def turn(self, session: str, message: str, *, key: str = "") -> AsyncGenerator[None, None]:
+        """Make the run inside one turn of `session`. Leaving it without an error ends the turn.
+
+        Args:
+            session: 1 to 128 of letters, digits and `._:-`.
+            message: What the user says.
+            key: The message's own name: with it, it is accepted once, and a turn that has ended is told again.
+
+        Raises:
+            SessionBusyError: Another turn of this session is open. Nothing was changed.
+            SeqnoReusedError: The key had another message. Nothing was changed.
+            LeaseHeldError: Another process works on it. Nothing was changed.
+        """
+        said = UserMessage.of(storable(message))
+        turn = await self._driver.begin(
+            session, said, key=key, digest=digest_of("message", storable(message))
+        )
+        token = _turn.set(turn)
+        try:
+            yield
+            await turn.close(TurnStatus.COMPLETED, {})
+        finally:
+            _turn.reset(token)
+            self._driver.leave(session)
+
+    def model(self, model: Model) -> Model:
+        """Return a model that asks the journal first. Outside of a `turn` it is what it was."""
+        return _DurableModel(model, self._policies)
+
+    def tools(self, tools: Iterable[Any]) -> list[Any]:
+        """Return the tools, of which each function tool asks the journal first; hosted tools run elsewhere."""
+        return [_durable(each) if isinstance(each, FunctionTool) else each for each in tools]
+
+    def open_turns(self) -> AsyncIterator[OpenTurn]:
+        """Iterate over the turns that were begun and have not ended: what to run again."""
+        return self._driver.open_turns()
+
+    async def abandon(self, session: str) -> None:
+        """End the open turn of a session, if any, as interrupted.
+
+        Raises:
+            SessionBusyError, LeaseHeldError: It is running. Nothing was changed.
+        """
+        await self._driver.abandon(session)
+
+    async def close(self) -> None:
+        """Close the store. Turns that are open stay so."""
+        await self._driver.close()
+
+
+class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped where the SDK is not installed
+    def __init__(self, wrapped: Model, policies: Mapping[str, OnDoubt]) -> None:
+        self._wrapped = wrapped
+        self._policies = policies
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002, ANN401 - the SDK's name and type
+        *args: Any,  # noqa: ANN401
+        **keywords: Any,  # noqa: ANN401
+    ) -> ModelResponse:
+        turn = _turn.get()
+        if turn is None:
+            return await self._wrapped.get_response(system_instructions, input, *args, **keywords)
+        if (known := await turn.ask(_answers(input))) is not None:
+            return _response_of(known.native)
+        try:
+            response = await self._wrapped.get_response(system_instructions, input, *args, **keywords)
+        except Exception as error:
+            await turn.lost("model_failed", type(error).__name__)
+            raise
+        await self._replied(turn, response)
+        return response
+
+    async def stream_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002, ANN401 - the SDK's name and type
+        *args: Any,  # noqa: ANN401
+        **keywords: Any,  # noqa: ANN401
+    ) -> AsyncIterator[Any]:
+        turn = _turn.get()
+        known = await turn.ask(_answers(input)) if turn else None
+        if known is not None:
+            yield _completed(_response_of(known.native))
+            return
+        try:
+            async for event in self._wrapped.stream_response(system_instructions, input, *args, **keywords):
+                if turn is not None:
+                    await self._heard(turn, event)
+                yield event
+        except Exception as error:
+            if turn is not None:
+                await turn.lost("model_failed", type(error).__name__)
+            raise
+
+    async def close(self) -> None:
+        await self._wrapped.close()
+
+    async def _heard(self, turn: DrivenTurn, event: Any) -> None:  # noqa: ANN401 - one of the SDK's many events
+        """Journal words as they come, and the whole reply before its last event reaches the SDK."""
+        if event.type == "response.output_text.delta" and event.delta:
+            text = storable(event.delta)
+            turn.say((Delta(*turn.next_place, event.output_index, "text", text),))
+        elif event.type in ("response.completed", "response.incomplete"):
+            done = event.response
+            await self._replied(turn, ModelResponse(done.output, _usage_of(done.usage), done.id))
+
+    async def _replied(self, turn: DrivenTurn, response: ModelResponse) -> None:
+        _, number, _ = turn.next_place
+        reply = _reply_of(response, number)
+        plans = [
+            CallPlan(
+                call.id,
+                digest_of(call.name, call.arguments),
+                on_doubt=self._policies.get(call.name, OnDoubt.UNKNOWN),
+            )
+            for call in reply.calls
+        ]
+        native = {
+            "output": msgspec.Raw(_items.dump_json(response.output, exclude_unset=True)),
+            "id": response.response_id,
+            "tokens": (response.usage.input_tokens, response.usage.output_tokens),
+        }
+        await turn.replied(reply, plans, msgspec.json.encode(native).decode())
+
+
+def _durable(tool: FunctionTool) -> FunctionTool:
+    async def invoke(context: ToolContext[Any], arguments: str) -> Any:  # noqa: ANN401 - what the tool returns
+        turn = _turn.get()
+        if turn is None:
+            return await tool.on_invoke_tool(context, arguments)
+        started = await turn.start(context.tool_call_id)
+        if isinstance(started, CallEnded):
+            return msgspec.json.decode(started.native) if started.native else started.result.content
+        try:
+            with running(started):
+                value = await tool.on_invoke_tool(context, arguments)
+        except Exception as error:
+            failed = storable(f"{type(error).__name__}: {error}")
+            await turn.ended(Result(started.call_id, failed, Outcome.ERROR), "")
+            raise
+        await turn.ended(*_result_of(started.call_id, value))
+        return value
+
+    return dataclasses.replace(tool, on_invoke_tool=invoke)
+
+
+def _result_of(call_id: str, value: object) -> tuple[Result, str]:
+    if isinstance(value, str):
+        return Result(call_id, storable(value)), ""
+    try:
+        plain = TypeAdapter(Any).dump_json(value).decode()
+    except ValueError:
+        lost = "This tool finished, but its answer has no JSON form and was lost when the process died."
+        return Result(call_id, lost, Outcome.ERROR), ""
+    return Result(call_id, plain), plain
+
+
+def _answers(items: object) -> dict[str, Result]:
+    """Return what the input of a request answers to calls, by call id."""
+    found = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    return {
+        item["call_id"]: Result(item["call_id"], storable(str(item.get("output", ""))))
+        for item in found
+        if item.get("type") == "function_call_output"
+    }
+
+
+def _reply_of(response: ModelResponse, number: int) -> Reply:
+    parts: list[ReplyPart] = []
+    for item in response.output:
+        if item.type == "message":
+            text = "".join(each.text for each in item.content if each.type == "output_text")
+            parts.append(Text(storable(text)))
+        elif item.type == "function_call":
+            parts.append(Call(storable(item.call_id), storable(item.name), storable(item.arguments)))
+    distinct = with_distinct_ids(tuple(parts), reply_no=number)
+    finish = Finish.CALLS if any(isinstance(part, Call) for part in distinct) else Finish.STOP
+    usage = Tokens(response.usage.input_tokens, response.usage.output_tokens)
+    return Reply(distinct, finish, usage=usage)
+
+
+def _response_of(native: str) -> ModelResponse:
+    if not native:
+        raise UsageError("this reply was cut and cannot be told again")
+    known = msgspec.json.decode(native)
+    used, said = known["tokens"]
+    usage = Usage(requests=1, input_tokens=used, output_tokens=said, total_tokens=used + said)
+    return ModelResponse(_items.validate_python(known["output"]), usage, known["id"])
+
+
+def _completed(response: ModelResponse) -> ResponseCompletedEvent:
+    used = response.usage
+    usage = ResponseUsage(
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        total_tokens=used.total_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=0, cache_write_tokens=0),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+    )
+    whole = Response(
+        id=response.response_id or "told-again",
+        created_at=0,
+        model="",
+        object="response",
+        output=response.output,
+        tool_choice="auto",
+        tools=[],
+        parallel_tool_calls=True,
+        usage=usage,
+    )
+    return ResponseCompletedEvent(response=whole, sequence_number=0, type="response.completed")
+
+
+def _usage_of(used: ResponseUsage | None) -> Usage:
+    if used is None:
+        return Usage(requests=1)
+    return Usage(
+        requests=1,
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        total_tokens=used.total_tokens,
+    )

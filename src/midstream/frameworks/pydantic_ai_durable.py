@@ -1,0 +1,738 @@
+"""An agent of pydantic-ai whose turns survive: one capability, one scope around the run.
+
+    from midstream.frameworks.pydantic_ai_durable import DurableTurns
+
+    durable = DurableTurns("agent.db")
+    agent = Agent("openai:gpt-5", tools=[book], capabilities=[durable])
+
+    async with durable.turn("chat-42", key=message_id):
+        result = await agent.run("Book a table", message_history=history)
+
+Run the same turn again after a crash: replies that the model gave are not asked for again, tools that ended are not
+run again, and a tool that was cut is handled by its policy. Outside of a `turn` the agent is what it was.
+
+It stands on pydantic-ai's wrappers for models and toolsets and not on its `BaseDurabilityCapability`, because that one
+hands a streamed reply over when it has ended: there a live stream is no stream. `replay_scope` of
+`pydantic_ai.durable_exec` keeps what is told again out of traces.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from midstream.engine.driven_sessions import DrivenTurn, Driver, OpenTurn
+from midstream.environment import World
+from midstream.errors import LeaseLostError, UsageError
+from midstream.extras import extra
+from midstream.history.messages import (
+    Call,
+    File,
+    Finish,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    Thinking,
+    Usage,
+    UserMessage,
+    UserPart,
+    storable,
+    with_distinct_ids,
+)
+from midstream.observability.observers import Observer
+from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
+from midstream.session.records import CallEnded, Delta, MessageAccepted, Record, ReplyCompleted, TurnStatus
+from midstream.store.contract import Store, StoredRecord
+from midstream.store.store_registry import open_store
+from midstream.tools.function_tools import RESULT_CHARS_MAX, current_call, running
+
+with extra("pydantic-ai"):
+    from pydantic import TypeAdapter
+    from pydantic_ai.capabilities import (
+        AbstractCapability,
+        CapabilityOrdering,
+        ReinjectSystemPrompt,
+        WrapRunHandler,
+    )
+    from pydantic_ai.durable_exec import record_durable_unit, replay_scope
+    from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, RunCancelled, ToolFailed
+    from pydantic_ai.messages import (
+        AudioUrl,
+        BinaryContent,
+        DocumentUrl,
+        FileUrl,
+        ImageUrl,
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelRequest,
+        ModelResponse,
+        ModelResponseStreamEvent,
+        PartDeltaEvent,
+        PartStartEvent,
+        RetryPromptPart,
+        SystemPromptPart,
+        TextContent,
+        TextPart,
+        TextPartDelta,
+        ThinkingPart,
+        ThinkingPartDelta,
+        ToolCallPart,
+        ToolReturn,
+        ToolReturnPart,
+        UserContent,
+        UserPromptPart,
+        VideoUrl,
+    )
+    from pydantic_ai.models import (
+        CompletedStreamedResponse,
+        Model,
+        ModelRequestContext,
+        ModelRequestParameters,
+        StreamedResponse,
+    )
+    from pydantic_ai.models.wrapper import WrapperModel
+    from pydantic_ai.run import AgentRunResult
+    from pydantic_ai.settings import ModelSettings
+    from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, RunContext, ToolDefinition
+    from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
+
+DRIVER = "pydantic-ai"
+METADATA_KEY = "midstream"
+"""A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
+_FINISHES = {
+    "stop": Finish.STOP,
+    "tool_call": Finish.CALLS,
+    "length": Finish.LENGTH,
+    "content_filter": Finish.FILTER,
+}
+_NO_JSON = "This tool finished, but its answer has no JSON form and was lost when the process died."
+_tool_returns: TypeAdapter[ToolReturn[Any]] = TypeAdapter(ToolReturn)
+
+
+class _Native(Struct, frozen=True, omit_defaults=True):
+    """How a tool ended, where text alone would not bring it back."""
+
+    kind: Literal["value", "return", "retry", "failed"]
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    """A `ToolReturn` in pydantic-ai's JSON."""
+
+
+class _Scope:
+    """One turn, as the application named it."""
+
+    def __init__(self, driver: Driver, session: str, key: str) -> None:
+        self.driver = driver
+        self.session = session
+        self.key = key
+        self.turn: DrivenTurn | None = None
+
+    @property
+    def is_inside_a_tool(self) -> bool:
+        """Whether a tool of this very turn is asking: what it starts is part of its own call."""
+        with suppress(LookupError):
+            return current_call().session == self.session
+        return False
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("midstream_pydantic_ai_turn", default=None)
+
+
+@dataclass(init=False)
+class DurableTurns(AbstractCapability[AgentDepsT]):
+    """Make an agent's turns durable.
+
+    Args:
+        store: Where the journals live: a store, or the path of an SQLite file.
+        on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
+            default: the model is told so), `rerun`, `rerun_with_key`. They come before a tool's own metadata
+            (`{"midstream": "rerun"}`) and the hints of an MCP server.
+        agent: The agent's name in the journal. An open turn that was begun under another name is refused with
+            `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
+        agent_version: Its version; another one is another agent where both are known.
+        world: Clock, chance and tasks; the real ones by default.
+        own_prompts: The agent's own instructions and system prompts win over the system prompts in a stored
+            `message_history`, which pydantic-ai would send instead of or beside them. An agent without any leaves
+            the history's where they are.
+        observers: Told of what is appended, such as `midstream.observability.opentelemetry.OpenTelemetry`.
+
+    One instance serves any number of agents and sessions of one event loop. Use no other durability capability with it.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        *,
+        on_doubt: Mapping[str, OnDoubt | OnDoubtName] | None = None,
+        own_prompts: bool = True,
+        agent: str = "",
+        agent_version: str = "",
+        world: World | None = None,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        opened = open_store(store, world=world or World())
+        self._driver = Driver(
+            DRIVER, opened, agent=agent, agent_version=agent_version, world=world, observers=observers
+        )
+        self._policies = {name: OnDoubt(policy) for name, policy in (on_doubt or {}).items()}
+        self._own_prompts = own_prompts
+        self._run: _Run | None = None
+        self._prompts: AbstractCapability[AgentDepsT] | None = None
+
+    @asynccontextmanager
+    async def turn(self, session: str, *, key: str = "") -> AsyncGenerator[None, None]:
+        """Make the run inside one turn of `session`.
+
+        Args:
+            session: 1 to 128 of letters, digits and `._:-`.
+            key: The message's own name, such as its id at the client. With it the message is accepted once: a turn
+                that has ended is told again from the journal, without the model. Without it a run with the prompt of
+                the open turn goes on with that turn, and any other prompt opens a new one.
+
+        A turn that an abort or an error left open is ended by the next message. What was finished of it stands in the
+        `message_history` of that run, unless the application put it there itself.
+
+        The run inside raises, beside its own errors, `SessionBusyError` (another turn of this session is running),
+        `SeqnoReusedError` (the key had another prompt), `LeaseHeldError` (another process works on it) and
+        `StoreFullError` and its kin. A run that fails or is cut leaves the turn open; run it again to go on.
+        """
+        scope = _Scope(self._driver, session, key)
+        token = _scope.set(scope)
+        try:
+            yield
+        except RunCancelled:
+            if scope.turn is not None:
+                with suppress(LeaseLostError):
+                    await scope.turn.close(TurnStatus.CANCELLED, {})
+            raise
+        finally:
+            _scope.reset(token)
+
+    def open_turns(self) -> AsyncIterator[OpenTurn]:
+        """Iterate over the turns that were begun and have not ended, last changed first: what to run again."""
+        return self._driver.open_turns()
+
+    async def abandon(self, session: str) -> list[ModelMessage]:
+        """End the open turn of a session, if any, as interrupted; what its tools did stays in the journal.
+
+        Returns what was finished of it, to be appended to the application's history: the prompt, the responses, and a
+        result for each call. A later run does not get it otherwise.
+
+        Raises:
+            SessionBusyError, LeaseHeldError: It is running. Nothing was changed.
+        """
+        return finished_messages(await self._driver.abandon(session))
+
+    def follow(self, session: str, *, after: int = 0) -> AsyncIterator[StoredRecord]:
+        """Iterate over a session's records after position `after`, for ever, as a run of this process writes them."""
+        return self._driver.follow(session, after=after)
+
+    async def close(self) -> None:
+        """Close the store. Turns that are open stay so."""
+        await self._driver.close()
+
+    # --- what pydantic-ai calls -------------------------------------------------------------------------------
+
+    def get_ordering(self) -> CapabilityOrdering:
+        """Next to the model and the tools: what others wrap around them runs again when a turn is told again."""
+        return CapabilityOrdering(position="innermost")
+
+    async def for_run(self, ctx: RunContext[AgentDepsT]) -> AbstractCapability[AgentDepsT]:
+        """Give each run inside a turn a state of its own; other runs are left alone."""
+        scope = _scope.get()
+        if scope is None or scope.driver is not self._driver or scope.is_inside_a_tool:
+            return self
+        bound = copy.copy(self)
+        bound._run = _Run(scope, self._policies)  # noqa: SLF001 - a copy of ourselves
+        prompts = ReinjectSystemPrompt[AgentDepsT](replace_existing=self._own_prompts)
+        bound._prompts = await prompts.for_run(ctx)  # noqa: SLF001 - the same
+        return bound
+
+    async def before_model_request(
+        self, ctx: RunContext[AgentDepsT], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Let the agent's own prompts take the place of those in the history."""
+        if self._run is None or self._prompts is None:
+            return request_context
+        is_stale = self._own_prompts and self._run.is_prompted and await _has_prompts(ctx, request_context)
+        if not (is_stale or self._run.is_continuing_alone):
+            return request_context
+        return await self._prompts.before_model_request(ctx, request_context)
+
+    def get_wrapper_model(self, model: Model) -> Model | None:
+        """Put the journal between the agent and its model."""
+        return _DurableModel(model, self._run) if self._run else None
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[AgentDepsT]) -> AbstractToolset[AgentDepsT] | None:
+        """Put the journal between the agent and its tools."""
+        return _DurableToolset(toolset, self._run) if self._run else None
+
+    async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
+        """Open or take up the turn, run, and end it where the run has a result."""
+        run = self._run
+        if run is None:
+            return await handler()
+        await run.begin(ctx.prompt, ctx.messages)
+        run.go_on_from(ctx.messages)
+        try:
+            with replay_scope():
+                result = await handler()
+            if not isinstance(result.output, DeferredToolRequests):
+                await run.turn.close(TurnStatus.COMPLETED, _answers(result.new_messages()))
+            return result
+        finally:
+            run.leave()
+
+
+class _Run:
+    """One run of an agent inside a turn."""
+
+    def __init__(self, scope: _Scope, policies: Mapping[str, OnDoubt]) -> None:
+        self._scope = scope
+        self._policies = policies
+        self.is_prompted = False
+        """Whether the history that the run was given has system prompts."""
+        self.is_continuing_alone = False
+        """Whether the run has no history but the turn that was cancelled: then pydantic-ai adds no system prompt."""
+
+    @property
+    def turn(self) -> DrivenTurn:
+        assert self._scope.turn is not None, "the run has begun"
+        return self._scope.turn
+
+    async def begin(
+        self, prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
+    ) -> None:
+        """Find the turn that this run is about.
+
+        A run whose history has calls without results brings them (deferred tools): it goes on with the turn that
+        asked for them, where that is open.
+        """
+        scope, asked = self._scope, _unanswered(messages)
+        message = _message_of(prompt, messages)
+        digest = digest_of("message", msgspec.json.encode(message).decode())
+        scope.turn = await scope.driver.begin(
+            scope.session, message, key=scope.key, digest=digest, goes_on=asked is not None, cancels=True
+        )
+        if asked is not None and scope.turn.recorded:
+            try:
+                scope.turn.skip(_number_of(asked, scope.turn))
+            except UsageError:
+                self.leave()
+                raise
+
+    def go_on_from(self, messages: list[ModelMessage]) -> None:
+        """Put what was finished of cancelled turns directly before this one behind the history, if it lacks it."""
+        self.is_prompted = any(
+            isinstance(part, SystemPromptPart) for message in messages for part in message.parts
+        )
+        known = {message.timestamp for message in messages if isinstance(message, ModelResponse)}
+        finished = finished_messages(self.turn.cancelled)
+        if not any(isinstance(each, ModelResponse) and each.timestamp in known for each in finished):
+            self.is_continuing_alone = bool(finished) and not messages
+            messages.extend(finished)
+
+    def leave(self) -> None:
+        """Let somebody else run this session."""
+        self._scope.driver.leave(self._scope.session)
+
+    async def known_reply(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
+        """Return the next reply where the journal has it; else it is announced that the model is asked."""
+        known = await self.turn.ask(_answers(messages))
+        if known is None:
+            return None
+        record_durable_unit(executed=False)
+        return _response_of(known.native)
+
+    async def replied(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
+        """Journal a whole reply."""
+        _, number, _ = self.turn.next_place
+        reply = _reply_of(response, number)
+        tools = {tool.name: tool for tool in parameters.function_tools}
+        plans = [self._plan(call, tools.get(call.name)) for call in reply.calls]
+        await self.turn.replied(reply, plans, ModelMessagesTypeAdapter.dump_json([response]).decode())
+        record_durable_unit(executed=True)
+
+    async def lost(self, error: Exception) -> None:
+        """Journal that the model failed. Its message may hold what users wrote: only its kind is kept."""
+        status = getattr(error, "status_code", None)
+        kind = type(error).__name__
+        await self.turn.lost("model_failed", f"{kind} ({status})" if status else kind)
+
+    def _plan(self, call: Call, tool: ToolDefinition | None) -> CallPlan:
+        metadata = (tool.metadata if tool else None) or {}
+        hints = metadata.get("annotations") or {}
+        is_reading = hints.get("readOnlyHint") is True
+        default = OnDoubt.RERUN if is_reading or hints.get("idempotentHint") is True else OnDoubt.UNKNOWN
+        policy = self._policies.get(call.name) or OnDoubt(metadata.get(METADATA_KEY, default))
+        digest = digest_of(call.name, call.arguments)
+        return CallPlan(call.id, digest, has_effects=not is_reading, on_doubt=policy)
+
+
+def _unanswered(messages: Sequence[ModelMessage]) -> ModelResponse | None:
+    """Return the last reply, if some of its calls have no result in the history."""
+    answered = _answers(messages)
+    last = next((each for each in reversed(messages) if isinstance(each, ModelResponse)), None)
+    is_open = last is not None and any(call.tool_call_id not in answered for call in last.tool_calls)
+    return last if is_open else None
+
+
+def _number_of(response: ModelResponse, turn: DrivenTurn) -> int:
+    """Return which reply of the open turn the history given to a run ends in."""
+    for number, recorded in turn.recorded.items():
+        known = _response_of(recorded.native)
+        if known.timestamp == response.timestamp and _call_ids(known) == _call_ids(response):
+            return number
+    raise UsageError(
+        "the history ends in calls that no reply of the open turn asked for: run them in their own session"
+    )
+
+
+def _call_ids(response: ModelResponse) -> list[str]:
+    return [call.tool_call_id for call in response.tool_calls]
+
+
+# --- the model ------------------------------------------------------------------------------------------------
+
+
+class _DurableModel(WrapperModel):
+    """Asks the journal before the model, and journals what the model says."""
+
+    def __init__(self, wrapped: Model, run: _Run) -> None:
+        super().__init__(wrapped)
+        self._run = run
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        if (known := await self._run.known_reply(messages)) is not None:
+            return known
+        try:
+            response = await super().request(messages, model_settings, model_request_parameters)
+        except Exception as error:
+            await self._run.lost(error)
+            raise
+        await self._run.replied(response, model_request_parameters)
+        return response
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse, None]:
+        if (known := await self._run.known_reply(messages)) is not None:
+            yield CompletedStreamedResponse(
+                known, model_request_parameters=model_request_parameters, replay_events=True
+            )
+            return
+        ear = _Ear(self._run.turn)
+        try:
+            async with super().request_stream(
+                messages, model_settings, model_request_parameters, run_context
+            ) as streamed:
+                ear.listen(streamed)
+                yield streamed
+        except Exception as error:
+            if ear.is_done:  # the reply was whole: the error is its reader's
+                await self._run.replied(streamed.get(), model_request_parameters)
+            else:
+                await self._run.lost(error)
+            raise
+        if ear.is_done:
+            await self._run.replied(streamed.get(), model_request_parameters)
+
+
+class _Ear:
+    """Hears a streamed reply on its way to the agent, and journals its words as they come."""
+
+    def __init__(self, turn: DrivenTurn) -> None:
+        self._turn = turn
+        self._places: dict[int, int] = {}
+        """Place in our reply by pydantic-ai's: it has parts that ours does not hold."""
+        self.is_done = False
+
+    def listen(self, streamed: StreamedResponse) -> None:
+        """Hear all events of `streamed`; call it before anybody reads them.
+
+        The one override that every model of pydantic-ai makes is made here on the object, because the agent needs
+        the very object that the model gave.
+        """
+        events = streamed._get_event_iterator  # noqa: SLF001 - see above
+        streamed._get_event_iterator = lambda: self._heard(events())  # type: ignore[method-assign]  # noqa: SLF001
+
+    async def _heard(
+        self, events: AsyncIterator[ModelResponseStreamEvent]
+    ) -> AsyncIterator[ModelResponseStreamEvent]:
+        async for event in events:
+            self._hear(event)
+            yield event
+        self.is_done = True
+
+    def _hear(self, event: ModelResponseStreamEvent) -> None:
+        match event:
+            case PartStartEvent(index=index, part=TextPart(content=text)):
+                self._say(index, "text", text)
+            case PartDeltaEvent(index=index, delta=TextPartDelta(content_delta=text)):
+                self._say(index, "text", text)
+            case PartStartEvent(index=index, part=ThinkingPart(content=text)):
+                self._say(index, "thinking", text)
+            case PartDeltaEvent(index=index, delta=ThinkingPartDelta(content_delta=str() as text)):
+                self._say(index, "thinking", text)
+            case PartStartEvent(index=index, part=ToolCallPart()):
+                self._places.setdefault(index, len(self._places))
+            case _:
+                pass
+
+    def _say(self, index: int, kind: Literal["text", "thinking"], text: str) -> None:
+        place = self._places.setdefault(index, len(self._places))
+        if text:
+            self._turn.say((Delta(*self._turn.next_place, place, kind, storable(text)),))
+
+
+# --- the tools ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _DurableToolset(WrapperToolset[AgentDepsT]):
+    """Asks the journal before a tool, and journals how the tool ended."""
+
+    run: _Run
+
+    async def call_tool(
+        self,
+        name: str,
+        tool_args: dict[str, Any],
+        ctx: RunContext[AgentDepsT],
+        tool: ToolsetTool[AgentDepsT],
+    ) -> Any:  # noqa: ANN401 - whatever the tool returns
+        turn = self.run.turn
+        started = await turn.start(ctx.tool_call_id or "", is_approved=ctx.tool_call_approved)
+        if isinstance(started, CallEnded):
+            record_durable_unit(executed=False)
+            return _value_of(started)
+        try:
+            with running(started):
+                value = await self.wrapped.call_tool(name, tool_args, ctx, tool)
+        except (ApprovalRequired, CallDeferred):
+            raise  # it waits for somebody; its call stays open
+        except Exception as error:
+            await turn.ended(*_failure(started.call_id, error))
+            raise
+        await turn.ended(*_success(started.call_id, name, value))
+        record_durable_unit(executed=True)
+        return value
+
+
+def _success(call_id: str, name: str, value: object) -> tuple[Result, str]:
+    """Return a tool's value as readers see it, and as it comes back; text is both."""
+    if isinstance(value, str) and value == storable(value):
+        return Result(call_id, value), ""
+    returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)
+    try:
+        part = ToolReturnPart(name, returned.return_value, call_id)
+        content = storable(part.model_response_str())
+        raw = msgspec.Raw(_tool_returns.dump_json(returned))
+    except (TypeError, ValueError, RecursionError):
+        return Result(call_id, _NO_JSON, Outcome.ERROR), ""
+    if len(content) > RESULT_CHARS_MAX:
+        content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
+    native = _Native("return" if value is returned else "value", raw)
+    return Result(call_id, content), msgspec.json.encode(native).decode()
+
+
+def _failure(call_id: str, error: Exception) -> tuple[Result, str]:
+    """Return how a tool failed. What it raised ends this run; when it is told again, the model is told instead."""
+    if isinstance(error, ModelRetry | ToolFailed):
+        native = _Native("retry" if isinstance(error, ModelRetry) else "failed")
+        content = storable(error.message)
+        return Result(call_id, content, Outcome.ERROR), msgspec.json.encode(native).decode()
+    return Result(call_id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR), ""
+
+
+def _value_of(ended: CallEnded) -> object:
+    """Return what a tool returned, or raise what it raised."""
+    result = ended.result
+    if not ended.native:
+        if result.outcome is Outcome.OK:
+            return result.content
+        raise ToolFailed(result.content)
+    native = msgspec.json.decode(ended.native, type=_Native)
+    match native.kind:
+        case "retry":
+            raise ModelRetry(result.content)
+        case "failed":
+            raise ToolFailed(result.content)
+        case "value":
+            return _tool_returns.validate_json(bytes(native.value)).return_value
+        case "return":
+            return _tool_returns.validate_json(bytes(native.value))
+
+
+# --- words ----------------------------------------------------------------------------------------------------
+
+
+def _message_of(
+    prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
+) -> UserMessage | None:
+    """Return what the user says: the prompt, or the last words of the history where the run has none."""
+    if prompt is None:
+        last = messages[-1] if messages else None
+        parts = last.parts if isinstance(last, ModelRequest) else ()
+        said = [part.content for part in parts if isinstance(part, UserPromptPart)]
+        if not said:
+            return None
+        prompt = said[-1]
+    if isinstance(prompt, str):
+        return UserMessage.of(storable(prompt))
+    return UserMessage(tuple(_part_of(each) for each in prompt))
+
+
+def _part_of(content: UserContent) -> UserPart:
+    match content:
+        case str():
+            return Text(storable(content))
+        case TextContent(content=text):
+            return Text(storable(text))
+        case BinaryContent():
+            return File(content.media_type, data=content.base64)
+        case FileUrl():
+            return File(content.media_type, url=content.url)
+        case _:
+            return Text(f"[{type(content).__name__}]")
+
+
+def _reply_of(response: ModelResponse, number: int) -> Reply:
+    parts: list[ReplyPart] = []
+    for part in response.parts:
+        match part:
+            case TextPart():
+                parts.append(Text(storable(part.content)))
+            case ThinkingPart():
+                parts.append(Thinking(storable(part.content), part.signature))
+            case ToolCallPart():
+                arguments = storable(part.args_as_json_str())
+                parts.append(Call(storable(part.tool_call_id), storable(part.tool_name), arguments))
+            case _:
+                pass  # the native form has it
+    used = response.usage
+    usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
+    distinct = with_distinct_ids(tuple(parts), reply_no=number)
+    finish = _FINISHES.get(response.finish_reason or "", Finish.STOP)
+    if finish is Finish.STOP and any(isinstance(part, Call) for part in distinct):
+        finish = Finish.CALLS
+    return Reply(distinct, finish, response.model_name or "", usage)
+
+
+def _response_of(native: str) -> ModelResponse:
+    (response,) = ModelMessagesTypeAdapter.validate_json(native)
+    assert isinstance(response, ModelResponse)
+    return response
+
+
+def _answers(messages: Sequence[ModelMessage]) -> dict[str, Result]:
+    """Return what the last requests of a history answer to calls, by call id."""
+    answers: dict[str, Result] = {}
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            break
+        for part in message.parts:
+            if isinstance(part, ToolReturnPart):
+                outcome = Outcome.OK if part.outcome == "success" else Outcome.ERROR
+                content = storable(part.model_response_str())
+                answers[part.tool_call_id] = Result(part.tool_call_id, content, outcome)
+            elif isinstance(part, RetryPromptPart):
+                content = storable(part.model_response())
+                answers[part.tool_call_id] = Result(part.tool_call_id, content, Outcome.ERROR)
+    return answers
+
+
+# --- what was finished of a turn ------------------------------------------------------------------------------
+
+
+def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
+    """Return the messages of turns that have ended: prompts, responses, and a result for each of their calls."""
+    messages: list[ModelMessage] = []
+    answers: dict[tuple[int, int, str], CallEnded] = {
+        (each.turn, each.reply, each.result.call_id): each for each in records if isinstance(each, CallEnded)
+    }
+    for record in records:
+        if isinstance(record, MessageAccepted):
+            at = datetime.fromtimestamp(record.at, UTC)
+            content = [_content_of(part) for part in record.message.parts]
+            prompt = content[0] if len(content) == 1 and isinstance(content[0], str) else content
+            messages.append(ModelRequest([UserPromptPart(prompt, timestamp=at)], timestamp=at))
+        elif isinstance(record, ReplyCompleted):
+            messages.append(_recorded_response(record))
+            calls = record.body.calls
+            ended = ((call, answers.get((record.turn, record.reply, call.id))) for call in calls)
+            parts = [_return_of(call, each) for call, each in ended if each is not None]
+            if parts:
+                messages.append(ModelRequest(parts, timestamp=parts[-1].timestamp))
+    return messages
+
+
+def _content_of(part: UserPart) -> UserContent:
+    if isinstance(part, Text):
+        return part.text
+    if part.data:
+        return BinaryContent(base64.b64decode(part.data), media_type=part.media_type)
+    match part.media_type.partition("/")[0]:
+        case "image":
+            return ImageUrl(part.url or "", media_type=part.media_type)
+        case "audio":
+            return AudioUrl(part.url or "", media_type=part.media_type)
+        case "video":
+            return VideoUrl(part.url or "", media_type=part.media_type)
+        case _:
+            return DocumentUrl(part.url or "", media_type=part.media_type)
+
+
+def _recorded_response(record: ReplyCompleted) -> ModelResponse:
+    """Return a whole response as the model gave it, or the words of one that was cut."""
+    if record.native:
+        return _response_of(record.native)
+    said: list[Any] = [TextPart(part.text) for part in record.body.parts if isinstance(part, Text)]
+    return ModelResponse(said, timestamp=datetime.fromtimestamp(record.at, UTC))
+
+
+def _return_of(call: Call, ended: CallEnded) -> ToolReturnPart:
+    """Return the result of a call; one that failed says so in its words and in its outcome."""
+    try:
+        value = _value_of(ended)
+    except (ModelRetry, ToolFailed) as error:
+        value = error.message
+    content = value.return_value if isinstance(value, ToolReturn) else value
+    return ToolReturnPart(
+        call.name,
+        content,
+        call.provider_id or call.id,
+        timestamp=datetime.fromtimestamp(ended.at, UTC),
+        outcome="success" if ended.result.outcome is Outcome.OK else "failed",
+    )
+
+
+async def _has_prompts(ctx: RunContext[Any], request_context: ModelRequestContext) -> bool:
+    """Whether the agent has instructions or system prompts of its own."""
+    last = request_context.messages[-1]
+    if isinstance(last, ModelRequest) and last.instructions:
+        return True
+    return ctx.agent is not None and bool(
+        await ctx.agent.system_prompt_parts(deps=ctx.deps, prompt=ctx.prompt)
+    )

@@ -1,0 +1,159 @@
+"""Histories of pydantic-ai, repaired: before they go into a run, and before each request of one.
+
+    from midstream.frameworks.pydantic_ai_history import repair_history
+    from pydantic_ai.capabilities import ProcessHistory
+
+    agent = Agent("openai:gpt-5", capabilities=[ProcessHistory(repair_history())])
+    result = await agent.run("go on", message_history=repair_history()(stored))
+
+The second line is the one that keeps everything: at the start of a run pydantic-ai drops results without a call by
+itself, before any processor sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, overload
+
+import msgspec
+
+from midstream.errors import InvalidHistoryError
+from midstream.extras import extra
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import Repaired
+from midstream.history.profiles import profile_for, profile_named
+from midstream.history.repair.modes import CallerKnowledge, Mode, repaired_as, require_mode
+
+with extra("pydantic-ai"):
+    from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, ModelResponse
+    from pydantic_ai.tools import RunContext
+
+Messages = list[ModelMessage]
+
+
+class HistoryProcessor(Protocol):
+    """Repairs a list of messages: called with the list, or by a run, with its context before it."""
+
+    @overload
+    def __call__(self, messages: Messages, /) -> Messages: ...
+
+    @overload
+    def __call__(self, ctx: RunContext[Any], messages: Messages, /) -> Messages: ...
+
+
+_FORMAT = "pydantic-ai"
+_PLACE = "midstream_at"
+"""The key under which a message remembers its number while its list is repaired."""
+
+
+def repair_history(
+    profile: str | None = None,
+    *,
+    mode: Mode = "repair",
+    on_repair: Callable[[Repaired], None] | None = None,
+) -> HistoryProcessor:
+    """Make a history processor: it returns the very list it was given where nothing is wrong.
+
+    Otherwise a new list, in which every message (and every part of a changed message) that needed no change is
+    still the same object. A suspended response at the end of the list is left as it is.
+
+    Args:
+        profile: Whose rules hold; what every provider asks for unless named.
+        mode: As of `midstream.repair`. Inside a run the prompt stays in `rollback`, and in `sanitize` the system
+            prompts of that run.
+        on_repair: Is told of each repair: the new list in `messages`, what was done in `edits`.
+
+    Raises:
+        UsageError: There is no profile or mode of this name.
+
+    The processor raises `InvalidHistoryError` where a message has no JSON form, and in mode `strict`
+    `HistoryRefusedError`; nothing is changed then.
+    """
+    if profile is not None:
+        profile_named(profile)
+    require_mode(mode)
+    form = format_named(_FORMAT)
+    rules = profile_for(form, profile)
+
+    def repaired_messages(messages: Messages, run_id: str | None) -> Messages:
+        told = messages[:-1] if _is_bare(messages) else messages
+        dumped = _dumped(told)
+        own = {place for place, message in enumerate(told) if run_id and message.run_id == run_id}
+        given = CallerKnowledge(
+            live_tail=_is_suspended(told), own=own, has_prompt=bool(run_id) and told is messages
+        )
+        done = repaired_as(mode, dumped, form, rules, given)
+        if done.messages is dumped:
+            return messages
+        loaded = _Loading(told, dumped).loaded(done.messages)
+        if isinstance(messages[-1], ModelRequest) and not (loaded and isinstance(loaded[-1], ModelRequest)):
+            loaded.append(
+                replace(messages[-1], parts=[])
+            )  # the run goes on from it, and it has the instructions
+        if on_repair is not None:
+            on_repair(msgspec.structs.replace(done, messages=loaded))
+        return loaded
+
+    # pydantic-ai hands over its context to a function whose first parameter is annotated so.
+    def repaired_history(first: RunContext[Any] | Messages, messages: Messages | None = None, /) -> Messages:
+        if isinstance(first, list):
+            return repaired_messages(first, None)
+        return repaired_messages(messages or [], first.run_id)
+
+    repaired_history.__annotations__["first"] = RunContext[Any]
+    return repaired_history
+
+
+def _is_bare(messages: list[ModelMessage]) -> bool:
+    """Whether a run goes on without a new prompt: its last request is nothing but instructions then."""
+    last = messages[-1] if messages else None
+    return isinstance(last, ModelRequest) and not last.parts
+
+
+def _is_suspended(messages: list[ModelMessage]) -> bool:
+    """Whether the provider itself is still at work on the last response."""
+    last = messages[-1] if messages else None
+    return isinstance(last, ModelResponse) and last.state == "suspended"
+
+
+def _dumped(messages: list[ModelMessage]) -> list[Any]:
+    try:
+        dumped: list[Any] = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
+    except ValueError as error:
+        raise InvalidHistoryError(f"a message has no JSON form: {type(error).__name__}") from error
+    for place, message in enumerate(dumped):
+        message[_PLACE] = place
+    return dumped
+
+
+class _Loading:
+    """Turns repaired JSON back into messages, taking what is still there from the originals."""
+
+    def __init__(self, messages: list[ModelMessage], dumped: list[Any]) -> None:
+        self._messages = messages
+        self._dumped = dumped
+        self._parts = {
+            id(raw): part
+            for message, written in zip(messages, dumped, strict=True)
+            for part, raw in zip(message.parts, written["parts"], strict=True)
+        }
+
+    def loaded(self, repaired: list[Any]) -> list[ModelMessage]:
+        return [self._message(written) for written in repaired]
+
+    def _message(self, written: dict[str, Any]) -> ModelMessage:
+        place: int | None = written.get(_PLACE)
+        original = self._messages[place] if place is not None else None
+        if place is not None and written is self._dumped[place]:
+            return self._messages[place]
+        loaded = ModelMessagesTypeAdapter.validate_python([written])[0]
+        # A part's JSON form may say less than the part (a returned object is only its fields there).
+        parts: list[Any] = [
+            self._parts.get(id(raw), part) for raw, part in zip(written["parts"], loaded.parts, strict=True)
+        ]
+        if isinstance(loaded, ModelRequest):
+            asked = original if isinstance(original, ModelRequest) else loaded
+            return replace(asked, parts=parts, run_id=loaded.run_id)
+        said = original if isinstance(original, ModelResponse) else loaded
+        return replace(said, parts=parts, run_id=loaded.run_id)

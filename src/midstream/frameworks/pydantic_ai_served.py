@@ -1,0 +1,334 @@
+"""Serve an agent of pydantic-ai as an agent of midstream: sessions, page, approvals and CLI included.
+
+    from midstream.frameworks.pydantic_ai_served import served
+
+    agent = served(pydantic_agent, deps=Deps(...))
+
+`midstream serve module:pydantic_agent` calls it without `deps`. midstream runs the loop: the model comes from the
+agent, and each tool call is journaled before it starts. What pydantic-ai's own loop would have to do is refused here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from midstream.engine.agent import Agent, described
+from midstream.environment import World
+from midstream.errors import ToolDefinitionError, ToolsUnavailableError, UsageError
+from midstream.extras import extra
+from midstream.frameworks.open_contexts import HeldContext, run_bounded
+from midstream.history.messages import Outcome, ToolSpec
+from midstream.models.pydantic_ai import PydanticAIModel
+from midstream.session.calls import OnDoubt
+from midstream.tools.function_tools import TIMEOUT_S, CallContext, StatedOutcome, Tool, current_call
+
+with extra("pydantic-ai"):
+    import pydantic_ai
+    from pydantic import ValidationError
+    from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ModelRetry, ToolFailed
+    from pydantic_ai.messages import InstructionPart, ToolReturn, ToolReturnPart
+    from pydantic_ai.models import infer_model
+    from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
+    from pydantic_ai.toolsets import (
+        AbstractToolset,
+        ApprovalRequiredToolset,
+        CombinedToolset,
+        ExternalToolset,
+        FunctionToolset,
+        ToolsetTool,
+        WrapperToolset,
+    )
+    from pydantic_ai.usage import RunUsage
+
+METADATA_KEY = "midstream"
+"""A tool's metadata under this key is its policy: `metadata={"midstream": "rerun"}`."""
+_POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
+_INJECTED = ("ToolSearch", "PendingMessageDrainCapability")
+"""Capabilities that each agent of pydantic-ai has. Without its loop they have no work."""
+_NO_JSON = "This tool finished, but its answer has no JSON form."
+_NOT_ASKED = (
+    "This tool did not run: it requires approval or runs elsewhere, and says so only when it is called. "
+    "Declare it with `requires_approval=True`."
+)
+
+
+def served(agent: pydantic_ai.Agent[Any, Any], *, deps: Any = None, name: str | None = None) -> Agent:  # noqa: ANN401 - the application's own
+    """Convert an agent of pydantic-ai.
+
+    Args:
+        agent: Its model, model settings, static instructions and system prompts, tools and toolsets are kept. Tools
+            that are registered later are served too.
+        deps: The dependencies that each tool call gets. All sessions share them.
+        name: The agent's name; its own by default.
+
+    A tool with `requires_approval=True` waits for a person. Metadata `{"midstream": policy}` (`unknown`, `rerun`,
+    `rerun_with_key`, `hold`) decides about a call in doubt; an MCP tool with `readOnlyHint` or `idempotentHint` runs
+    again. A tool's `RunContext` has `deps`, the model and the call; its messages and its usage are empty.
+
+    Raises:
+        UsageError: `agent` is no `pydantic_ai.Agent`, has no model, needs `deps`, or has parts that only pydantic-ai's
+            own loop can run. The message names all of them.
+    """
+    if not isinstance(agent, pydantic_ai.Agent):
+        raise UsageError(f"`agent` is {described(agent)}; expected a `pydantic_ai.Agent`")
+    if agent.model is None:
+        raise UsageError("the agent has no model: write `pydantic_ai.Agent(model, ...)`")
+    if deps is None and agent.deps_type not in (object, type(None)):
+        raise UsageError(
+            f"the tools of the agent need deps ({described(agent.deps_type)}): write "
+            "`agent = midstream.frameworks.pydantic_ai_served.served(your_agent, deps=...)` and serve that"
+        )
+    if refused := [*_refused(agent)]:
+        raise UsageError(
+            f"the agent cannot be served as it is: {'; '.join(refused)}. Remove them, or keep pydantic-ai's own loop "
+            "and make it durable with `midstream.frameworks.pydantic_ai_durable`"
+        )
+    model = PydanticAIModel(agent.model, settings=typing.cast("Any", agent.model_settings))
+    sources = [_Toolset(each, agent, deps, place) for place, each in enumerate(agent.toolsets)]
+    return Agent(
+        model,
+        instructions="\n\n".join(text for text in _texts(agent) if text),
+        tools=sources,
+        name=name or agent.name or "agent",
+    )
+
+
+# --- what cannot be kept --------------------------------------------------------------------------------------
+
+
+def _refused(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
+    """Iterate over the parts of an agent that need pydantic-ai's own loop."""
+    kinds = set(_kinds(agent.output_type)) - {DeferredToolRequests}
+    if kinds != {str}:
+        yield f"`output_type` is {agent.output_type!r} (a session's answer is text)"
+    if _hidden(agent, "_output_validators"):
+        yield "it has output validators"
+    for each in _hidden(agent, "_root_capability").capabilities:
+        if type(each).__name__ not in _INJECTED:
+            yield f"it has the capability `{type(each).__name__}`"
+    if _hidden(agent, "_system_prompt_functions"):
+        yield "it has system prompts that a function makes"
+    if any(not isinstance(each, str) for each in _instructions(agent)):
+        yield "it has instructions that a function or a template makes"
+    if callable(agent.model_settings):
+        yield "a function makes its `model_settings`"
+    if callable(_hidden(agent, "_validation_context")):
+        yield "a function makes its `validation_context`"
+    if _hidden(agent, "_concurrency_limiter") is not None:
+        yield "it has `max_concurrency`"
+    for toolset in agent.toolsets:
+        for each in _inner(toolset):
+            yield from _refused_of(each)
+
+
+def _refused_of(toolset: AbstractToolset[Any]) -> Iterator[str]:
+    if type(toolset).__name__ == "DynamicToolset":
+        yield "it has a toolset that a function makes"
+    elif isinstance(toolset, ExternalToolset):
+        yield "it has an `ExternalToolset` (give tools of a client to the client)"
+    elif isinstance(toolset, ApprovalRequiredToolset):
+        yield "it has an `ApprovalRequiredToolset` (declare its tools with `requires_approval=True`)"
+    elif getattr(toolset, "include_instructions", False):
+        yield f"the toolset {toolset.id!r} has `include_instructions`"
+    elif isinstance(toolset, FunctionToolset):
+        for each in toolset.tools.values():
+            try:
+                _policy_of(each.name, each.metadata)
+            except ToolDefinitionError as error:
+                yield error.message
+
+
+def _inner(toolset: AbstractToolset[Any]) -> Iterator[AbstractToolset[Any]]:
+    """Iterate over a toolset and all that it wraps."""
+    yield toolset
+    if isinstance(toolset, WrapperToolset):
+        yield from _inner(toolset.wrapped)
+    elif isinstance(toolset, CombinedToolset):
+        for each in toolset.toolsets:
+            yield from _inner(each)
+
+
+def _kinds(output: object) -> Iterator[object]:
+    if isinstance(output, Sequence) and not isinstance(output, str):
+        for each in output:
+            yield from _kinds(each)
+    elif typing.get_origin(output) in (typing.Union, types.UnionType):
+        for each in typing.get_args(output):
+            yield from _kinds(each)
+    else:
+        yield output if isinstance(output, type) else repr(output)
+
+
+def _texts(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[str]:
+    yield from _hidden(agent, "_system_prompts")
+    yield from (str(each) for each in _instructions(agent))
+
+
+def _instructions(agent: pydantic_ai.Agent[Any, Any]) -> Iterator[object]:
+    """Iterate over the instructions of an agent and its toolsets: text, or the function that makes it."""
+    yield from _unpacked(_hidden(agent, "_instructions"))
+    for toolset in agent.toolsets:
+        for each in _inner(toolset):
+            if isinstance(each, FunctionToolset):
+                yield from _unpacked(_hidden(each, "_instructions"))
+
+
+def _unpacked(instructions: Iterable[Any]) -> Iterator[object]:
+    for each in instructions:
+        found = getattr(each, "instruction", each)
+        yield found.content if isinstance(found, InstructionPart) else found
+
+
+def _hidden(value: object, name: str) -> Any:  # noqa: ANN401 - pydantic-ai's own
+    """Return an attribute for which pydantic-ai has no public name.
+
+    Raises:
+        UsageError: This version of pydantic-ai has no such attribute: nobody can tell whether the agent can be served.
+    """
+    try:
+        return getattr(value, name)
+    except AttributeError as error:
+        version = pydantic_ai.__version__
+        raise UsageError(f"agents of pydantic-ai {version} cannot be served: there is no {name!r}") from error
+
+
+# --- the tools ------------------------------------------------------------------------------------------------
+
+
+def _policy_of(name: str, metadata: dict[str, Any] | None) -> OnDoubt:
+    known = metadata or {}
+    hints = known.get("annotations") or {}
+    can_repeat = hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
+    policy = known.get(METADATA_KEY, OnDoubt.RERUN if can_repeat else OnDoubt.UNKNOWN)
+    if policy not in _POLICIES:
+        expected = ", ".join(repr(each.value) for each in _POLICIES)
+        raise ToolDefinitionError(
+            f"the metadata {METADATA_KEY!r} of tool {name!r} is {policy!r}; expected one of {expected}"
+        )
+    return OnDoubt(policy)
+
+
+class _Toolset:
+    """A toolset of pydantic-ai as a source of tools."""
+
+    def __init__(
+        self, toolset: AbstractToolset[Any], agent: pydantic_ai.Agent[Any, Any], deps: object, place: int
+    ) -> None:
+        self.name = f"{(toolset.id or type(toolset).__name__).strip('<>')}-{place}"
+        self._toolset = toolset
+        self._agent = agent
+        self._deps = deps
+        self._world = World()
+        self._model = infer_model(agent.model or "")
+        self._listed: dict[str, ToolsetTool[Any]] = {}
+        self._made: dict[str, tuple[ToolDefinition, Tool]] = {}
+        self._entered: HeldContext | None = None
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now; see `ToolSource`.
+
+        Raises:
+            ToolsUnavailableError: The toolset cannot be opened, or cannot list its tools.
+        """
+        if self._entered is None or self._entered.has_ended:
+            self._entered = HeldContext(self._toolset, self._world)
+        try:
+            await self._entered.opened()
+            self._listed = await self._toolset.get_tools(self._context())
+        except Exception as error:
+            raise ToolsUnavailableError(f"{self.name!r}: {type(error).__name__}: {error}") from error
+        self._made = {name: self._tool(name, each.tool_def) for name, each in self._listed.items()}
+        return tuple(made for _, made in self._made.values())
+
+    async def close(self) -> None:
+        """Leave the toolset: its connections and processes end. The next `tools` opens it again."""
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            await entered.close()
+
+    def _tool(self, name: str, definition: ToolDefinition) -> tuple[ToolDefinition, Tool]:
+        known = self._made.get(name)
+        if known is not None and known[0] == definition:
+            return known
+        if definition.kind not in ("function", "unapproved"):
+            raise UsageError(f"the tool {name!r} is of kind {definition.kind!r}: midstream cannot run it")
+        hints = (definition.metadata or {}).get("annotations") or {}
+        made = Tool(
+            ToolSpec(name, definition.description or "", definition.parameters_json_schema),
+            self._function(name),
+            None,
+            has_effects=hints.get("readOnlyHint") is not True,
+            on_doubt=_policy_of(name, definition.metadata),
+            timeout_s=definition.timeout or _hidden(self._agent, "_tool_timeout") or TIMEOUT_S,
+            needs_approval=definition.kind == "unapproved",
+        )
+        return definition, made
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        async def call(**arguments: Any) -> str | StatedOutcome:  # noqa: ANN401 - as the model wrote them
+            return await self._called(name, arguments)
+
+        return call
+
+    async def _called(self, name: str, arguments: dict[str, Any]) -> str | StatedOutcome:
+        """Run one call within the journal's call, and return its result as the model reads it."""
+        tool, call = self._listed[name], current_call()
+        context = self._context(name, tool, call)
+        try:
+            valid = tool.args_validator.validate_json(
+                msgspec.json.encode(arguments), context=context.validation_context
+            )
+            if tool.args_validator_func is not None:
+                checked = tool.args_validator_func(context, **valid)
+                if inspect.isawaitable(checked):
+                    await checked
+            value = await run_bounded(self._toolset.call_tool(name, valid, context, tool), self._world)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            problem = msgspec.json.encode(found, enc_hook=str).decode()
+            return StatedOutcome(f"The arguments of {name!r} do not fit its schema: {problem}", Outcome.ERROR)
+        except (ModelRetry, ToolFailed) as error:
+            return StatedOutcome(error.message, Outcome.ERROR)
+        except (ApprovalRequired, CallDeferred):
+            return StatedOutcome(_NOT_ASKED, Outcome.ERROR)
+        return _text_of(name, value, call.call_id)
+
+    def _context(
+        self, name: str = "", tool: ToolsetTool[Any] | None = None, call: CallContext | None = None
+    ) -> RunContext[Any]:
+        context = RunContext[Any](
+            deps=self._deps,
+            model=self._model,
+            usage=RunUsage(),
+            agent=self._agent,
+            validation_context=_hidden(self._agent, "_validation_context"),
+        )
+        if tool is not None and call is not None:
+            context.tool_name = name
+            context.tool_call_id = call.call_id
+            context.tool_call_approved = tool.tool_def.kind == "unapproved"
+            context.max_retries = tool.max_retries
+            context.run_step = call.reply
+            context.run_id = f"{call.session}/{call.turn}"
+            context.conversation_id = call.session
+        return context
+
+
+def _text_of(name: str, value: object, call_id: str) -> str | StatedOutcome:
+    """Return a tool's value as pydantic-ai would write it for a model."""
+    if isinstance(value, str):
+        return value
+    returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)
+    more = [returned.content] if isinstance(returned.content, str) else [*(returned.content or ())]
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        text = ToolReturnPart(name, returned.return_value, call_id).model_response_str()
+        said = (each if isinstance(each, str) else f"[{type(each).__name__}]" for each in more)
+        return "\n\n".join((text, *said))
+    return StatedOutcome(_NO_JSON, Outcome.ERROR)

@@ -1,0 +1,1 @@
+"""Messages of any provider: read, check, repair, convert. Pure; needs msgspec only."""

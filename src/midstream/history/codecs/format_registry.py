@@ -1,0 +1,85 @@
+"""Every format by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from midstream.errors import UsageError
+from midstream.history.codecs.anthropic_codec import Anthropic
+from midstream.history.codecs.bedrock_codec import Bedrock
+from midstream.history.codecs.codec_spec import Format
+from midstream.history.codecs.gemini_codec import Gemini
+from midstream.history.codecs.langchain_codec import LangChain
+from midstream.history.codecs.mistral_codec import Mistral
+from midstream.history.codecs.openai_chat_codec import OpenAIChat
+from midstream.history.codecs.openai_responses_codec import ResponsesCodec
+from midstream.history.codecs.pydantic_ai_codec import PydanticAI
+
+FormatName = Literal[
+    "anthropic",
+    "openai-chat",
+    "openai-responses",
+    "gemini",
+    "mistral",
+    "bedrock",
+    "pydantic-ai",
+    "langchain",
+    # The same by other names.
+    "openai",
+    "chat",
+    "chat-completions",
+    "responses",
+    "google",
+    "bedrock-converse",
+    "converse",
+    "pydantic",
+    "pydanticai",
+    "langgraph",
+    "claude",
+    "anthropic-messages",
+]
+"""The names of formats, for a type checker: those of `FORMATS` and their aliases."""
+
+FORMATS: dict[str, Callable[[], Format]] = {
+    made.name: made
+    for made in (
+        Anthropic,
+        OpenAIChat,
+        ResponsesCodec,
+        Gemini,
+        Mistral,
+        Bedrock,
+        PydanticAI,
+        LangChain,
+    )
+}
+"""What makes each format, by its name."""
+
+_ALIASES = {
+    "openai": "openai-chat",
+    "chat": "openai-chat",
+    "chat-completions": "openai-chat",
+    "responses": "openai-responses",
+    "google": "gemini",
+    "bedrock-converse": "bedrock",
+    "converse": "bedrock",
+    "pydantic": "pydantic-ai",
+    "pydanticai": "pydantic-ai",
+    "langgraph": "langchain",
+    "claude": "anthropic",
+    "anthropic-messages": "anthropic",
+}
+
+
+def format_named(name: str) -> Format:
+    """Find a format by its name; `_` and `-` are the same, and providers' names are understood.
+
+    Raises:
+        UsageError: There is none of this name; the message lists those there are.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    made = FORMATS.get(plain) or FORMATS.get(_ALIASES.get(plain, ""))
+    if made is None:
+        raise UsageError(f"no format is called {name!r}; there are {', '.join(FORMATS)}")
+    return made()

@@ -1,0 +1,49 @@
+"""Crossing from one format to another, besides words and calls: images and files, and thinking."""
+
+from __future__ import annotations
+
+from midstream.history.codecs.codec_spec import Format, Json, Media, Part, PartKind
+
+
+def media_in(form: Format, part: Part) -> Media | None:
+    """Read an image or file of any format, or None where this one cannot be carried over."""
+    raw = part.raw
+    return (form.spec.read_media or _of_url)(raw) if isinstance(raw, dict) else None
+
+
+def media_for(form: Format, media: Media) -> Part | None:
+    """Write an image for a format, or None where it has no place for it."""
+    raw = form.spec.write_media(media) if form.spec.write_media else None
+    return None if raw is None else Part(PartKind.MEDIA, raw, name="chunk", is_new=True)
+
+
+def thinking_for(form: Format, signer: str, part: Part) -> Part | None:
+    """Write thinking for a format, or None where it would be refused: a signature is one provider's only.
+
+    Args:
+        form: The format.
+        signer: The format of the provider that signed it; empty where signatures are not passed on.
+        part: The thinking.
+    """
+    words, signature = part.body, part.signature
+    if not isinstance(words, str):
+        return None
+    if form.spec.reasoning == "written":
+        return Part(PartKind.THINKING, None, body=words, signature=signature, is_new=True)
+    write = form.spec.write_thought
+    if write is None or (form.spec.signs_thinking and not (signer and signature)):
+        return None
+    raw = write(words, signature, signer)
+    return Part(PartKind.THINKING, raw, body=words, signature=signature, is_new=True)
+
+
+def _of_url(raw: Json) -> Media | None:
+    url = raw.get("image_url")
+    if isinstance(url, dict):
+        url = url.get("url")
+    if not isinstance(url, str):
+        return None
+    if url.startswith("data:") and ";base64," in url:
+        kind, _, data = url.removeprefix("data:").partition(";base64,")
+        return Media(kind, data=data)
+    return Media("image/*", url=url)

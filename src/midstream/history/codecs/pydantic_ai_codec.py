@@ -1,0 +1,185 @@
+"""pydantic-ai: the JSON of `ModelMessage`, `{"kind": "request" | "response", "parts": [...]}`."""
+
+from __future__ import annotations
+
+from midstream.history.codecs.codec_spec import (
+    CodecSpec,
+    Json,
+    MessageTurn,
+    Part,
+    PartKind,
+    ResultPlacement,
+    Role,
+    Value,
+    as_words,
+    both_words,
+    name_of,
+    object_in_text,
+    role_in,
+)
+from midstream.history.messages import File
+
+_ROLES = {"request": Role.USER, "response": Role.ASSISTANT}
+_RETRY = "retry-prompt"
+
+
+def _write_file(file: File) -> Json:
+    if file.data is not None:
+        # pydantic-ai reads its own base64, which has another alphabet
+        data = file.data.replace("+", "-").replace("/", "_")
+        return {"kind": "binary", "data": data, "media_type": file.media_type}
+    kind = file.media_type.partition("/")[0]
+    kinds = {"image": "image-url", "audio": "audio-url", "video": "video-url"}
+    value: Value = kinds.get(kind, "document-url")
+    return {"kind": value, "url": file.url, "media_type": file.media_type}
+
+
+def _write_thought(words: str, signature: str | None, signer: str) -> Json:
+    raw = {"content": words, "part_kind": "thinking"}
+    return raw | {"signature": signature, "provider_name": signer} if signature and signer else raw
+
+
+class PydanticAI:
+    """What `ModelMessagesTypeAdapter` writes and reads."""
+
+    name = "pydantic-ai"
+    layout = ResultPlacement.GROUPED
+    spec = CodecSpec(
+        roles=frozenset({"request", "response"}),
+        role_key="kind",
+        user_role="request",
+        reply_role="response",
+        system_role="",
+        content_key="parts",
+        system="parts",
+        stores_responses=True,
+        is_thought_hollow=True,
+        has_text_arguments=True,
+        write_file=_write_file,
+        write_thought=_write_thought,
+    )
+    profile = "pydantic-ai"
+    wire = ""
+
+    def parse(self, message: Json, at: int) -> MessageTurn:
+        """Read one message."""
+        role = role_in(_ROLES, message.get("kind"))
+        parts = message.get("parts")
+        if parts is not None and not isinstance(parts, list):
+            return MessageTurn(role, [_part(parts)], message, at, is_changed=True)
+        pieces = parts if isinstance(parts, list) else []
+        return MessageTurn(role, [_part(part) for part in pieces], message, at)
+
+    def build(self, turn: MessageTurn) -> Json:
+        """Write one message."""
+        kind = "response" if turn.role is Role.ASSISTANT else "request"
+        return {**(turn.source or {}), "kind": kind, "parts": [part.raw for part in turn.parts]}
+
+    def text(self, words: str, role: Role) -> Part:
+        """Make a text part of a reply, or a user prompt."""
+        kind = "text" if role is Role.ASSISTANT else "user-prompt"
+        return Part(PartKind.TEXT, {"content": words, "part_kind": kind}, body=words, is_new=True)
+
+    def call(self, call_id: str, name: str, arguments: Json) -> Part:
+        """Make a tool call part."""
+        raw: Json = {"tool_name": name, "args": arguments, "tool_call_id": call_id, "part_kind": "tool-call"}
+        return Part(PartKind.CALL, raw, call_id, name, arguments, is_new=True)
+
+    def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
+        """Make a tool return for a call."""
+        del is_failed
+        raw: Json = {
+            "tool_name": call.name,
+            "content": words,
+            "tool_call_id": call.id,
+            "part_kind": "tool-return",
+        }
+        return Part(PartKind.RESULT, raw, call.id, call.name, words, is_new=True)
+
+    def rename(self, part: Part, new_id: str) -> None:
+        """Give a call or a return another id."""
+        part.id, part.raw = new_id, {**part.raw, "tool_call_id": new_id}
+
+    def reargue(self, part: Part, arguments: Json) -> None:
+        """Give a call other arguments."""
+        part.body, part.raw = arguments, {**part.raw, "args": arguments}
+
+    def retool(self, part: Part, name: str) -> None:
+        """Give a call or a return another tool name."""
+        part.name, part.raw = name, {**part.raw, "tool_name": name}
+
+    def bad_arguments(self, part: Part) -> Json | None:
+        """Return the arguments to send where the call's own are no object and no text of one."""
+        body = part.body
+        return None if body is None or isinstance(body, dict) or body == "" else object_in_text(body)
+
+    def refill(self, part: Part, words: str) -> None:
+        """Give a text or a return other words."""
+        part.body, part.raw = words, {**part.raw, "content": words}
+
+    def pieces(self, part: Part) -> tuple[str, list[Part]]:
+        """Take a return apart; files in it stay with its words, as JSON."""
+        return as_words(part.body), []
+
+    def join(self, first: Part, second: Part) -> None:
+        """Append the second return's content."""
+        self.refill(first, both_words(as_words(first.body), as_words(second.body)))
+
+    def tidy(self, part: Part) -> str | None:
+        """Any JSON value may be returned, but something must be; a retry needs words."""
+        is_blank = isinstance(part.body, str) and not part.body.strip()
+        if is_blank or "content" not in part.raw:
+            self.refill(part, "(failed without a message)" if part.failed else "(no output)")
+            return "empty-result"
+        if part.raw.get("part_kind") == _RETRY and not part.body:
+            self.refill(part, "(failed without a message)")
+            return "empty-result"
+        return None
+
+
+def _is_kind(raw: Value) -> bool:
+    return isinstance(raw, dict) and isinstance(raw.get("part_kind"), str)
+
+
+def _kind_by_keys(raw: Value) -> str | None:
+    """What a part without a kind must be, by the keys that only one kind has."""
+    if not isinstance(raw, dict):
+        return None
+    if "tool_name" in raw and "tool_call_id" in raw:
+        return "tool-call" if "args" in raw else "tool-return" if "content" in raw else None
+    return "thinking" if isinstance(raw.get("content"), str) and "signature" in raw else None
+
+
+def _part(raw: Value) -> Part:
+    if not _is_kind(raw):
+        kind = _kind_by_keys(raw)
+        if kind is not None:
+            part = _part({**raw, "part_kind": kind})
+            part.is_new = True
+            return part
+        words = as_words(raw.get("content", raw) if isinstance(raw, dict) else raw)
+        return Part(PartKind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
+    kind, content = raw.get("part_kind"), raw.get("content")
+    if kind in ("user-prompt", "text"):
+        return Part(PartKind.TEXT, raw, body=content)
+    if kind == "system-prompt":
+        return Part(PartKind.SYSTEM, raw, body=content)
+    if kind == "tool-call":
+        return Part(
+            PartKind.CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args")
+        )
+    if kind == "tool-return" or (kind == _RETRY and raw.get("tool_name")):
+        failed = kind == _RETRY
+        name = name_of(raw.get("tool_name"))
+        return Part(PartKind.RESULT, raw, raw.get("tool_call_id"), name, content, failed=failed)
+    if kind == "thinking":
+        return Part(PartKind.THINKING, raw, body=content, signature=raw.get("signature"))
+    if kind in ("builtin-tool-call", "native-tool-call"):
+        return Part(
+            PartKind.HOSTED_CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args")
+        )
+    if kind in ("builtin-tool-return", "native-tool-return"):
+        return Part(
+            PartKind.HOSTED_RESULT, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), content
+        )
+    return Part(PartKind.OPAQUE, raw)

@@ -1,0 +1,96 @@
+"""Compaction: what a model is shown of a conversation that is longer than it can read.
+
+The history stays as it is. A cut is a number of entries from the beginning that are left out of what is shown; it
+falls between entries, so a call is never parted from its result, and the user's message that the rest answers is shown
+whatever the cut. Nothing here is random or measured twice: the same history and cut are shown the same.
+"""
+
+from __future__ import annotations
+
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    History,
+    ReplyPart,
+    Result,
+    Text,
+    UpstreamCall,
+    UserMessage,
+)
+
+SHOWN_CHARS_MAX = 512 * 1024
+"""Characters of one result that a model is shown: more than most read at all (about 130,000 tokens)."""
+
+
+LEFT_OUT = "[Older parts of this conversation were left out here, because it is longer than you can read.]"
+FILE_CHARS_MAX = 20_000
+"""Characters that an attachment counts at most: a model reads it in fewer tokens than it has bytes."""
+
+
+def shown(history: History, cut: int) -> History:
+    """Return what a model is shown where the first `cut` entries are left out."""
+    if cut <= 0:
+        return history
+    opening = _opening(history, cut)
+    said = history.entries[opening] if opening is not None else None
+    parts = said.parts if isinstance(said, UserMessage) else ()
+    rest = history.entries[cut + 1 if opening == cut else cut :]
+    return History((UserMessage((Text(LEFT_OUT), *parts)), *rest))
+
+
+def next_cut(history: History, cut: int = 0) -> int | None:
+    """Return a cut that leaves out about the older half of what `cut` shows, or None where nothing can be left out.
+
+    The newest entry is never left out, however long it is.
+    """
+    entries = history.entries
+    last = len(entries) - 1
+    if last <= cut:
+        return None
+    sizes = [_size(entry) for entry in entries[cut:]]
+    room = sum(sizes) / 2
+    found, kept = last, sizes[-1]
+    while found - 1 > cut and kept + sizes[found - 1 - cut] <= room:
+        found -= 1
+        kept += sizes[found - cut]
+    for place in range(found, last + 1):
+        opening = _opening(history, place)
+        is_same_opening = opening is not None and cut <= opening < place
+        if place - cut - is_same_opening > 0:
+            return place
+    return None
+
+
+def _opening(history: History, cut: int) -> int | None:
+    """Return where the user's message stands that the first shown entry is, or belongs to."""
+    for place in range(min(cut, len(history.entries) - 1), -1, -1):
+        if isinstance(history.entries[place], UserMessage):
+            return place
+    return None
+
+
+def _size(entry: Entry) -> int:
+    """Return about how much of a model's context an entry takes, in characters."""
+    if isinstance(entry, Exchange):
+        return (
+            1
+            + sum(map(_part_size, entry.reply.parts))
+            + sum(_result_size(result) for result in entry.results)
+        )
+    texts = (
+        len(part.text) if isinstance(part, Text) else min(len(part.data or part.url or ""), FILE_CHARS_MAX)
+        for part in entry.parts
+    )
+    return 1 + sum(texts)
+
+
+def _part_size(part: ReplyPart) -> int:
+    if isinstance(part, UpstreamCall):
+        return len(part.name) + len(part.arguments) + len(part.content)
+    return len(part.name) + len(part.arguments) if isinstance(part, Call) else len(part.text)
+
+
+def _result_size(result: Result) -> int:
+    # A model is shown the whole of a large one, which the record does not hold.
+    return min(result.size, SHOWN_CHARS_MAX) if result.blob else len(result.content)

@@ -1,0 +1,262 @@
+"""Messages and exchanges that cannot be invalid.
+
+A call is answered or it is not history: `Exchange` refuses to exist with a result missing, surplus or out of
+order, so a dangling call is a state of the turn (`session/turn/`) and never a state of the history.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.errors import InvalidHistoryError
+
+
+def storable(text: str) -> str:
+    """Return `text` with `?` for each lone surrogate: half a character has no UTF-8 form, so no journal holds it.
+
+    They come from providers that cut an emoji in two, and from file names in error messages.
+    """
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+class Text(Struct, frozen=True, gc=False, tag="text"):
+    """Words to read."""
+
+    text: str
+
+
+class Thinking(Struct, frozen=True, gc=False, tag="thinking", omit_defaults=True):
+    """Reasoning of a model. `signature` is the provider's, kept byte for byte.
+
+    `is_redacted`: the provider withholds the words; `signature` holds them, for its own eyes, and `text` is empty.
+    """
+
+    text: str
+    signature: str | None = None
+    is_redacted: bool = False
+
+
+class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
+    """An attachment.
+
+    Args:
+        media_type: Such as `image/png`.
+        data: It in base64; or null, and `url` says where it is.
+        url: Where it is; or null, and `data` is it.
+        name: What people call it.
+    """
+
+    media_type: str
+    data: str | None = None
+    url: str | None = None
+    name: str | None = None
+
+
+class Call(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
+    """A tool request.
+
+    `id` is unique within its reply; where the provider gave none or gave one twice, it was minted and
+    `provider_id` holds the original. `arguments` is the JSON text exactly as the model wrote it, also when it
+    is broken. `signature` is the provider's over the call (Gemini's thought signature), kept byte for byte: the model
+    that signed it wants it back.
+    """
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    provider_id: str | None = None
+    signature: str | None = None
+
+
+UserPart = Text | File
+
+
+class Outcome(StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+    """It never started, or was stopped on request."""
+    DENIED = "denied"
+    """A person declined it; it never started."""
+    UNKNOWN = "unknown"
+    """It started and nobody knows whether it took effect."""
+
+
+class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defaults=True):
+    """A tool that the upstream ran itself, elsewhere: shown and kept, never run here and never owed a result.
+
+    Args:
+        id: Unique among the upstream's calls of its reply.
+        name: The upstream's name of the tool; "" where it never said.
+        arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
+        content: What the upstream read, cut likewise.
+        outcome: How it ended; None only while it runs, which is never so in an `Exchange`.
+    """
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    content: str = ""
+    outcome: Outcome | None = None
+
+
+UPSTREAM_CHARS_MAX = 16 * 1024
+"""Characters that are kept of the arguments, and of the content, of a call that ran upstream: it remembers the rest."""
+UPSTREAM_CUT = "The agent that ran this tool did not say how it ended."
+"""The content of a call that ran upstream and was still open when the reply ended."""
+
+ReplyPart = Text | Thinking | Call | UpstreamCall
+
+
+class Result(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The answer to one call. `content` is what the model reads: plain text or JSON text.
+
+    A large one is kept apart, once for each session (`session/blobs.py`): then `content` is only its beginning,
+    `blob` the digest by which the whole is found, and `size` the bytes of the whole in UTF-8.
+    """
+
+    call_id: str
+    content: str
+    outcome: Outcome = Outcome.OK
+    blob: str = ""
+    size: int = 0
+
+
+class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Tokens, as the provider counted them.
+
+    Args:
+        input_tokens: All that was read, from a cache or not, written to one or not.
+        cached_tokens: What of that came from a cache.
+        cache_write_tokens: What of that was written to a cache.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """Return the sum."""
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
+        )
+
+
+class Finish(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"
+    CALLS = "calls"
+    LENGTH = "length"
+    """The output limit cut it."""
+    FILTER = "filter"
+    INTERRUPTED = "interrupted"
+    """We stopped listening: a cancel, or an owner that died. The text so far was kept."""
+
+
+class UserMessage(Struct, frozen=True, gc=False, tag="user"):
+    """A message of a person, or of the host on their behalf."""
+
+    parts: tuple[UserPart, ...]
+
+    @classmethod
+    def of(cls, text: str) -> UserMessage:
+        """Make a message of one text."""
+        return cls((Text(text),))
+
+
+class Reply(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One answer of a model, whole. Its calls carry distinct ids."""
+
+    parts: tuple[ReplyPart, ...]
+    finish: Finish = Finish.STOP
+    model: str = ""
+    usage: Usage | None = None
+
+    def __post_init__(self) -> None:
+        ids = [part.id for part in self.parts if isinstance(part, Call)]
+        if len(set(ids)) != len(ids) or "" in ids:
+            raise InvalidHistoryError(f"the calls of one reply need distinct, non-empty ids, got {ids!r}")
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The tool requests, in the model's order; not those that the upstream ran itself."""
+        return tuple(part for part in self.parts if isinstance(part, Call))
+
+    @property
+    def text(self) -> str:
+        """The words for the reader, without thinking and calls."""
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+
+class Exchange(Struct, frozen=True, gc=False, tag="exchange", omit_defaults=True):
+    """A reply with the results of all its calls, in the calls' order: the unit of history.
+
+    Raises:
+        InvalidHistoryError: A result is missing, surplus or out of order, or a call that ran upstream has not ended.
+    """
+
+    reply: Reply
+    results: tuple[Result, ...] = ()
+
+    def __post_init__(self) -> None:
+        asked = [call.id for call in self.reply.calls]
+        answered = [result.call_id for result in self.results]
+        if asked != answered:
+            raise InvalidHistoryError(f"calls {asked!r} do not match results {answered!r}")
+        if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.reply.parts):
+            raise InvalidHistoryError("a call that ran upstream needs an outcome before its reply is history")
+
+
+Entry = UserMessage | Exchange
+
+
+class History(Struct, frozen=True, gc=False):
+    """A conversation that every model can be shown: user messages and whole exchanges."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def then(self, entry: Entry) -> History:
+        """Return this history with one more entry."""
+        return History((*self.entries, entry))
+
+
+class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Description of a tool for a model. `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def with_distinct_ids(parts: tuple[ReplyPart, ...], *, reply_no: int) -> tuple[ReplyPart, ...]:
+    """Mint an id for each call that came with none or with one used before in this reply.
+
+    Providers send empty ids (MiniMax) and repeat them; the minted id follows from the place of the call, so
+    that it is the same whenever the same reply is parsed again.
+    """
+    taken = {part.id for part in parts if isinstance(part, Call)}
+    seen: set[str] = set()
+    distinct: list[ReplyPart] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, Call):
+            if not part.id or part.id in seen:
+                minted = f"call-{reply_no}-{index}"
+                while minted in taken:  # models copy ids they have seen
+                    minted += "'"
+                taken.add(minted)
+                part = replace(part, id=minted, provider_id=part.id)
+            seen.add(part.id)
+        distinct.append(part)
+    return tuple(distinct)

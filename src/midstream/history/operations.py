@@ -1,0 +1,166 @@
+"""Histories of any agent: check them, repair them, convert them.
+
+Needs nothing else of midstream: plain dicts of one provider in, plain dicts out, no SDK, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from midstream.errors import InvalidHistoryError, UnreadableHistoryError
+from midstream.history.codecs.codec_spec import Format, Value
+from midstream.history.codecs.format_registry import FORMATS, FormatName, format_named
+from midstream.history.codecs.recognition import candidates_for
+from midstream.history.conversion import Converted, converted
+from midstream.history.profiles import ProfileName, profile_for, profile_named
+from midstream.history.repair.modes import CallerKnowledge, Mode, finding_of, repaired_as, require_mode
+from midstream.history.repair.report import Advice, Edit, Finding, Repaired
+from midstream.history.repair.walk import Thinking
+
+__all__ = [
+    "Advice",
+    "Converted",
+    "Edit",
+    "Finding",
+    "FormatName",
+    "Mode",
+    "ProfileName",
+    "Repaired",
+    "check",
+    "convert",
+    "repair",
+]
+
+Outcome = Literal["unknown", "interrupted", "denied", "not-started"]
+
+
+def repair(
+    messages: list[Value],
+    *,
+    format: FormatName | None = None,  # noqa: A002 - the word every caller will look for
+    profile: ProfileName | None = None,
+    model: str | None = None,
+    thinking: Thinking = None,
+    system: Value = None,
+    live_tail: bool = False,
+    mode: Mode = "repair",
+    outcomes: Mapping[str, Outcome] | None = None,
+    prefill: bool = False,
+) -> Repaired:
+    """Make a history acceptable to its provider, losing nothing.
+
+    One linear walk. Nothing wrong: the very list that was given comes back. Otherwise a new list, in which
+    every message that needed no change is still the same object; the input is never changed. The next prompt
+    may follow whatever comes back. Repairing the result again changes nothing, so store it.
+
+    Args:
+        messages: One provider's messages, as plain dicts.
+        format: `anthropic`, `openai-chat`, `openai-responses`, `gemini`, `mistral`, `bedrock`, `pydantic-ai` or
+            `langchain`. Without a name, the messages say it by what they hold. A list whose messages fit several
+            formats comes back as it is where none of them finds anything wrong, and is refused otherwise.
+        profile: Whose rules hold; the format's own provider unless named (`midstream.history.profiles.PROFILES`).
+        model: The model that will be asked; thinking that says it was signed for another one is dropped.
+        thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`: it
+            has, and the provider wants the reasoning of every reply, not only of those with calls.
+        system: The system prompt that is sent beside the list; comes back in `Repaired.system`, with system
+            messages of the list moved into it where the provider wants them there.
+        live_tail: The last reply is still at work (an approval is pending, a tool is running): its open calls
+            are no defect and stay open.
+        mode: `repair`; `strict` to raise instead; `drop` to leave out exchanges that are not complete, and
+            nothing a user said; `sanitize` for what an aborted run left, as a run of another framework takes it:
+            without open calls, empty replies, system prompts, run ids, and all but the last of requests in a
+            row; `rollback` to cut the list at the last complete exchange. `Edit.lost` holds the text that went.
+        outcomes: How calls without a result ended, by call id, where the caller knows: `denied` by the user,
+            `not-started`, `interrupted`, `unknown`. Unknown is assumed.
+        prefill: The last reply is one that the model is to continue.
+
+    Raises:
+        InvalidHistoryError: This is no list, or a message is no JSON value (cyclic, too deep, other objects).
+        HistoryRefusedError: In mode `strict`, something would be refused; `findings` says what and where.
+        UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
+        UsageError: There is no format, profile or mode of this name.
+    """
+    if not isinstance(messages, list):
+        raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
+    require_mode(mode)
+    given = CallerKnowledge(
+        system=system,
+        model=model,
+        thinking=thinking,
+        live_tail=live_tail,
+        outcomes=dict(outcomes or {}),
+        prefill=prefill,
+    )
+    form = format_named(format) if format is not None else _recognized(messages, profile, given)
+    return repaired_as(mode, messages, form, profile_for(form, profile, model), given)
+
+
+def _recognized(messages: list[Value], profile: str | None, given: CallerKnowledge) -> Format:
+    """Find the format of a list that nobody named.
+
+    Raises:
+        UnreadableHistoryError: It may be of several formats, and they disagree about what is wrong.
+    """
+    spoken = profile_named(profile).speaks if profile is not None else None
+    names = candidates_for(messages, system=given.system, spoken=spoken)
+    forms = [format_named(name) for name in names if name in FORMATS]
+    if len(forms) == len(names) == 1:
+        return forms[0]
+    if len(forms) == len(names) and not any(
+        repaired_as("repair", messages, form, profile_for(form, profile, given.model), given).edits
+        for form in forms
+    ):
+        return forms[0]
+    raise UnreadableHistoryError(
+        f"these messages may be of several formats: {', '.join(names)}; name theirs with format=",
+        reason="mixed-formats",
+    )
+
+
+def check(
+    messages: list[Value],
+    profile: ProfileName | None = None,
+    *,
+    format: FormatName | None = None,  # noqa: A002 - the word every caller will look for
+    system: Value = None,
+    live_tail: bool = False,
+    prefill: bool = False,
+) -> list[Finding]:
+    """List everything a provider would refuse, with its place and the rule it breaks; empty if nothing.
+
+    Nothing is found exactly when `repair` would give back the list it was given. Without a `format`, the messages
+    say it by what they hold.
+
+    Raises:
+        InvalidHistoryError: This is no list, or a message is no JSON value.
+        UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
+        UsageError: There is no format or profile of this name.
+    """
+    done = repair(
+        messages, format=format, profile=profile, system=system, live_tail=live_tail, prefill=prefill
+    )
+    return [finding_of(edit) for edit in done.edits]
+
+
+def convert(
+    messages: list[Value], *, source: FormatName, target: FormatName, system: Value = None
+) -> Converted:
+    """Write one provider's messages as another's.
+
+    Literal: nothing is repaired, so repair before or after. What the target cannot hold (another provider's
+    signed thinking, hosted tools, unknown parts) is told in `findings` and kept as words where it has any.
+
+    Raises:
+        InvalidHistoryError: This is no list, or a message is no object.
+        UsageError: There is no format of this name.
+    """
+    if not isinstance(messages, list):
+        raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
+    return converted(messages, format_named(source), format_named(target), system=system)
+
+
+repair_by_name: Callable[..., Repaired] = repair
+check_by_name: Callable[..., list[Finding]] = check
+convert_by_name: Callable[..., Converted] = convert
+"""The same three for formats and profiles that are known at run time only, such as from a file: a wrong name raises."""

@@ -1,0 +1,427 @@
+"""Rules of what each provider accepts, as data.
+
+A profile is read by `repair`, `check` and `render` and by nothing else; a rule that cannot be said as a value here does
+not exist. Sources and error texts: `docs/spec/history.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.errors import UsageError
+from midstream.history.codecs.codec_spec import Format, ResultPlacement, Value
+
+T = TypeVar("T")
+
+_ID_SIZE_LIMIT = 1 << 20
+"""In characters: where a provider names no limit there is still one, so that a test has a number."""
+_ANYTHING = r"(?s:.+)"
+_WORD = r"[a-zA-Z0-9_-]+"
+_CLAUDES_TOLD_LATER = r"claude-(opus-(4-8|[5-9])|sonnet-[5-9]|haiku-(5-5|[6-9])|fable|mythos).*"
+"""From Opus 4.8 on, at Anthropic itself only; elsewhere the role is refused."""
+_ALNUM = r"[a-zA-Z0-9]+"
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """The rules of one provider."""
+
+    name: str
+    speaks: str = "openai-chat"
+    """The format of its messages."""
+    signs: str = ""
+    """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
+    is_thinking_signed: bool = False
+    """Unsigned thinking is refused, and so is thinking at the end of a reply."""
+    wants_reasoning: Literal["no", "calls", "every"] = "no"
+    """While thinking, these replies must bring their reasoning along: those with calls (DeepSeek), or every one."""
+    takes_reasoning: bool = False
+    """Replies may bring `reasoning_content` along, whoever thought it."""
+    signs_calls: bool = False
+    """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
+    id_pattern: str = _ANYTHING
+    """What a call id must match as a whole."""
+    id_size_max: int = 0
+    """In characters; 0 for no limit."""
+    id_size_exact: int = 0
+    """In characters; 0 where any length will do."""
+    ids_refused: frozenset[str] = frozenset()
+    ids_are_unique: Literal["reply", "list"] = "reply"
+    """How far a call id must be unique."""
+    joins_users: bool = True
+    """User messages in a row are read as one turn."""
+    alternates: Literal["no", "roles", "spoken"] = "no"
+    """`roles`: user and assistant strictly in turn. `spoken`: the same, not counting calls and results."""
+    first: Literal["any", "call-later", "user"] = "call-later"
+    """Who may begin: anybody; anybody but a reply with calls; the user only."""
+    call_follows_user: bool = False
+    """A reply with calls may not follow another reply (Gemini)."""
+    system: Literal["any", "after-user", "first", "apart"] = "any"
+    """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
+    system_models: str = ""
+    """Models that take system prompts in mid-list, between a user's turn and a reply, though others do not."""
+    user_follows_results: bool = True
+    """A user may speak directly behind a result (not in Mistral's older templates)."""
+    trims_prefill: bool = False
+    """A last reply that the model is to continue may not end in white space."""
+    repeats_system: bool = True
+    """Whether equal system prompts may be said again."""
+    blank: Literal["ok", "empty", "white"] = "ok"
+    """Which texts are refused: none; empty ones; also those of nothing but white space."""
+    is_empty_user_refused: bool = True
+    """User messages without any content are refused."""
+    is_hollow_refused: bool = True
+    """Replies without words and calls are refused."""
+    mixes_results: bool = True
+    """Results and words may stand in one user message."""
+    pairs_hosted: bool = False
+    """A hosted call and its result must stand in the same reply."""
+    files: Literal["any", "images", "none"] = "images"
+    """Which attachments of a user a model is shown as they are; it is told of the others in words."""
+    result_files: Literal["any", "unless-failed", "none"] = "any"
+    """Which results may hold images and other attachments beside words."""
+    replies_show_files: bool = False
+    """Whether replies may hold images and other attachments."""
+
+    def takes_id(self, call_id: object) -> bool:
+        """Whether this can be a call's id here."""
+        return self.id_test()(call_id)
+
+    def id_test(self) -> Callable[[Value], bool]:
+        """Return `takes_id` as a function, for those who ask ten thousand times."""
+        match = re.compile(self.id_pattern).fullmatch
+        size_max = self.id_size_exact or self.id_size_max or _ID_SIZE_LIMIT
+        size_min = self.id_size_exact or 1
+        refused = self.ids_refused
+
+        def test(call_id: Value) -> bool:
+            return (
+                type(call_id) is str
+                and size_min <= len(call_id) <= size_max
+                and call_id not in refused
+                and match(call_id) is not None
+            )
+
+        return test
+
+
+ProfileName = Literal[
+    "anthropic",
+    "bedrock-claude",
+    "bedrock-mistral",
+    "vertex",
+    "openai-chat",
+    "claude-proxy",
+    "responses",
+    "gemini",
+    "gemini-3",
+    "mistral",
+    "mistral-v3",
+    "mistral-legacy",
+    "deepseek",
+    "kimi",
+    "minimax",
+    "strict-template",
+    "neutral",
+    "pydantic-ai",
+    "portable",
+    # The same by other names.
+    "bedrock",
+    "openai",
+    "openai-responses",
+    "google",
+    "chat",
+    "langchain",
+]
+"""The names of profiles, for a type checker: those of `PROFILES` and their aliases."""
+
+_PROFILES = (
+    Profile(
+        name="anthropic",
+        trims_prefill=True,
+        result_files="unless-failed",
+        system_models=_CLAUDES_TOLD_LATER,
+        speaks="anthropic",
+        files="any",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        ids_are_unique="list",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="bedrock-claude",
+        trims_prefill=True,
+        result_files="unless-failed",
+        speaks="bedrock",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="bedrock-mistral",
+        speaks="bedrock",
+        files="none",
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        mixes_results=False,
+    ),
+    Profile(
+        name="vertex",
+        trims_prefill=True,
+        result_files="unless-failed",
+        speaks="anthropic",
+        files="any",
+        signs="anthropic",
+        is_thinking_signed=True,
+        id_pattern=_WORD,
+        ids_are_unique="list",
+        joins_users=False,
+        alternates="roles",
+        first="user",
+        system="apart",
+        blank="white",
+        pairs_hosted=True,
+    ),
+    Profile(
+        name="openai-chat",
+        signs="openai",
+        id_size_max=40,
+        is_empty_user_refused=False,
+        files="any",
+        result_files="none",
+    ),
+    Profile(
+        name="claude-proxy",
+        trims_prefill=True,
+        id_pattern=_WORD,
+        id_size_max=64,
+        ids_are_unique="list",
+        blank="white",
+        files="any",
+        result_files="none",
+    ),
+    Profile(
+        name="responses",
+        speaks="openai-responses",
+        signs="openai",
+        id_size_max=64,
+        ids_are_unique="list",
+        files="any",
+    ),
+    Profile(
+        name="gemini",
+        replies_show_files=True,
+        speaks="gemini",
+        files="any",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
+    ),
+    Profile(
+        name="gemini-3",
+        replies_show_files=True,
+        speaks="gemini",
+        files="any",
+        signs="google",
+        system="apart",
+        joins_users=False,
+        call_follows_user=True,
+        blank="empty",
+        signs_calls=True,
+    ),
+    Profile(
+        name="mistral",
+        speaks="mistral",
+        system="after-user",
+        is_empty_user_refused=False,
+        ids_refused=frozenset({"null"}),
+    ),
+    Profile(
+        name="mistral-v3",
+        speaks="mistral",
+        system="after-user",
+        is_empty_user_refused=False,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+    ),
+    Profile(
+        name="mistral-legacy",
+        speaks="mistral",
+        system="after-user",
+        is_empty_user_refused=False,
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+        user_follows_results=False,
+        mixes_results=False,
+    ),
+    Profile(
+        name="deepseek",
+        result_files="none",
+        is_empty_user_refused=False,
+        ids_are_unique="list",
+        wants_reasoning="calls",
+        takes_reasoning=True,
+        files="none",
+    ),
+    Profile(name="kimi", is_empty_user_refused=False, takes_reasoning=True),
+    Profile(name="minimax", is_empty_user_refused=False, mixes_results=False, takes_reasoning=True),
+    Profile(
+        name="strict-template",
+        files="none",
+        id_pattern=_ALNUM,
+        id_size_exact=9,
+        joins_users=False,
+        alternates="spoken",
+        first="user",
+        system="first",
+        repeats_system=False,
+        blank="empty",
+        mixes_results=False,
+    ),
+    Profile(
+        name="neutral",
+        id_pattern=_WORD,
+        id_size_max=40,
+        ids_are_unique="list",
+        blank="white",
+        replies_show_files=True,
+    ),
+    Profile(
+        name="pydantic-ai",
+        repeats_system=False,
+        replies_show_files=True,
+        speaks="pydantic-ai",
+        files="any",
+        id_pattern=_WORD,
+        id_size_max=40,
+        ids_are_unique="list",
+        first="user",
+        blank="white",
+    ),
+)
+
+
+def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile:
+    """Return the profile that accepts only what two others accept."""
+    sizes = [size for size in (first.id_size_max, second.id_size_max) if size]
+    return Profile(
+        name=name or second.name,
+        speaks=second.speaks,
+        signs=second.signs or first.signs,
+        is_thinking_signed=first.is_thinking_signed or second.is_thinking_signed,
+        wants_reasoning=_later(first.wants_reasoning, second.wants_reasoning, ("no", "calls", "every")),
+        takes_reasoning=first.takes_reasoning and second.takes_reasoning,
+        signs_calls=first.signs_calls or second.signs_calls,
+        id_pattern=_narrower(first.id_pattern, second.id_pattern),
+        id_size_max=min(sizes, default=0),
+        id_size_exact=max(first.id_size_exact, second.id_size_exact),
+        ids_refused=first.ids_refused | second.ids_refused,
+        ids_are_unique=_later(first.ids_are_unique, second.ids_are_unique, ("reply", "list")),
+        joins_users=first.joins_users and second.joins_users,
+        alternates=_later(first.alternates, second.alternates, ("no", "roles", "spoken")),
+        first=_later(first.first, second.first, ("any", "call-later", "user")),
+        call_follows_user=first.call_follows_user or second.call_follows_user,
+        system=_later(first.system, second.system, ("any", "after-user", "first", "apart")),
+        system_models=first.system_models if first.system_models == second.system_models else "",
+        user_follows_results=first.user_follows_results and second.user_follows_results,
+        trims_prefill=first.trims_prefill or second.trims_prefill,
+        repeats_system=first.repeats_system and second.repeats_system,
+        blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
+        is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
+        is_hollow_refused=first.is_hollow_refused or second.is_hollow_refused,
+        mixes_results=first.mixes_results and second.mixes_results,
+        pairs_hosted=first.pairs_hosted or second.pairs_hosted,
+        files=_later(first.files, second.files, ("any", "images", "none")),
+        result_files=_later(first.result_files, second.result_files, ("any", "unless-failed", "none")),
+        replies_show_files=first.replies_show_files and second.replies_show_files,
+    )
+
+
+def _later(first: T, second: T, order: tuple[T, ...]) -> T:
+    """The stricter of two values: the one that stands later in their order."""
+    return max(first, second, key=order.index)
+
+
+def _narrower(first: str, second: str) -> str:
+    return max(first, second, key=(_ANYTHING, _WORD, _ALNUM).index)
+
+
+def _everybody() -> Profile:
+    """Return the rules that all of them accept. System prompts stay in the list: their place is the format's matter."""
+    union = _PROFILES[0]
+    for profile in _PROFILES:
+        union = both(union, profile, name="portable")
+    return replace(union, speaks="openai-chat", system="first", wants_reasoning="no", signs_calls=False)
+
+
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
+"""Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
+
+_CONVERSE = replace(PROFILES["bedrock-claude"], signs="", is_thinking_signed=False, pairs_hosted=False)
+"""What Converse itself refuses, whichever model stands behind it."""
+
+_ALIASES = {
+    "bedrock": "bedrock-claude",
+    "openai": "openai-chat",
+    "openai-responses": "responses",
+    "google": "gemini",
+    "chat": "openai-chat",
+    "langchain": "neutral",
+}
+
+
+def profile_named(name: str) -> Profile:
+    """Find a profile by its name or by the name of its format.
+
+    Raises:
+        UsageError: There is none of this name; the message lists those there are.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    found = PROFILES.get(plain) or PROFILES.get(_ALIASES.get(plain, ""))
+    if found is None:
+        raise UsageError(f"no profile is called {name!r}; there are {', '.join(PROFILES)}")
+    return found
+
+
+def profile_for(form: Format, name: str | None, model: str | None = None) -> Profile:
+    """Return the rules for a format's messages at a provider: the format's own, and the provider's.
+
+    Chat Completions that ask for a Claude go through a proxy to Anthropic, whose rules hold unless others are named.
+
+    Raises:
+        UsageError: No profile has this name.
+    """
+    if name is None and form.name == "openai-chat" and model is not None and "claude" in model:
+        name = "claude-proxy"
+    named = profile_named(name or form.profile)
+    if named.alternates == "spoken" and form.layout is ResultPlacement.GROUPED:
+        named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
+    if form.name == "bedrock" and not named.name.startswith("bedrock"):
+        return both(_CONVERSE, named)
+    if not form.wire or named.name == form.wire:
+        return named
+    return both(PROFILES[form.wire], named)

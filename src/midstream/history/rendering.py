@@ -1,0 +1,376 @@
+"""Render: the only way from a session's history to what a provider is sent.
+
+A history is written forwards, entry by entry, and nothing that was written depends on what comes later: so the
+messages of a longer history begin with those of the shorter one, and the provider's cached prefix stays warm. What is
+a matter of one message (names, ids, broken arguments, thinking, attachments) is settled here while it is written; what
+is a matter of neighbours (who may follow whom, who may begin) is settled by the profile's own repair, over the whole.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.history.codecs.codec_spec import (
+    RAW,
+    Format,
+    Json,
+    MessageTurn,
+    Part,
+    PartKind,
+    ResultPlacement,
+    Role,
+    Value,
+    object_in_text,
+)
+from midstream.history.codecs.file_parts import file_part, file_words
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.media import thinking_for
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    File,
+    History,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+    UserPart,
+    storable,
+)
+from midstream.history.profiles import Profile, profile_for, profile_named
+from midstream.history.repair.call_ids import Namer
+from midstream.history.repair.placeholders import (
+    NO_NAME,
+    NO_OUTPUT,
+    NO_REASON,
+    NO_REASONING,
+    NO_WORDS,
+    SENTINEL,
+)
+from midstream.history.repair.report import Advice
+from midstream.history.repair.walk import repaired
+from midstream.history.upstream_calls import words_of
+
+NAME_CHARS_MAX = 64
+"""Characters of a tool's name; OpenAI and Anthropic both refuse longer ones, also in a call that failed."""
+ARGUMENTS_DEPTH_MAX = 100
+"""Levels of nesting of arguments that are sent as they are; deeper ones travel as text."""
+
+_ODD_IN_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_DATE = re.compile(r"[-@:]v?[0-9.:-]+").fullmatch
+
+
+_object = msgspec.json.Decoder(dict[str, Value]).decode
+
+
+class Rendered(Struct, frozen=True):
+    """Request for a provider.
+
+    `system` is the system prompt where the format keeps it beside the messages, else empty.
+    """
+
+    messages: list[Value]
+    system: str = ""
+    advice: Advice = Advice()
+
+
+def render(
+    history: History,
+    instructions: str,
+    profile: str = "openai-chat",
+    *,
+    form: str | None = None,
+    model: str = "",
+    thinking: bool | None = None,
+) -> Rendered:
+    """Write a history as messages that a provider accepts, whatever the turns in it came to.
+
+    Pure, linear, and stable: more entries add messages and change none.
+
+    Args:
+        history: What was said; may be any history there is.
+        instructions: The system prompt, or "".
+        profile: Whose rules hold (`midstream.history.profiles.PROFILES`).
+        form: The format of the messages; the one the profile's provider speaks unless named.
+        model: The model that is asked, as its replies name it: it gets its own signed thinking back, no other does.
+        thinking: Whether the request has thinking on, if known; `advice.thinking` may turn it off.
+
+    Raises:
+        UsageError: There is no such profile or format.
+    """
+    named = profile_named(profile)
+    written = format_named(form or named.speaks)
+    rules = profile_for(written, profile)
+    writer = _Writer(written, rules, model)
+    for entry in history.entries:
+        if isinstance(entry, UserMessage):
+            writer.user(entry)
+        else:
+            writer.exchange(entry)
+    done = repaired(writer.messages, written, rules, thinking=thinking)
+    said = instructions if instructions.strip() else ""
+    if not said or written.spec.system != "list":
+        return Rendered(done.messages, said, done.advice)
+    top = written.build(MessageTurn(Role.SYSTEM, [written.text(said, Role.SYSTEM)]))
+    return Rendered([top, *done.messages], "", done.advice)
+
+
+class _Writer:
+    """Writes entries in one format, in order, and remembers only which ids are taken."""
+
+    def __init__(self, form: Format, profile: Profile, model: str) -> None:
+        self.messages: list[Value] = []
+        self._form = form
+        self._profile = profile
+        self._model = model
+        self._takes_id = profile.id_test()
+        self._namer = Namer(profile, set())
+        self._calls = 0
+        self._is_plain = form.spec.takes_plain
+        self._has_text_arguments = form.spec.has_text_arguments
+
+    # --- what a user said -------------------------------------------------------------------------------------
+
+    def user(self, message: UserMessage) -> None:
+        """Write a user's message; one without anything to read says so."""
+        if self._is_plain and (words := _only_words(message.parts)):
+            self.messages.append({"role": "user", "content": words})
+            return
+        if self._form.name == "pydantic-ai":
+            self.messages.append(self._prompt(message))
+            return
+        parts = [self._user_part(part) for part in message.parts if not _is_blank(part)]
+        if not parts:
+            parts = [self._form.text(NO_WORDS, Role.USER)]
+        source: Json | None = None
+        if self._form.layout is ResultPlacement.FLAT and any(part.kind is PartKind.MEDIA for part in parts):
+            source = {"type": "message", "role": "user"}
+        self._write(MessageTurn(Role.USER, parts, source))
+
+    def _user_part(self, part: Text | File) -> Part:
+        if isinstance(part, Text):
+            return self._form.text(part.text, Role.USER)
+        shown = file_part(self._form, self._profile.files, part)
+        return shown or self._form.text(file_words(part), Role.USER)
+
+    def _prompt(self, message: UserMessage) -> Json:
+        """Write a prompt of several pieces, which only pydantic-ai has."""
+        pieces: list[Value] = []
+        for part in message.parts:
+            if isinstance(part, Text):
+                pieces += [part.text] if part.text.strip() else []
+            else:
+                shown = file_part(self._form, self._profile.files, part)
+                pieces.append(shown.raw if shown else file_words(part))
+        is_one = len(pieces) == 1 and isinstance(pieces[0], str)
+        content: Value = pieces[0] if is_one else pieces or NO_WORDS
+        return {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": content}]}
+
+    # --- what a model said, and what came of its calls --------------------------------------------------------
+
+    def exchange(self, exchange: Exchange) -> None:
+        """Write a reply and the results of its calls; a reply that says and asks nothing is left out."""
+        reply = _in_words(exchange.reply)
+        if self._is_plain and (words := _only_words(reply.parts)):
+            self.messages.append({"role": "assistant", "content": words})
+            return
+        if not exchange.results and not reply.text.strip():
+            return
+        if self._profile.ids_are_unique == "reply":
+            self._namer.seen.clear()
+        calls: dict[str, Part] = {}
+        parts = self._reply_parts(reply, calls)
+        layout = self._form.layout
+        if layout is ResultPlacement.FLAT:
+            for part in parts:
+                self._write(MessageTurn(Role.ASSISTANT, [part]))
+        else:
+            self._write(MessageTurn(Role.ASSISTANT, parts))
+        results = [self._result(result, calls[result.call_id]) for result in exchange.results]
+        if layout is ResultPlacement.GROUPED:
+            if results:
+                self._write(MessageTurn(Role.USER, results))
+            return
+        for result in results:
+            self._write(MessageTurn(Role.TOOL, [result]))
+
+    def _reply_parts(self, reply: Reply, calls: dict[str, Part]) -> list[Part]:
+        form, profile = self._form, self._profile
+        parts: list[Part] = []
+        is_joined = form.layout is ResultPlacement.SEPARATE
+        if is_joined and (said := reply.text) and not said.isspace():
+            parts.append(form.text(said, Role.ASSISTANT))
+        has_thought = False
+        for part in reply.parts:
+            if isinstance(part, Call):
+                calls[part.id] = made = self._call(part)
+                self._sign(made, part, is_own=_is_of(reply, self._model), is_first=len(calls) == 1)
+                parts.append(made)
+            elif isinstance(part, Thinking):
+                thought = self._thought(part, is_own=_is_of(reply, self._model))
+                if thought is not None:
+                    has_thought = True
+                    parts.append(thought)
+            elif isinstance(part, Text) and not is_joined and part.text.strip():
+                parts.append(form.text(part.text, Role.ASSISTANT))
+        if profile.wants_reasoning != "no" and form.spec.reasoning == "written" and calls and not has_thought:
+            parts.append(Part(PartKind.THINKING, None, body=NO_REASONING))
+        while parts[-1].kind is PartKind.THINKING and not is_joined:
+            parts.pop()  # nobody takes a reply that ends in a thought
+        return parts
+
+    def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:
+        """Write a thought for who may have it: the model that signed it, or anybody who takes all of them."""
+        form = self._form
+        if self._profile.takes_reasoning and form.spec.reasoning == "written":
+            return Part(PartKind.THINKING, None, body=part.text) if part.text.strip() else None
+        if not is_own or (self._profile.is_thinking_signed and not part.signature):
+            return None
+        if form.name == "pydantic-ai":
+            raw = {"part_kind": "thinking", "content": part.text, "signature": part.signature}
+            if part.is_redacted:
+                raw["id"] = "redacted_thinking"
+            return Part(PartKind.THINKING, raw, body=part.text, signature=part.signature)
+        if not form.spec.signs_thinking or not self._profile.is_thinking_signed:
+            return None
+        if part.is_redacted:
+            return _withheld(part) if form.name == "anthropic" else None
+        thought = Part(PartKind.THINKING, None, body=part.text, signature=part.signature)
+        return thinking_for(form, "anthropic", thought)
+
+    def _call(self, call: Call) -> Part:
+        self._calls += 1
+        call_id, seen = call.id, self._namer.seen
+        if not self._takes_id(call_id) or call_id in seen or call_id in self._namer.taken:
+            call_id = self._namer.new(call_id, f"call_{self._calls}")
+        seen.add(call_id)
+        name = _ODD_IN_NAME.sub("_", call.name[:NAME_CHARS_MAX]) if call.name.strip() else NO_NAME
+        arguments, text = arguments_of(call)
+        if not self._has_text_arguments:
+            return self._form.call(call_id, name, arguments)
+        made = self._form.call(call_id, name, {})
+        made.body = text  # as the model wrote them: byte for byte what a cache has seen
+        inner = made.raw.get("function", made.raw)
+        inner["args" if self._form.name == "pydantic-ai" else "arguments"] = text
+        return made
+
+    def _sign(self, made: Part, call: Call, *, is_own: bool, is_first: bool) -> None:
+        """Give a call its provider's signature back; where one is wanted and lost, Google's stand-in for it."""
+        signature = call.signature if is_own else None
+        if self._form.spec.matches_by_name:
+            if signature is None and self._profile.signs_calls and is_first:
+                signature = SENTINEL
+            if signature is not None:
+                made.raw["thoughtSignature"] = signature
+        elif signature is not None and self._form.name == "openai-chat":
+            made.raw["extra_content"] = {"google": {"thought_signature": signature}}
+        elif signature is not None and self._form.name == "pydantic-ai":
+            made.raw["provider_details"] = {"thought_signature": signature}
+
+    def _result(self, result: Result, call: Part) -> Part:
+        is_ok = result.outcome is Outcome.OK
+        words = result.content
+        if not words.strip():
+            words = NO_OUTPUT if is_ok else NO_REASON
+        made = self._form.answer(call, words, is_failed=not is_ok)
+        if is_ok and self._form.spec.matches_by_name:
+            self._form.refill(made, words)
+        elif self._form.name == "pydantic-ai":
+            made.raw["outcome"] = _OUTCOMES[result.outcome]
+        return made
+
+    def _write(self, turn: MessageTurn) -> None:
+        self.messages.append(self._form.build(turn))
+
+
+_OUTCOMES = {
+    Outcome.OK: "success",
+    Outcome.ERROR: "failed",
+    Outcome.CANCELLED: "interrupted",
+    Outcome.DENIED: "denied",
+    Outcome.UNKNOWN: "interrupted",
+}
+"""pydantic-ai's words for how a call ended."""
+
+
+def arguments_of(call: Call) -> tuple[Json, str]:
+    """Return a call's arguments as an object and as its text; what is no object travels inside one, whole."""
+    text = storable(call.arguments) or "{}"
+    if _depth_of(text) > ARGUMENTS_DEPTH_MAX:
+        return _raw(text)
+    try:
+        return _object(text), text
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        found = object_in_text(text)
+    if found is None or RAW in found:  # also what only Python's reader takes: NaN, half a character
+        return _raw(text)
+    return found, msgspec.json.encode(found).decode()
+
+
+def _withheld(part: Thinking) -> Part:
+    """Write a thought whose words only the provider has."""
+    raw = {"type": "redacted_thinking", "data": part.signature}
+    return Part(PartKind.THINKING, raw, body=None, signature=part.signature, is_new=True)
+
+
+def _raw(text: str) -> tuple[Json, str]:
+    found: Json = {RAW: text}
+    return found, msgspec.json.encode(found).decode()
+
+
+def _depth_of(text: str) -> int:
+    """Return how deep a JSON text is nested at most; brackets within strings count as well."""
+    if text.count("{") + text.count("[") <= ARGUMENTS_DEPTH_MAX:
+        return 0
+    depth = deepest = 0
+    for char in text:
+        if char in "{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "}]":
+            depth -= 1
+    return deepest
+
+
+def _is_of(reply: Reply, model: str) -> bool:
+    """Whether a reply is of this model; providers name the dated snapshot they asked."""
+    if reply.model == model:
+        return True
+    name = model.removesuffix("-latest").removesuffix("-0")  # claude-sonnet-4-0 is claude-sonnet-4-20250514
+    return bool(name) and reply.model.startswith(name) and _DATE(reply.model, len(name)) is not None
+
+
+def _in_words(reply: Reply) -> Reply:
+    """Tell of calls that ran upstream in words: nobody else has a part for what neither it nor we ran."""
+    if not any(isinstance(part, UpstreamCall) for part in reply.parts):
+        return reply
+    parts: list[ReplyPart] = []
+    last: ReplyPart | None = None
+    for part in reply.parts:
+        if isinstance(part, UpstreamCall):
+            words = words_of(part)
+            parts.append(Text(words if last is None else f"\n{words}"))
+        elif isinstance(part, Text) and isinstance(last, UpstreamCall):
+            parts.append(Text(f"\n{part.text}"))
+        else:
+            parts.append(part)
+        last = last if isinstance(part, Thinking | Call) else part
+    return replace(reply, parts=tuple(parts))
+
+
+def _only_words(parts: tuple[UserPart | ReplyPart, ...]) -> str:
+    """Return the text of a message that is one text, or nothing."""
+    first = parts[0] if len(parts) == 1 else None
+    return first.text if isinstance(first, Text) and not first.text.isspace() else ""
+
+
+def _is_blank(part: Text | File) -> bool:
+    return isinstance(part, Text) and not part.text.strip()

@@ -1,0 +1,50 @@
+"""Attachments: what a reply or a result may not carry is shown by the user behind it."""
+
+from __future__ import annotations
+
+from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, Value
+from midstream.history.repair.placeholders import ATTACHED, ATTACHED_BELOW
+from midstream.history.repair.shared_state import Task
+
+
+def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
+    """Take out of a turn's results, and out of a reply, what they may not carry; return it for a user's turn."""
+    taken: list[Part] = []
+    for place, part in enumerate(turn.parts):
+        if part.kind is PartKind.RESULT and not _may_carry(part, task):
+            words, media = task.form.pieces(part)
+            task.form.refill(part, words.strip() or ATTACHED_BELOW)
+            taken += media
+            turn.is_changed = True
+        elif (
+            part.kind is PartKind.MEDIA
+            and turn.role is Role.ASSISTANT
+            and not task.profile.replies_show_files
+        ):
+            taken.append(part)
+        else:
+            continue
+        task.report.tell("misplaced-file", turn.at, "shown behind it", part=place, call_id=_known(part.id))
+    if not taken:
+        return []
+    gone = {id(part) for part in taken}
+    task.drop(turn, gone)
+    return [task.form.text(ATTACHED, Role.USER), *taken]
+
+
+def _may_carry(result: Part, task: Task) -> bool:
+    """Whether a result may hold what it holds."""
+    allowed = task.profile.result_files
+    if allowed == "any" or (allowed == "unless-failed" and not result.failed):
+        return True
+    return not isinstance(result.body, list) or all(map(_is_words, result.body))
+
+
+def _is_words(block: Value) -> bool:
+    if isinstance(block, dict) and isinstance(block.get("type"), str):
+        return bool(block["type"].endswith("text"))
+    return isinstance(block, str) or (isinstance(block, dict) and block.keys() <= {"text", "json"})
+
+
+def _known(call_id: object) -> str | None:
+    return call_id if isinstance(call_id, str) else None

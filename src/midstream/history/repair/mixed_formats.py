@@ -1,0 +1,137 @@
+"""Foreign messages: one list, several providers' shapes, as a switch of providers in mid-session leaves it.
+
+A message that its own format cannot read is read by the format it has the shape of and written anew; one that has
+nobody's shape is kept as words. So nothing that was said is passed over because of the key it was said under.
+"""
+
+from __future__ import annotations
+
+from midstream.history.codecs.codec_spec import (
+    CodecSpec,
+    Format,
+    Json,
+    MessageTurn,
+    ResultPlacement,
+    Value,
+    as_words,
+    type_of,
+)
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.conversion import converted
+
+_BLOCKS = ("tool_use", "tool_result")
+_CONVERSE = frozenset({"toolUse", "toolResult", "reasoningContent"})
+_ITEMS = frozenset({"function_call", "function_call_output"})
+_PLAIN_KEYS = {"role", "content"}
+_ABOUT = frozenset(
+    {
+        "role",
+        "kind",
+        "type",
+        "id",
+        "uuid",
+        "name",
+        "tool_call_id",
+        "artifact",
+        "timestamp",
+        "created",
+        "created_at",
+        "model",
+        "model_name",
+    }
+    | {
+        "usage",
+        "status",
+        "stop_reason",
+        "finish_reason",
+        "run_id",
+        "conversation_id",
+        "session_id",
+        "metadata",
+    }
+    | {"additional_kwargs", "response_metadata", "usage_metadata", "invalid_tool_calls", "example", "lc"}
+    | {
+        "provider_name",
+        "provider_details",
+        "provider_response_id",
+        "provider_url",
+        "instructions",
+        "vendor_id",
+    }
+    | {"stop_sequence", "parent_id", "state", "index", "refusal", "annotations", "audio", "function_call"}
+)
+"""Keys that say something about a message and nothing in it."""
+
+
+def read_as_foreign(message: Json, at: int, form: Format) -> list[MessageTurn]:
+    """Read a message of another provider's shape; nothing where it is this format's own."""
+    other = shape_of(message, form)
+    if other is None:
+        return []
+    source = format_named(other)
+    found = converted([message], source, form)
+    turns = [form.parse(each, at) for each in found.messages]
+    if found.system is not None:
+        turns.append(form.parse({"role": "system", "content": found.system}, at))
+    for turn in turns:
+        turn.is_changed = True
+    return turns
+
+
+def shape_of(message: Json, form: Format) -> str | None:
+    """Name the format whose shape a message has, if it is not the one of its list."""
+    content, spec = message.get("content"), form.spec
+    has_content = spec.content_key == "content"
+    if has_content and message.keys() == _PLAIN_KEYS:
+        return _foreign_shape(message, content, spec)
+    if has_content and isinstance(message.get("parts"), list) and content is None:
+        return "pydantic-ai" if message.get("kind") in ("request", "response") else "gemini"
+    if not spec.has_tool_messages:
+        asks = isinstance(message.get("tool_calls"), list) and message["tool_calls"]
+        if asks or (message.get("role") == "tool" and "tool_call_id" in message):
+            return "openai-chat"
+    if form.layout is not ResultPlacement.FLAT and type_of(message) in _ITEMS:
+        return "openai-responses"
+    if not has_content and "parts" not in message and _has_role(message):
+        return _shape_of_content(content) or ("openai-chat" if content else None)
+    return _foreign_shape(message, content, spec)
+
+
+def _foreign_shape(message: Json, content: Value, spec: CodecSpec) -> str | None:
+    if type(content) is not list:
+        return None
+    shape = _shape_of_content(content)
+    is_own = shape is None or shape in spec.own_shapes
+    return None if is_own or not _has_role(message) else shape
+
+
+def _has_role(message: Json) -> bool:
+    return message.get("role") in ("user", "assistant", "system", "model")
+
+
+def _shape_of_content(content: Value) -> str | None:
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block, dict):
+            if block.get("type") in _BLOCKS:
+                return "anthropic"
+            if not _CONVERSE.isdisjoint(block):
+                return "bedrock"
+    return None
+
+
+def unread_words(message: Json, form: Format) -> str:
+    """The words of a message that hold none where its format looks for them."""
+    if form.layout is ResultPlacement.FLAT and "role" not in message:
+        return ""
+    inner = message.get("data") if isinstance(message.get("data"), dict) else message
+    assert isinstance(inner, dict)
+    key = form.spec.content_key
+    if inner.get(key) not in (None, "", []):
+        return ""
+    held = {
+        name: value
+        for name, value in inner.items()
+        if name not in _ABOUT and name != key and value and isinstance(value, str | list | dict)
+    }
+    only = next(iter(held.values())) if len(held) == 1 else held
+    return as_words(only) if held else ""

@@ -1,0 +1,392 @@
+"""Other answers to a broken history than repairing it: refuse it, leave out, or go back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from typing import Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.errors import HistoryRefusedError, UsageError
+from midstream.history.codecs.codec_spec import (
+    Format,
+    MessageTurn,
+    Part,
+    PartKind,
+    ResultPlacement,
+    Role,
+    Value,
+    as_json,
+    as_words,
+)
+from midstream.history.profiles import Profile
+from midstream.history.repair.mixed_formats import read_as_foreign, unread_words
+from midstream.history.repair.report import Edit, Finding, Repaired
+from midstream.history.repair.roles import with_known_role
+from midstream.history.repair.rules import REFUSALS
+from midstream.history.repair.shared_state import is_text
+from midstream.history.repair.walk import Thinking, repaired
+
+Mode = Literal["repair", "strict", "drop", "sanitize", "rollback"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+PASSES_MAX = 10
+"""Of `sanitize`, as in the original; two are nearly always enough."""
+RUN_KEYS = ("run_id",)
+"""Keys that bind a message to a run that has ended (pydantic-ai)."""
+
+
+class CallerKnowledge(Struct, frozen=True, kw_only=True):
+    """What the caller knows beside the messages."""
+
+    system: Value = None
+    model: str | None = None
+    thinking: Thinking = None
+    live_tail: bool = False
+    outcomes: dict[str, str] | None = None
+    prefill: bool = False
+    own: Container[int] = ()
+    """Places of messages whose system prompts and run ids belong to the request that is being sent."""
+    has_prompt: bool = False
+    """The list is a request on its way: its last message is the new prompt and stays."""
+
+
+Settle = Callable[..., Repaired]
+
+
+def require_mode(mode: str) -> None:
+    """Check the name of a mode.
+
+    Raises:
+        UsageError: There is none of this name; the message lists those there are.
+    """
+    if mode not in MODES:
+        raise UsageError(f"no mode is called {mode!r}; there are {', '.join(MODES)}")
+
+
+def repaired_as(
+    mode: Mode, messages: list[Value], form: Format, profile: Profile, given: CallerKnowledge | None = None
+) -> Repaired:
+    """Answer a history in one of the modes; return the same list where nothing is wrong.
+
+    Raises:
+        InvalidHistoryError: A message is no JSON value.
+        HistoryRefusedError: In mode `strict`, something would be refused.
+        UsageError: There is no such mode.
+    """
+    require_mode(mode)
+    given = given or CallerKnowledge()
+
+    settle = _settling(form, profile, given)
+    if mode == "sanitize":
+        return _sanitized_to_rest(messages, form, profile, given)
+    done = settle(messages)
+    if not done.edits or mode == "repair":
+        return done
+    if mode == "strict":
+        findings = [finding_of(edit) for edit in done.edits]
+        first = findings[0]
+        message = f"message {first.at}: {first.code}; {len(findings)} findings in all"
+        raise HistoryRefusedError(message, findings=findings)
+    if mode == "drop":
+        return _dropped(messages, form, settle, given)
+    return _rolled_back(messages, form, settle, given)
+
+
+def _settling(form: Format, profile: Profile, given: CallerKnowledge) -> Settle:
+    """Return the repair of a list that something may have been left out of."""
+
+    def settle(some: list[Value], *, is_whole: bool = True) -> Repaired:
+        return repaired(
+            some,
+            form,
+            profile,
+            system=given.system,
+            model=given.model,
+            thinking=given.thinking,
+            live_tail=given.live_tail and is_whole,
+            outcomes=given.outcomes,
+            prefill=given.prefill and is_whole,
+        )
+
+    return settle
+
+
+def finding_of(edit: Edit) -> Finding:
+    """Return what an edit found, with the rule it breaks."""
+    return Finding(edit.code, edit.at, REFUSALS[edit.code].rule, edit.part, edit.call_id)
+
+
+# --- go back --------------------------------------------------------------------------------------------------
+
+
+def _rolled_back(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
+    """Cut a history before the first thing a provider would refuse, at the end of a complete exchange.
+
+    The rest is the longest such beginning in which nothing is wrong; it is a new list of the same objects. The new
+    prompt of a request on its way stays behind it.
+    """
+    tail = messages[-1:] if given.has_prompt and _is_prompt(messages[-1], form) else []
+    last = end = len(messages) - len(tail)
+    rest = settle(messages)
+    while end and rest.edits:
+        end = min(*(edit.at for edit in rest.edits), end - 1)
+        rest = settle([*messages[:end], *tail], is_whole=False)
+    edits = tuple(
+        Edit("rolled-back", at, "cut off", lost=_words_in_message(messages[at], form))
+        for at in range(end, last)
+    )
+    return Repaired(rest.messages, rest.system, edits, rest.advice)
+
+
+def _is_prompt(message: Value, form: Format) -> bool:
+    turn = form.parse(message, 0) if isinstance(message, dict) else None
+    return turn is not None and turn.role is Role.USER and not _has_results(turn)
+
+
+# --- leave out ------------------------------------------------------------------------------------------------
+
+
+class _Entry(Struct, eq=False):
+    """One message, as far as it can be read."""
+
+    at: int
+    source: Value
+    turn: MessageTurn
+    """Without parts where the message is no object: that is left to the repair."""
+    is_foreign: bool = False
+
+    @property
+    def role(self) -> Role:
+        return self.turn.role
+
+    def of(self, kind: PartKind) -> list[Part]:
+        return [part for part in self.turn.parts if part.kind is kind]
+
+
+class _Filter:
+    """The messages of one history, and what is left out of them."""
+
+    def __init__(self, messages: list[Value], form: Format, code: str) -> None:
+        self.messages = messages
+        self.entries = list(_entries(messages, form))
+        self.edits: list[Edit] = []
+        self._form = form
+        self._code = code
+
+    def leave_out(self, entry: _Entry, what: str, parts: list[Part] | None = None) -> None:
+        """Leave out some parts of a message, or all of it."""
+        gone = entry.turn.parts if parts is None else parts
+        lost = "\n".join(filter(None, map(_words_of, gone)))
+        self.edits.append(Edit(self._code, entry.at, f"left out {what}", lost=lost))
+        taken = set(map(id, gone))
+        entry.turn.parts = [part for part in entry.turn.parts if id(part) not in taken]
+        entry.turn.is_changed = True
+
+    def unbind(self, entry: _Entry) -> None:
+        """Leave out the id of a run that has ended."""
+        if not isinstance(entry.source, dict):
+            return
+        bound = [str(entry.source[key]) for key in RUN_KEYS if entry.source.get(key)]
+        if not bound:
+            return
+        self.edits.append(Edit(self._code, entry.at, "left out the run id", lost="\n".join(bound)))
+        entry.source = {key: value for key, value in entry.source.items() if key not in RUN_KEYS}
+        entry.turn.source = entry.source
+
+    def finished(self, settle: Settle, *, is_whole: bool) -> Repaired:
+        """Repair what is left: `at` in its edits is the place in the list that was given."""
+        if not self.edits:
+            return settle(self.messages)
+        kept: list[Value] = []
+        places: list[int] = []
+        for entry in self.entries:
+            turn = entry.turn
+            if not turn.is_changed:
+                kept.append(entry.source)
+            elif turn.parts:
+                kept.append(self._form.build(turn))
+            else:
+                continue
+            places.append(entry.at)
+            if entry.is_foreign:
+                self.edits.append(Edit("foreign-message", entry.at, "written anew in this format"))
+        rest = settle(kept, is_whole=is_whole)
+        told = (replace(edit, at=places[edit.at]) if edit.at < len(places) else edit for edit in rest.edits)
+        edits = sorted((*self.edits, *told), key=lambda edit: edit.at)
+        return Repaired(rest.messages, rest.system, tuple(edits), rest.advice)
+
+
+def _entries(messages: list[Value], form: Format) -> Iterator[_Entry]:
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            yield _Entry(at, message, MessageTurn(Role.OTHER, [], message, at))
+        elif foreign := read_as_foreign(message, at, form):
+            for turn in foreign:
+                yield _Entry(at, turn.source, turn, is_foreign=True)
+        else:
+            turn = form.parse(with_known_role(message, form.spec), at)
+            turn.is_changed = False
+            yield _Entry(at, message, turn)
+
+
+def _dropped(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
+    """Leave out exchanges that are not complete: rustey-shelley's `filter_complete_exchanges`.
+
+    A reply with calls goes unless the next message has the results of all of them; results whose reply is gone go
+    with it. Everything else stays, every word of a user above all.
+    """
+    work = _Filter(messages, form, "dropped")
+    entries, is_flat = work.entries, form.layout is ResultPlacement.FLAT
+    end_of_list = len(entries)
+    here = 0
+    while here < end_of_list:
+        start = here
+        if entries[here].role is not Role.ASSISTANT:
+            here += 1
+            _leave_out_results(work, entries[start], set())
+            continue
+        here += 1
+        while is_flat and here < end_of_list and entries[here].role is Role.ASSISTANT:
+            here += 1  # one response is several items
+        replies = entries[start:here]
+        answers_from = here
+        while here < end_of_list and _is_answer(entries[here]):
+            here += 1
+        asked = [part for entry in replies for part in entry.of(PartKind.CALL)]
+        is_live = given.live_tail and here == end_of_list
+        if asked and not is_live and not _are_answered(asked, entries[answers_from:here]):
+            for entry in replies:
+                if entry.of(PartKind.CALL) or (is_flat and entry.of(PartKind.THINKING)):
+                    work.leave_out(entry, "a reply whose calls are not all answered in the next message")
+            asked = []
+        known = {_key(part) for part in asked}
+        for entry in entries[answers_from:here]:
+            _leave_out_results(work, entry, known)
+    return work.finished(settle, is_whole=True)
+
+
+def _leave_out_results(work: _Filter, entry: _Entry, known: set[str]) -> None:
+    results = [part for part in entry.of(PartKind.RESULT) if _key(part) not in known]
+    if results:
+        work.leave_out(entry, "a result without its call", results)
+
+
+def _are_answered(asked: list[Part], answers: list[_Entry]) -> bool:
+    told = Counter(_key(part) for entry in answers for part in entry.of(PartKind.RESULT))
+    return Counter(map(_key, asked)) <= told
+
+
+def _is_answer(entry: _Entry) -> bool:
+    return entry.role is not Role.ASSISTANT and _has_results(entry.turn)
+
+
+def _sanitized_to_rest(
+    messages: list[Value], form: Format, profile: Profile, given: CallerKnowledge
+) -> Repaired:
+    """Take the passes again until they find nothing: what a repair made of a stray result may be a request too many."""
+    done = _sanitized(messages, form, _settling(form, profile, given), given)
+    for _ in range(PASSES_MAX - 1):
+        if not done.edits:
+            break
+        places = _places_of(done.messages, messages)
+        own = {place for place, at in enumerate(places) if at in given.own}
+        later = replace(given, system=done.system, own=own)
+        again = _sanitized(done.messages, form, _settling(form, profile, later), later)
+        if not again.edits:
+            break
+        told = (replace(edit, at=places[edit.at] if edit.at < len(places) else 0) for edit in again.edits)
+        edits = sorted((*done.edits, *told), key=lambda edit: edit.at)
+        done = Repaired(again.messages, again.system, tuple(edits), again.advice)
+    return done
+
+
+def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
+    """Return where messages stood in the list that they come from; a new one counts as the one before it."""
+    known = {id(message): at for at, message in enumerate(origin)}
+    places: list[int] = []
+    for message in messages:
+        places.append(known.get(id(message), places[-1] if places else 0))
+    return places
+
+
+def _sanitized(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
+    """Make what an aborted run left ready for the next run: tunacode's passes.
+
+    Calls without a result go, by id, and results without a call; what their messages said stays. Then replies that
+    hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A request that holds
+    results is no such request: it belongs to a complete exchange.
+    """
+    work = _Filter(messages, form, "sanitized")
+    asked: set[str] = set()
+    answered: set[str] = set()
+    for entry in work.entries:
+        asked.update(map(_key, entry.of(PartKind.CALL)))
+        _leave_out_results(work, entry, asked)
+        answered.update(map(_key, entry.of(PartKind.RESULT)))
+    last = work.entries[-1] if work.entries else None
+    for entry in work.entries:
+        if entry.at not in given.own:
+            work.unbind(entry)
+            if systems := _systems_in(entry):
+                work.leave_out(entry, "a system prompt of an earlier run", systems)
+                continue
+        dangling = [part for part in entry.of(PartKind.CALL) if _key(part) not in answered]
+        if entry.role is not Role.ASSISTANT or (given.live_tail and entry is last):
+            continue
+        if dangling:
+            work.leave_out(entry, "a call without a result", dangling)
+        if not _says_anything(entry.turn) and not _holds_words(entry, form):
+            work.leave_out(entry, "a reply without anything")
+    before: _Entry | None = None
+    for entry in work.entries:
+        if entry.turn.is_changed and not entry.turn.parts:
+            continue
+        if _is_answer(entry) and all(part.kind is PartKind.RESULT for part in entry.turn.parts):
+            continue  # it belongs to its call, wherever it stands
+        is_request = entry.role is Role.USER and not _has_results(entry.turn)
+        if is_request and before is not None:
+            work.leave_out(before, "a request before another one")
+        before = entry if is_request else None
+    return work.finished(settle, is_whole=True)
+
+
+def _systems_in(entry: _Entry) -> list[Part]:
+    return entry.turn.parts if entry.role is Role.SYSTEM else entry.of(PartKind.SYSTEM)
+
+
+def _says_anything(turn: MessageTurn) -> bool:
+    return any(
+        part.kind is not PartKind.TEXT or is_text(part.body) or part.body is None for part in turn.parts
+    )
+
+
+def _holds_words(entry: _Entry, form: Format) -> bool:
+    """Whether a message says something where its format does not look for it."""
+    source = entry.source
+    return not entry.turn.is_changed and isinstance(source, dict) and bool(unread_words(source, form))
+
+
+def _key(part: Part) -> str:
+    """What a call and its result have in common: the id, or the tool's name where there are no ids."""
+    return f"name {part.name}" if part.is_by_name else f"id {part.id}"
+
+
+def _has_results(turn: MessageTurn) -> bool:
+    return any(part.kind is PartKind.RESULT for part in turn.parts)
+
+
+def _words_in_message(message: Value, form: Format) -> str:
+    turn = form.parse(message, 0) if isinstance(message, dict) else None
+    return "\n".join(filter(None, map(_words_of, turn.parts))) if turn else as_words(message)
+
+
+def _words_of(part: Part) -> str:
+    """What a part says, as text: words, a call with its arguments, a result's content."""
+    if part.kind in (PartKind.CALL, PartKind.HOSTED_CALL):
+        return f"{part.name}({as_words(part.body)})"
+    if part.kind in (PartKind.TEXT, PartKind.THINKING, PartKind.SYSTEM, PartKind.RESULT):
+        return as_words(part.body)
+    return as_json(part.raw)

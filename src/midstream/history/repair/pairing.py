@@ -1,0 +1,390 @@
+"""Pairing: one ordered walk in which a call arms its id and a result consumes it.
+
+Ids are unique only while a call is open: providers give every call one constant id, or start again at zero
+with each reply. So a result belongs to the latest reply that still waits for this id, and in it to the first
+call that does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cached_property
+
+from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, Value
+from midstream.history.repair.shared_state import Task, stands_in
+
+Key = str | tuple[str, str]
+"""The id of a call and its result, or that there is none and the tool's name."""
+Waiting = list[Part] | deque[Part]
+"""The calls of one reply that wait for one id: almost always one, and a deque is a costly thing to hold one."""
+
+_COPY_DISTANCE_MAX = 8
+"""In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
+
+
+class Pairing:
+    """The walk's memory: which calls wait for which id."""
+
+    def __init__(self, turns: list[MessageTurn], task: Task) -> None:
+        self.turns = turns
+        self.task = task
+        self.goes_by_name = task.form.spec.matches_by_name
+        self.calls: list[Part] = []
+        self.waiting: dict[Key, list[Waiting]] = {}
+        """Per id, the replies with calls that wait for it, the latest last."""
+        self.done: dict[Key, Part] = {}
+        """Per id, the call that was answered last."""
+        self.by_item: dict[Value, Part] = {}
+        """Calls by the provider's item id, which some put where the call id belongs."""
+        self.strays: list[tuple[int, bool, Part]] = []
+        """Results nobody waited for: the reply before them, whether words came between, the result."""
+        self.copies: set[int] = set()
+        self.named: dict[str, deque[Part]] = {}
+        """Calls of the present reply that have an id, by name: Gemini's responses may lack theirs."""
+        self.named_reply = -1
+        self.thinking: dict[int, bool] = {}
+        """By a turn's identity, whether it thinks."""
+        self.forgotten: set[int] = set()
+        """Calls that turned out to be the copy of a later one."""
+
+    def run(self) -> list[MessageTurn]:
+        """Give each result its call (`owner`) and each call its results (`answers`)."""
+        reply, is_replying, is_near = 0, False, True
+        for number, turn in enumerate(self.turns):
+            role = turn.role
+            if role is Role.ASSISTANT:
+                if not self.task.is_flat or not is_replying:
+                    reply += 1
+                is_replying = is_near = True
+            elif role is not Role.SYSTEM:
+                is_replying = False
+            turn.reply = reply
+            for part in turn.parts:
+                part.turn = number
+                if part.kind is PartKind.CALL:
+                    part.reply = reply
+                    self._arm(part, turn)
+                elif part.kind is PartKind.RESULT:
+                    self._consume(part, reply, is_near=is_near)
+                elif role is Role.USER:
+                    is_near = False
+        if self.forgotten:
+            self.calls = [call for call in self.calls if id(call) not in self.forgotten]
+        self._find_early()
+        self._find_replaced()
+        self._relink()
+        self._settle_repeats()
+        return self._without_copies()
+
+    def _has_no_id(self, result: Part) -> bool:
+        """Whether a result may be found by the tool's name; Gemini's may have an id that its call lacks."""
+        return result.is_by_name or (self.goes_by_name and _key(result) not in self.borne)
+
+    def _find_replaced(self) -> None:
+        """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
+        if not any(self._has_no_id(result) for _, _, result in self.strays):
+            return
+        stood: dict[str, deque[Part]] = {}
+        for call in sorted(self.calls, key=lambda call: call.turn):
+            if call.is_by_name and call.answers is not None and _is_open(call):
+                stood.setdefault(call.name, deque()).append(call)
+        waiting: dict[str, list[deque[Part]]] = {}
+        left: list[tuple[int, bool, Part]] = []
+        for stray in self.strays:
+            reply, _, result = stray
+            calls = stood.get(result.name, deque())
+            replies = waiting.setdefault(result.name, [])
+            while calls and calls[0].reply <= reply:
+                call = calls.popleft()
+                if replies and replies[-1][0].reply == call.reply:
+                    replies[-1].append(call)
+                else:
+                    replies.append(deque([call]))
+            if not replies or not self._has_no_id(result):
+                left.append(stray)
+                continue
+            self._give(replies[-1].popleft(), result)
+            if not replies[-1]:
+                replies.pop()
+        self.strays = left
+
+    def _arm(self, call: Part, turn: MessageTurn) -> None:
+        key = _key(call)
+        replies = self.waiting.get(key)
+        if replies is None:
+            self.waiting[key] = [[call]]
+        elif not self._arm_again(call, turn, replies):
+            return
+        self.calls.append(call)
+        if self.goes_by_name and not call.is_by_name:
+            if self.named_reply != call.reply:
+                self.named, self.named_reply = {}, call.reply
+            self.named.setdefault(call.name, deque()).append(call)
+        if isinstance(call.raw, dict) and isinstance(item := call.raw.get("id"), str) and item != call.id:
+            self.by_item[item] = call
+
+    def _arm_again(self, call: Part, turn: MessageTurn, replies: list[Waiting]) -> bool:
+        """Arm an id that had calls before; false if the last of them waits and this is its copy."""
+        if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
+            if not self._thinks_more(turn, replies[-1][-1]):
+                self.copies.add(id(call))
+                return False
+            self._forget(replies)
+        if replies and replies[-1][0].reply == call.reply:
+            if len(replies[-1]) == 1:
+                replies[-1] = deque(replies[-1])
+            replies[-1].append(call)
+        else:
+            replies.append([call])
+        return True
+
+    def _is_copy(self, call: Part, other: Part, turn: MessageTurn) -> bool:
+        """Whether a call was written twice: the same in all, with only replies between."""
+        if call.name != other.name or call.body != other.body:
+            return False
+        if call.turn - other.turn > _COPY_DISTANCE_MAX:
+            return False
+        between = self.turns[other.turn + 1 : call.turn]
+        if any(earlier.role is not Role.ASSISTANT for earlier in between):
+            return False
+        how = "dropped the copy"
+        self.task.report.tell("repeated-call", turn.at, how, call_id=call.id)
+        return True
+
+    def _thinks_more(self, turn: MessageTurn, other: Part) -> bool:
+        """Whether this reply has the signed thinking that its copy before it lost: then that one goes."""
+        if not self.task.profile.is_thinking_signed or not self._thinks(turn):
+            return False
+        before = self.turns[other.turn]
+        return before is not turn and not self._thinks(before)
+
+    def _thinks(self, turn: MessageTurn) -> bool:
+        """Whether a turn holds thinking; what was not signed is gone already. Asked once for each of its calls."""
+        known = self.thinking.get(id(turn))
+        if known is None:
+            known = turn.has(PartKind.THINKING)
+            self.thinking[id(turn)] = known
+        return known
+
+    def _forget(self, replies: list[Waiting]) -> None:
+        """Take the call that was armed last for this id for the copy."""
+        other = replies[-1].pop()
+        if not replies[-1]:
+            replies.pop()
+        self.copies.add(id(other))
+        self.forgotten.add(id(other))
+
+    def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
+        key = _key(result)
+        call = self._waiting_for(key)
+        if call is not None:
+            self._give(call, result)
+            return
+        if self.goes_by_name:
+            call = self._waiting_by_name(result)
+        if call is None and isinstance(result.id, str) and not result.is_by_name:
+            call = self.by_item.get(result.id)
+            if call is not None:
+                self._take(call)
+                place = self.turns[result.turn].at
+                self.task.report.tell(
+                    "foreign-result-id", place, "linked by the item's id", call_id=result.id
+                )
+        if call is None:
+            earlier = self.done.get(key)
+            if earlier is None or result.is_by_name:
+                self.strays.append((reply, is_near, result))
+                return
+            call = earlier
+        self._give(call, result)
+
+    def _waiting_for(self, key: Key) -> Part | None:
+        replies = self.waiting.get(key)
+        if not replies:
+            return None
+        calls = replies[-1]
+        call = _first(calls)
+        if not calls:
+            replies.pop()
+        return call
+
+    def _waiting_by_name(self, result: Part) -> Part | None:
+        """Find a call of the present reply when only one side has an id."""
+        if not result.is_by_name:
+            return None if _key(result) in self.borne else self._waiting_for(("name", result.name))
+        calls = self.named.get(result.name)
+        while calls:
+            call = calls.popleft()
+            if call.answers is None:
+                self._take(call)
+                return call
+        return None
+
+    @cached_property
+    def borne(self) -> set[Value]:
+        """The ids that calls have, anywhere: a result with one of them belongs to no call without an id."""
+        parts = (part for turn in self.turns for part in turn.parts)
+        return {part.id for part in parts if part.kind is PartKind.CALL and isinstance(part.id, str)}
+
+    def _take(self, call: Part) -> None:
+        """A call is answered by another way than its id: it waits no longer."""
+        replies = self.waiting.get(_key(call), [])
+        for place in range(len(replies) - 1, -1, -1):
+            if call in replies[place]:
+                replies[place].remove(call)
+                if not replies[place]:
+                    del replies[place]
+                return
+
+    def _give(self, call: Part, result: Part) -> None:
+        result.owner, result.reply = id(call), call.reply
+        if call.answers is None:
+            call.answers = [result]
+        else:
+            call.answers.append(result)
+        self.done[_key(call)] = call
+
+    def _find_early(self) -> None:
+        """A result that came before its call answers it, if nothing else does."""
+        left: list[tuple[int, bool, Part]] = []
+        for reply, is_near, result in self.strays:
+            replies = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
+            if replies and replies[0][0].turn > result.turn:
+                call = _first(replies[0])
+                if not replies[0]:
+                    del replies[0]
+                self._give(call, result)
+            else:
+                left.append((reply, is_near, result))
+        self.strays = left
+
+    def _relink(self) -> None:
+        """A result under a foreign id answers the one call of the reply before it that is still open."""
+        if not self.strays:
+            return
+        open_calls: dict[int, list[Part]] = {}
+        for call in self.calls:
+            if _is_open(call):
+                open_calls.setdefault(call.reply, []).append(call)
+        near: dict[int, list[Part]] = {}
+        far: dict[int, list[Part]] = {}
+        for reply, is_near, result in self.strays:
+            (near if is_near else far).setdefault(reply, []).append(result)
+        for reply, results in (far | near).items():
+            calls = open_calls.get(reply, [])
+            named = [result for result in results if result.id]
+            if len(calls) == len(results) and (len(calls) == 1 or not named):
+                for call, result in zip(calls, results, strict=True):
+                    self._link(call, result)
+            elif calls:
+                self._relink_by_name(calls, results)
+
+    def _relink_by_name(self, calls: list[Part], results: list[Part]) -> None:
+        """Where several are open, a tool's name that stands once on each side decides."""
+        by_name: dict[str, list[Part]] = {}
+        for call in calls:
+            by_name.setdefault(call.name, []).append(call)
+        answers: dict[str, list[Part]] = {}
+        for result in results:
+            answers.setdefault(result.name, []).append(result)
+        for name, mine in answers.items():
+            if name and len(mine) == len(by_name.get(name, [])) == 1:
+                self._link(by_name[name][0], mine[0])
+
+    def _link(self, call: Part, result: Part) -> None:
+        self._give(call, result)
+        self.task.report.tell(
+            "foreign-result-id",
+            self.turns[result.turn].at,
+            "linked to the open call",
+            call_id=result.id,
+        )
+
+    def _settle_repeats(self) -> None:
+        """Of several results of one call keep one: copies go, others are joined to it or become words."""
+        for call in self.calls:
+            if call.answers is None or len(call.answers) == 1:
+                continue
+            first, *others = call.answers
+            joined: list[Part] = []
+            for other in others:
+                first = self._settled(call, first, other, joined)
+            self._join([first, *joined])
+            call.answers = [first]
+
+    def _join(self, results: list[Part]) -> None:
+        """Join results to the first, neighbours by neighbours: thousands of them stay near linear."""
+        while len(results) > 1:
+            for place in range(0, len(results) - 1, 2):
+                self.task.form.join(results[place], results[place + 1])
+            results = results[::2]
+
+    def _settled(self, call: Part, first: Part, other: Part, joined: list[Part]) -> Part:
+        report = self.task.report
+        place = self.turns[other.turn]
+        if other.turn != first.turn and not (
+            stands_in(first) or stands_in(other) or first.body == other.body
+        ):
+            other.owner, other.is_second = 0, True  # joining would change what came before it
+            return first
+        self.copies.add(id(other))
+        if stands_in(other) or first.body == other.body:
+            report.tell("repeated-result", place.at, "dropped the copy", call_id=call.id)
+            return first
+        if stands_in(first):
+            self.copies.add(id(first))
+            self.copies.discard(id(other))
+            report.tell("late-result", place.at, "put in the place of its stand-in", call_id=call.id)
+            return other
+        joined.append(other)
+        self.turns[first.turn].is_changed = True
+        report.tell("repeated-result", place.at, "joined with the first", call_id=call.id)
+        return first
+
+    def _without_copies(self) -> list[MessageTurn]:
+        if not self.copies:
+            return self.turns
+        kept: list[MessageTurn] = []
+        for turn in self.turns:
+            size = len(turn.parts)
+            parts = [part for part in turn.parts if id(part) not in self.copies]
+            if len(parts) != size:
+                is_copied_reply = kept and not _asks(parts) and _is_copy_of(turn, kept[-1])
+                if not parts or is_copied_reply or not _says(parts):
+                    continue
+                turn.parts, turn.is_changed = parts, True
+            kept.append(turn)
+        return kept
+
+
+def _first(calls: Waiting) -> Part:
+    """Take out the call that waits longest."""
+    return calls.pop(0) if isinstance(calls, list) else calls.popleft()
+
+
+def _asks(parts: list[Part]) -> bool:
+    """Whether a call is left: one without an id is never taken for a copy, and may have a result."""
+    return any(part.kind is PartKind.CALL for part in parts)
+
+
+def _is_copy_of(turn: MessageTurn, before: MessageTurn) -> bool:
+    """Whether this reply was written twice; two pieces of one message are no copies."""
+    is_other = turn.source is not before.source
+    return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
+
+
+def _says(parts: list[Part]) -> bool:
+    """Whether there is more than thinking."""
+    return any(part.kind is not PartKind.THINKING for part in parts)
+
+
+def _is_open(call: Part) -> bool:
+    """Whether a call has no result, or only what stands in for one."""
+    return call.answers is None or all(map(stands_in, call.answers))
+
+
+def _key(part: Part) -> Key:
+    if part.is_by_name:
+        return ("name", part.name)
+    call_id = part.id
+    return call_id if isinstance(call_id, str) else repr(call_id)

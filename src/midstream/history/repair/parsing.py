@@ -1,0 +1,143 @@
+"""Reading: from any list to turns, with everything that can never be sent (lone surrogates) made sendable."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.errors import InvalidHistoryError
+from midstream.history.codecs.codec_spec import Json, MessageTurn, Role, Value, as_json
+from midstream.history.repair.mixed_formats import read_as_foreign, unread_words
+from midstream.history.repair.roles import with_known_role
+from midstream.history.repair.shared_state import Task
+
+DEPTH_MAX = 200
+"""Levels of nesting in one message: deeper ones overflow the stack of JSON readers everywhere."""
+
+
+def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value]:
+    """Return the list with every lone surrogate replaced; the same list where there is none.
+
+    Args:
+        messages: All of them, or a piece of the list.
+        task: What is told goes into its report.
+        first: The number of the first of them.
+
+    Raises:
+        InvalidHistoryError: A message is no JSON: cyclic, too deep or holding other objects.
+    """
+    if _is_json(messages):
+        return messages
+    clean: list[Value] = []
+    for at, message in enumerate(messages, first):
+        if _is_json(message):
+            clean.append(message)
+            continue
+        try:
+            clean.append(_mended(message, DEPTH_MAX))
+            msgspec.json.encode(clean[-1])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidHistoryError(f"message {at} is no JSON value: {type(error).__name__}") from error
+        task.report.tell("lone-surrogate", at, "replaced by U+FFFD")
+    return clean
+
+
+def turns_of(messages: list[Value], task: Task) -> list[MessageTurn]:
+    """Read every message; what is no message at all becomes a user's words."""
+    turns: list[MessageTurn] = []
+    if messages and isinstance(messages[-1], dict) and messages[-1]:
+        task.form.parse(
+            messages[-1], len(messages) - 1
+        )  # LangChain writes new ones in the shape of the first it read
+    for at, message in enumerate(messages):
+        if isinstance(message, dict) and message:
+            turns += _read(message, at, task)
+        elif message in (None, "", [], {}):
+            task.report.tell("not-a-message", at, "dropped: it is empty")
+        else:
+            words = message if isinstance(message, str) else as_json(message)
+            turn = task.turn_of(Role.USER, words)
+            turn.at = at
+            turns.append(turn)
+            task.report.tell("not-a-message", at, "kept as a user's words")
+    return turns
+
+
+def _read(message: Json, at: int, task: Task) -> list[MessageTurn]:
+    """Read one message of this format, of another one, or of none."""
+    foreign = read_as_foreign(message, at, task.form)
+    if foreign:
+        task.report.tell("foreign-message", at, "written anew in this format")
+        return foreign
+    named = with_known_role(message, task.form.spec)
+    turn = task.form.parse(named, at)
+    if turn.is_changed or _has_new(turn):
+        turn.is_changed = True
+        task.report.tell("content-shape", at, "wrapped the content in a list")
+    if named is not message:
+        turn.is_changed = True
+        task.report.tell("unknown-role", at, "read as the one it resembles")
+    if turn.role is Role.TOOL:
+        result = turn.parts[0]
+        if result.body is None and not task.is_flat and (words := unread_words(named, task.form)):
+            task.form.refill(result, words)
+            turn.is_changed = True
+            task.report.tell("content-shape", at, "kept what it holds as words")
+    elif not turn.parts and (words := unread_words(named, task.form)):
+        if turn.role is Role.OTHER:
+            turn.role = Role.USER  # no new message can be written for a role that nobody knows
+        turn.parts, turn.source, turn.is_changed = [task.form.text(words, turn.role)], None, True
+        task.report.tell("content-shape", at, "kept what it holds as words")
+    return [turn]
+
+
+def _has_new(turn: MessageTurn) -> bool:
+    for part in turn.parts:  # noqa: SIM110 - called for each turn: `any` takes three times as long
+        if part.is_new:
+            return True
+    return False
+
+
+def _is_json(value: Value) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (UnicodeEncodeError, TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def has_surrogates(value: Value, depth: int = DEPTH_MAX) -> bool:
+    """Whether any text in a value holds half a character."""
+    if isinstance(value, str):
+        return mended_text(value) is not value
+    if depth and isinstance(value, dict):
+        return any(has_surrogates(k, depth - 1) or has_surrogates(v, depth - 1) for k, v in value.items())
+    return bool(depth) and isinstance(value, list) and any(has_surrogates(item, depth - 1) for item in value)
+
+
+def mended_text(text: str) -> str:
+    """Join surrogates that form a pair, replace the others; the same text where there is none."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _mended(value: Value, depth: int) -> Value:
+    """Copy a value with its texts mended; signed thinking whose text changes loses its signature."""
+    if depth == 0:
+        raise RecursionError("too deep")
+    if isinstance(value, str):
+        return mended_text(value)
+    if isinstance(value, dict):
+        mended = {_mended(key, depth): _mended(item, depth - 1) for key, item in value.items()}
+        if value.get("thinking") != mended.get("thinking") and "signature" in mended:
+            mended["signature"] = ""
+        elif value.get("text") != mended.get("text"):
+            mended.pop("signature", None)  # Bedrock's: thinking without one is fine to models that sign none
+        return mended
+    if isinstance(value, list | tuple):
+        return [_mended(item, depth - 1) for item in value]
+    return value

@@ -1,0 +1,55 @@
+"""Retries: a reply with calls that was written again together with its results, as it stood."""
+
+from __future__ import annotations
+
+from midstream.history.codecs.codec_spec import MessageTurn, PartKind, Role
+from midstream.history.repair.shared_state import Task, is_silent
+
+
+def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+    """Leave out an exact copy of an exchange directly behind it, where ids are unique over the list.
+
+    Elsewhere such a copy is accepted. What is not the same in every byte is no copy: its calls get new ids.
+    """
+    if task.profile.ids_are_unique != "list" or _are_distinct(turns):
+        return turns
+    kept: list[MessageTurn] = []
+    before: list[MessageTurn] = []
+    here = 0
+    while here < len(turns):
+        end = _end_of_exchange(turns, here)
+        exchange = turns[here:end]
+        if end > here + 1 and before and _are_equal(exchange, before):
+            task.report.tell("repeated-exchange", max(exchange[0].at, 0), "dropped the copy")
+            here = end
+            continue
+        kept += exchange
+        before = exchange
+        here = end
+    return turns if len(kept) == len(turns) else kept
+
+
+def _are_distinct(turns: list[MessageTurn]) -> bool:
+    """Whether no two calls have the same id: then none is a copy."""
+    ids = [part.id for turn in turns for part in turn.parts if part.kind is PartKind.CALL]
+    return all(type(each) is str for each in ids) and len(set(ids)) == len(ids)
+
+
+def _end_of_exchange(turns: list[MessageTurn], here: int) -> int:
+    """Return where the exchange that begins here ends; one turn, where none does."""
+    end = here
+    if turns[here].role is not Role.ASSISTANT:
+        return here + 1
+    while end < len(turns) and turns[end].role is Role.ASSISTANT and is_silent(turns[end]):
+        end += 1
+    answers = end
+    while here < end < len(turns) and turns[end].role is not Role.ASSISTANT and is_silent(turns[end]):
+        end += 1
+    return end if end > answers else here + 1
+
+
+def _are_equal(exchange: list[MessageTurn], before: list[MessageTurn]) -> bool:
+    return len(exchange) == len(before) and all(
+        turn.source is not None and not turn.is_changed and turn.source == other.source
+        for turn, other in zip(exchange, before, strict=True)
+    )

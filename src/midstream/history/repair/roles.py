@@ -1,0 +1,83 @@
+"""Roles: who speaks where a message names nobody, or somebody its provider does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.history.codecs.codec_spec import CodecSpec, Json, as_words, type_of
+
+_ASSISTANTS = frozenset({"assistant", "ai", "model", "bot", "agent", "response", "aimessage"})
+_SYSTEMS = frozenset({"system", "developer", "systemmessage"})
+_REPLY_FIELDS = ("tool_calls", "function_call", "reasoning_content", "refusal")
+_REPLY_BLOCKS = frozenset({"tool_use", "thinking", "redacted_thinking", "server_tool_use", "output_text"})
+_REPLY_KEYS = frozenset({"toolUse", "reasoningContent", "functionCall", "function_call"})
+_REPLY_PARTS = frozenset({"text", "thinking", "tool-call", "builtin-tool-call", "builtin-tool-return"})
+
+
+_REQUEST_BLOCKS = frozenset({"tool_result", "input_text", "input_image", "input_file"})
+_REQUEST_KEYS = frozenset({"toolResult", "functionResponse", "function_response"})
+_REQUEST_PARTS = frozenset({"user-prompt", "system-prompt", "tool-return", "retry-prompt"})
+
+
+def with_known_role(message: Json, spec: CodecSpec) -> Json:
+    """Return the message with a role its provider knows; the same message where it has one."""
+    if spec.typed is not None:
+        message = spec.typed(message)
+        if not spec.roles or message.get("type", "message") != "message":
+            return message
+    role = message.get(spec.role_key)
+    if isinstance(role, str) and role in spec.roles and not _is_misnamed(message, role):
+        return message
+    guess = _guess(message, str(role).lower(), spec)
+    return message if role == guess else {**message, spec.role_key: guess}
+
+
+def _is_misnamed(message: Json, role: str) -> bool:
+    """Whether this asks for tools or thinks, as only replies do, or answers a call by its id, as only tools do."""
+    if message.get("tool_calls") and "tool_call_id" not in message:
+        return role != "assistant"
+    if role in _SYSTEMS:
+        return _has_reply_part(message)
+    return role == "function" and "tool_call_id" in message
+
+
+def _guess(message: Json, role: str, spec: CodecSpec) -> str:
+    """Say who must have said this: by what only one side can say, else by what the role resembles."""
+    has_tools = spec.has_tool_messages
+    if has_tools and "tool_call_id" in message:
+        return "tool"
+    is_reply = has_tools and any(message.get(field) for field in _REPLY_FIELDS)
+    is_reply = is_reply or _has_reply_part(message)
+    if role in _SYSTEMS and spec.system_role and not is_reply:
+        return spec.system_role
+    if _has_request_part(message):
+        is_reply = False
+    elif not is_reply:
+        is_reply = role in _ASSISTANTS
+    return spec.reply_role if is_reply else spec.user_role
+
+
+def _has_request_part(message: Json) -> bool:
+    parts: Any = message.get("content", message.get("parts"))
+    return isinstance(parts, list) and any(
+        isinstance(part, dict)
+        and (
+            type_of(part) in _REQUEST_BLOCKS
+            or as_words(part.get("part_kind")) in _REQUEST_PARTS
+            or part.keys() & _REQUEST_KEYS
+        )
+        for part in parts
+    )
+
+
+def _has_reply_part(message: Json) -> bool:
+    parts: Any = message.get("content", message.get("parts"))
+    return isinstance(parts, list) and any(
+        isinstance(part, dict)
+        and (
+            type_of(part) in _REPLY_BLOCKS
+            or as_words(part.get("part_kind")) in _REPLY_PARTS
+            or part.keys() & _REPLY_KEYS
+        )
+        for part in parts
+    )

@@ -1,0 +1,80 @@
+"""What the steps of one repair share."""
+
+from __future__ import annotations
+
+from midstream.history.codecs.codec_spec import (
+    Format,
+    MessageTurn,
+    Part,
+    PartKind,
+    ResultPlacement,
+    Role,
+    Value,
+)
+from midstream.history.profiles import Profile
+from midstream.history.repair.placeholders import ANSWERS
+from midstream.history.repair.report import EditLog
+
+
+class Task:
+    """One repair: how to read and write, what is accepted, what was found so far."""
+
+    def __init__(
+        self,
+        *,
+        form: Format,
+        profile: Profile,
+        is_live: bool = False,
+        model: str | None = None,
+        outcomes: dict[str, str] | None = None,
+        is_prefill: bool = False,
+    ) -> None:
+        self.form = form
+        self.profile = profile
+        self.is_live = is_live
+        self.model = model
+        self.outcomes = outcomes or {}
+        self.is_prefill = is_prefill
+        """Whether the last reply is one that the model is to continue."""
+        self.odd_signatures: frozenset[str] = frozenset()
+        self.report = EditLog()
+        self.is_grouped = form.layout is ResultPlacement.GROUPED
+        self.is_flat = form.layout is ResultPlacement.FLAT
+
+    def turn_of(self, role: Role, words: str) -> MessageTurn:
+        """Make a new turn of one text."""
+        return MessageTurn(role, [self.form.text(words, role)], is_changed=True)
+
+    def drop(self, turn: MessageTurn, gone: set[int]) -> None:
+        """Take parts (by identity) out of a turn."""
+        turn.parts = [part for part in turn.parts if id(part) not in gone]
+        turn.is_changed = True
+
+
+def is_silent(turn: MessageTurn) -> bool:
+    """Whether a turn is part of the talk with tools and not of that between user and assistant."""
+    if turn.role is Role.TOOL:
+        return True
+    if turn.role is Role.ASSISTANT:
+        return turn.has_calls
+    return bool(turn.parts) and turn.has_only(PartKind.RESULT)
+
+
+def words_in(part: Part) -> str:
+    """The words of a text or thinking part, or nothing."""
+    return part.body if isinstance(part.body, str) else ""
+
+
+def is_text(value: Value) -> bool:
+    """Whether a value is a text that says something."""
+    return isinstance(value, str) and bool(value.strip())
+
+
+def stands_in(result: Part) -> bool:
+    """Whether a result is only what a repair wrote in place of one."""
+    body = result.body
+    if isinstance(body, dict):
+        body = body.get("error")
+    elif isinstance(body, list) and len(body) == 1 and isinstance(body[0], dict):
+        body = body[0].get("text")
+    return isinstance(body, str) and body in ANSWERS

@@ -1,0 +1,217 @@
+"""System prompts: where the profile wants them, each said once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from midstream.history.codecs.codec_spec import (
+    Json,
+    MessageTurn,
+    Part,
+    PartKind,
+    Role,
+    Value,
+    as_words,
+    both_words,
+)
+from midstream.history.repair.placeholders import SYSTEM_NOTE
+from midstream.history.repair.shared_state import Task
+from midstream.history.repair.tidy import is_refused_empty
+
+
+def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[list[MessageTurn], Value]:
+    """Move, merge or mark the system prompts in a list; return it with the system parameter.
+
+    Before the first other message they go to the top (or into the parameter); later ones stay where they
+    were said, as marked words of the user: their place matters, and the prefix before them stays cached.
+    """
+    profile = task.profile
+    if not profile.repeats_system:
+        _drop_copies(turns, task)
+    if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
+        return turns, system
+    said = {words_of_system(system)} if system is not None else set()
+    kept: list[MessageTurn] = []
+    added: list[str] = []
+    is_top, has_first, heard = True, False, 0
+    for turn in turns:
+        if turn.role is not Role.SYSTEM:
+            is_top = is_top and not turn.parts and is_refused_empty(turn, task)
+            kept.append(turn)
+            continue
+        words = _words(turn.parts)
+        if words not in said:
+            said.update(note for before in kept[heard:] for note in _notes(before))
+            heard = len(kept)
+        if not words.strip() or (words in said and profile.system != "after-user"):
+            task.report.tell(
+                "repeated-system" if words.strip() else "empty-message", turn.at, "dropped the copy"
+            )
+        elif is_top and profile.system == "apart":
+            added.append(words)
+            task.report.tell("system-in-list", turn.at, "moved into the system parameter")
+        elif is_top and not has_first:
+            kept.insert(0, turn)
+            has_first = True
+        elif profile.system == "after-user" and _may_stand(kept):
+            kept.append(turn)
+        elif not is_top and _takes_later(task):
+            kept.append(turn)  # if it stands well in the end: `settle_systems`
+        else:
+            kept.append(_noted(turn, words, task))
+        said.add(words)
+    if added:
+        system = with_words(system, "\n\n".join(added), task.form.spec.write_system)
+    return kept, system
+
+
+def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+    """The same for pydantic-ai, whose system prompts are parts of requests.
+
+    It writes them into the parameter itself where there is one, so that only the other profiles concern us.
+    A request of nothing but system prompts at the top of the list is no user's turn. Wants tidied turns: what
+    stands before a system prompt decides, and some of it goes.
+    """
+    if task.form.spec.system != "parts":
+        return turns
+    if task.profile.system in ("after-user", "first"):
+        before: Role | None = None
+        said: set[str] = set()
+        for turn in turns:
+            if turn.role is Role.USER:
+                before = _noted_parts(turn, before, said, task)
+            else:
+                before = Role.ASSISTANT
+        turns = [turn for turn in turns if turn.parts]
+    for turn in turns:
+        is_request = turn.role is Role.USER and bool(turn.parts)
+        if not is_request or any(part.kind is not PartKind.SYSTEM for part in turn.parts):
+            break
+        turn.role = Role.SYSTEM
+    return turns
+
+
+def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: Task) -> Role | None:
+    """Mark the system prompts of a request that may not stand where they do; return who spoke last."""
+    is_first = task.profile.system == "first"
+    parts: list[Part] = []
+    for place, part in enumerate(turn.parts):
+        if part.kind is not PartKind.SYSTEM:
+            before = Role.TOOL if part.kind is PartKind.RESULT else Role.USER
+            parts.append(part)
+            continue
+        words = as_words(part.body)
+        may_stand = before is None or (before in (Role.USER, Role.SYSTEM) and not is_first)
+        if may_stand:
+            parts.append(part)
+            before = Role.SYSTEM
+        elif not words.strip() or (words in said and is_first):
+            code = "repeated-system" if words.strip() else "blank-text"
+            task.report.tell(code, turn.at, "dropped the copy" if words.strip() else "dropped", part=place)
+        else:
+            parts.append(task.form.text(f"{SYSTEM_NOTE} {words}", Role.USER))
+            task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
+            before = Role.USER
+        said.add(words)
+    if list(map(id, parts)) != list(map(id, turn.parts)):
+        turn.parts, turn.is_changed = parts, True
+    if not parts:
+        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+    return before
+
+
+def _notes(turn: MessageTurn) -> list[str]:
+    """The system prompts that an earlier repair kept as marked words."""
+    if turn.role is not Role.USER:
+        return []
+    bodies = [part.body for part in turn.parts if part.kind is PartKind.TEXT and isinstance(part.body, str)]
+    return [body[len(SYSTEM_NOTE) + 1 :] for body in bodies if body.startswith(SYSTEM_NOTE)]
+
+
+def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
+    """Leave out system prompts inside a user's message that were said before: agents put them in again."""
+    said: set[str] = set()
+    for turn in turns:
+        systems = [part for part in turn.parts if part.kind is PartKind.SYSTEM]
+        for part in systems:
+            words = as_words(part.body)
+            if words in said:
+                task.drop(turn, {id(part)})
+                task.report.tell("repeated-system", turn.at, "dropped the copy")
+            said.add(words)
+        said.update(_notes(turn))
+
+
+def settle_systems(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+    """Mark the system prompts that a model takes in mid-list, but not where they stand."""
+    if task.profile.system != "apart" or task.form.spec.system == "parts":
+        return turns
+    if not any(turn.role is Role.SYSTEM for turn in turns):
+        return turns
+    settled: list[MessageTurn] = []
+    for number, turn in enumerate(turns):
+        if turn.role is not Role.SYSTEM:
+            settled.append(turn)
+            continue
+        is_after_user = bool(settled) and settled[-1].role is Role.USER and turns[number - 1] is settled[-1]
+        is_before_reply = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
+        is_fine = is_after_user and is_before_reply
+        settled.append(turn if is_fine else _noted(turn, _words(turn.parts), task))
+    return settled
+
+
+def _takes_later(task: Task) -> bool:
+    """Whether the model that will be asked takes system prompts in mid-list."""
+    pattern = task.profile.system_models
+    return bool(pattern and task.model and re.fullmatch(pattern, task.model))
+
+
+def _may_stand(before: list[MessageTurn]) -> bool:
+    """Whether a system prompt may follow these: nothing, another one, or a user."""
+    for turn in reversed(before):
+        if turn.parts:  # an empty one will be dropped
+            return turn.role in (Role.SYSTEM, Role.USER)
+    return True
+
+
+def _noted(turn: MessageTurn, words: str, task: Task) -> MessageTurn:
+    note = task.turn_of(Role.USER, f"{SYSTEM_NOTE} {words}")
+    note.at = turn.at
+    task.report.tell("system-in-list", turn.at, "kept in its place as a user's words")
+    return note
+
+
+def _words(parts: list[Part]) -> str:
+    words = ""
+    for part in parts:
+        words = both_words(words, as_words(part.body if part.kind is PartKind.TEXT else part.raw))
+    return words
+
+
+def words_of_system(system: Value) -> str:
+    """The words of a system parameter of any shape."""
+    if isinstance(system, dict):
+        system = system.get("parts")
+    if isinstance(system, list):
+        words = ""
+        for block in system:
+            words = both_words(words, as_words(block.get("text") if isinstance(block, dict) else block))
+        return words
+    return as_words(system)
+
+
+def with_words(system: Value, words: str, write: Callable[[str], Value] = str) -> Value:
+    """Add words to a system parameter, in the shape it has, or else the format's own."""
+    if system is None or system == "":
+        return write(words)
+    if isinstance(system, str):
+        return f"{system}\n\n{words}"
+    if isinstance(system, dict):
+        pieces: list[Json] = [*system.get("parts", []), {"text": words}]
+        return {**system, "parts": pieces}
+    if isinstance(system, list):
+        is_typed = any(isinstance(block, dict) and "type" in block for block in system)
+        block: Value = {"type": "text", "text": words} if is_typed or not system else {"text": words}
+        return [*system, words if system and isinstance(system[0], str) else block]
+    return system

@@ -1,0 +1,432 @@
+"""Tidying: what one turn can be judged by alone, before calls and results are matched."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, as_words
+from midstream.history.repair.misplaced_media import taken_out
+from midstream.history.repair.placeholders import (
+    GO_ON,
+    HOSTED_CUT,
+    HOSTED_ORPHAN,
+    INTERRUPTED,
+    NO_NAME,
+    NO_OUTPUT,
+    SENTINEL,
+    UNKNOWN,
+)
+from midstream.history.repair.shared_state import Task, is_text, words_in
+from midstream.history.repair.tool_names import names_of, nearest_name, takes_name
+
+_HOSTED_KINDS = frozenset({PartKind.HOSTED_CALL, PartKind.HOSTED_RESULT})
+_REPLY_KINDS = _HOSTED_KINDS | {PartKind.CALL, PartKind.THINKING}
+_REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
+
+
+_FOREIGN_STARTS = ("gAAAA", SENTINEL)
+"""How other providers' signatures begin: OpenAI's encrypted reasoning, Google's stand-in."""
+_DID = {"unlisted-call": "put into the list of calls", "null-content": "made a text"}
+
+
+def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+    """Return the turns with every part sendable by itself, and none of them empty."""
+    tidied: list[MessageTurn] = []
+    taken: list[Part] = []
+    for turn in turns:
+        if taken and not _answers(turn):
+            taken = _shown(taken, tidied)
+        _tidy_role(turn, task)
+        if _is_plain(turn) and not (tidied and _continues(tidied[-1], turn, task)):
+            tidied.append(turn)
+            continue
+        for piece in _split(turn, task):
+            _tidy_parts(piece, task)
+            taken += _taken(piece, task)
+            if task.profile.is_thinking_signed and piece.role is Role.ASSISTANT:
+                _tidy_thinking(piece, task)
+            if tidied and _continues(tidied[-1], piece, task):
+                tidied[-1] = _merged(tidied[-1], piece, task)
+            elif _is_kept(piece, task):
+                tidied.append(piece)
+    if taken:
+        _shown(taken, tidied)
+    last = len(tidied) - 1
+    for number, turn in enumerate(tidied):
+        if turn.role is Role.ASSISTANT and not (task.is_live and number == last):
+            _close_hosted(turn, task)
+            _close_thinking(turn, task)
+    return tidied
+
+
+def _is_plain(turn: MessageTurn) -> bool:
+    """Whether a turn is one text that is not blank, as half of the turns are: there is nothing to tidy in it."""
+    if len(turn.parts) != 1 or turn.faults:
+        return False
+    part = turn.parts[0]
+    is_words = (
+        part.kind is PartKind.TEXT and type(part.body) is str and bool(part.body) and not part.body.isspace()
+    )
+    return is_words and not (type(part.raw) is dict and "part_kind" in part.raw)
+
+
+def _taken(turn: MessageTurn, task: Task) -> list[Part]:
+    """Take out what may not stand in this turn; where results are parts, put it behind them."""
+    taken = taken_out(turn, task)
+    if not taken or not task.is_grouped or turn.role is Role.ASSISTANT:
+        return taken
+    end = max(place for place, part in enumerate(turn.parts) if part.kind is PartKind.RESULT) + 1
+    turn.parts = [*turn.parts[:end], *taken, *turn.parts[end:]]
+    return []
+
+
+def _answers(turn: MessageTurn) -> bool:
+    """Whether a turn only answers calls: what was taken out of their reply waits until it has."""
+    if turn.role is Role.TOOL:
+        return True
+    return turn.role is Role.USER and turn.has_only(PartKind.RESULT)
+
+
+def _shown(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
+    """Let a user show what was taken out."""
+    tidied.append(MessageTurn(Role.USER, taken, is_changed=True))
+    return []
+
+
+def _tidy_role(turn: MessageTurn, task: Task) -> None:
+    """Where results are parts, they are the user's."""
+    if turn.role is Role.TOOL and task.is_grouped:
+        turn.role = Role.USER
+
+
+def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
+    """Take apart what two speakers, or two replies, were merged into."""
+    if not task.is_grouped:
+        return [turn]
+    if turn.role is Role.USER:
+        if not any(map(_is_replys, turn.parts)):
+            return [turn]
+        code, cuts = "reply-in-user-turn", _side_cuts([_is_replys(part) for part in turn.parts])
+    elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
+        code, cuts = "user-in-reply", _side_cuts([_is_users(part) for part in turn.parts])
+    elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed and turn.has(PartKind.THINKING):
+        code, cuts = "spliced-thinking", _splice_cuts(turn, task)
+        if not cuts:
+            return [turn]
+    else:
+        return [turn]
+    task.report.tell(code, turn.at, "taken apart")
+    edges = [0, *cuts, len(turn.parts)]
+    pieces: list[MessageTurn] = []
+    for start, end in pairwise(edges):
+        parts = turn.parts[start:end]
+        role = turn.role
+        if pieces and code == "spliced-thinking" and not pieces[-1].has_calls:
+            pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join replies that stand in a row
+        if role is Role.USER and _is_replys(parts[0]):
+            role = Role.ASSISTANT
+        elif role is Role.ASSISTANT and _is_users(parts[0]):
+            role = Role.USER
+        pieces.append(
+            MessageTurn(role, parts, turn.source if role is turn.role else None, turn.at, is_changed=True)
+        )
+    if turn.role is Role.USER:
+        return [
+            part
+            for piece in pieces
+            for part in (_split(piece, task) if piece.role is Role.ASSISTANT else [piece])
+        ]
+    return pieces
+
+
+def _is_replys(part: Part) -> bool:
+    """Whether only a reply may hold this part."""
+    return part.kind in _REPLY_KINDS or (isinstance(part.raw, dict) and part.raw.get("part_kind") == "text")
+
+
+def _is_users(part: Part) -> bool:
+    """Whether only a request may hold this part; pydantic-ai's parts say so, results are moved anyway."""
+    return isinstance(part.raw, dict) and part.raw.get("part_kind") in _REQUEST_PARTS
+
+
+def _side_cuts(sides: list[bool]) -> list[int]:
+    """Where a turn changes between a user's parts and a reply's."""
+    return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
+
+
+def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
+    """Where a second response begins: where thinking follows a call, or other thinking and words.
+
+    Beside hosted tools a response thinks several times, and withheld thinking stands next to other thinking.
+    pydantic-ai stores one response in each of its own, so that only a call counts there.
+    """
+    cuts, has_call, signature = [], False, ""
+    thinks_often = task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
+    for place, part in enumerate(turn.parts):
+        if part.kind is PartKind.CALL:
+            has_call = True
+        if part.kind is not PartKind.THINKING:
+            continue
+        is_other = bool(signature) and part.signature != signature and not thinks_often
+        if has_call or (is_other and _is_signed(part) and not _is_redacted(turn.parts[place - 1])):
+            cuts.append(place)
+            has_call, signature = False, ""
+        if _is_signed(part):
+            signature = str(part.signature)
+    return cuts
+
+
+def _is_signed(part: Part) -> bool:
+    """Whether this is thinking in words, signed."""
+    return part.kind is PartKind.THINKING and isinstance(part.body, str) and is_text(part.signature)
+
+
+def _tidy_parts(turn: MessageTurn, task: Task) -> None:
+    gone: set[int] = set()
+    for place, part in enumerate(turn.parts):
+        kind = part.kind
+        if kind is PartKind.CALL:
+            _tidy_call(turn, part, task)
+        elif kind is PartKind.RESULT:
+            found = task.form.tidy(part)
+            if found is None and _is_white(part, task):
+                task.form.refill(part, NO_OUTPUT)
+                found = "empty-result"
+            if found is not None:
+                turn.is_changed = True
+                task.report.tell(
+                    found, turn.at, "gave the result sendable content", part=place, call_id=part.id
+                )
+        elif kind is PartKind.TEXT:
+            if part.body is not None and not _is_words(part, task):
+                task.form.refill(part, as_words(part.body))
+                turn.is_changed = True
+                task.report.tell("content-shape", turn.at, "made a text", part=place)
+            if _is_refused_text(part, task):
+                gone.add(id(part))
+                task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is PartKind.SYSTEM and not isinstance(part.body, str):
+            task.form.refill(part, as_words(part.body))
+            turn.is_changed = True
+            task.report.tell("content-shape", turn.at, "made a text", part=place)
+        elif kind is PartKind.THINKING and task.profile.blank == "empty":
+            if part.body == "" and not part.signature:
+                gone.add(id(part))
+                task.report.tell("blank-text", turn.at, "dropped", part=place)
+        elif kind is PartKind.OPAQUE and part.name == "nothing":
+            gone.add(id(part))
+            task.report.tell("empty-part", turn.at, "dropped", part=place)
+        elif kind is PartKind.HOSTED_CALL and not isinstance(part.body, dict) and "input" in part.raw:
+            task.form.reargue(part, task.form.bad_arguments(part) or {})
+            turn.is_changed = True
+            task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
+    if gone:
+        task.drop(turn, gone)
+
+
+def _is_words(part: Part, task: Task) -> bool:
+    """Whether a text is one; pydantic-ai's prompts may have several pieces."""
+    if isinstance(part.body, str):
+        return True
+    is_prompt = task.form.spec.system == "parts" and part.raw.get("part_kind") == "user-prompt"
+    return is_prompt and isinstance(part.body, list)
+
+
+def _is_white(part: Part, task: Task) -> bool:
+    """Whether a result is nothing but white space, for providers who count that as a blank text."""
+    body = part.body
+    is_asked = task.profile.blank == "white" and task.profile.name != "neutral"
+    return is_asked and isinstance(body, str) and bool(body) and not body.strip()
+
+
+def _is_refused_text(part: Part, task: Task) -> bool:
+    body, blank = part.body, task.profile.blank
+    if isinstance(body, str):
+        if blank == "white":
+            return not body.strip()
+        return blank == "empty" and not body and not part.signature
+    if isinstance(body, list):  # pydantic-ai: a prompt of several pieces
+        return not body
+    return body is None
+
+
+def _tidy_call(turn: MessageTurn, part: Part, task: Task) -> None:
+    arguments = task.form.bad_arguments(part)
+    if arguments is not None:
+        was_cut = "_raw" in arguments
+        task.form.reargue(part, arguments)
+        turn.is_changed = True
+        part.failed = was_cut
+        did = "kept the text as `_raw`" if was_cut else "made an object"
+        task.report.tell("broken-arguments", turn.at, did, call_id=part.id)
+    if not is_text(part.name):
+        task.form.retool(part, NO_NAME)
+        turn.is_changed = True
+        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
+    elif not takes_name(part.name, names_of(task.form, task.profile)):
+        task.form.retool(part, nearest_name(part.name))
+        turn.is_changed = True
+        task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
+
+
+def _tidy_thinking(turn: MessageTurn, task: Task) -> None:
+    """Drop thinking that this provider did not sign, or signed for another model, and exact copies."""
+    gone: set[int] = set()
+    seen: set[str] = set()
+    for place, part in enumerate(turn.parts):
+        if part.kind is not PartKind.THINKING:
+            continue
+        signature = part.signature
+        if not is_text(signature) or not (isinstance(part.body, str) or _is_redacted(part)):
+            code = "unsigned-thinking"
+        elif _is_foreign(str(signature), turn, task):
+            code = "foreign-thinking"
+        elif str(signature) in seen and signature != "redacted":
+            code = "repeated-thinking"
+        else:
+            seen.add(str(signature))
+            continue
+        gone.add(id(part))
+        lost = "" if code == "repeated-thinking" else words_in(part)
+        task.report.tell(code, turn.at, "dropped", part=place, lost=lost)
+    if gone:
+        task.drop(turn, gone)
+
+
+def _is_redacted(part: Part) -> bool:
+    """Whether this is thinking that has no words by design."""
+    return part.body is None and (part.signature == "redacted" or part.raw.get("type") == "redacted_thinking")
+
+
+def _is_foreign(signature: str, turn: MessageTurn, task: Task) -> bool:
+    if signature.startswith(_FOREIGN_STARTS) or signature in task.odd_signatures:
+        return True
+    model = turn.source.get("model") if isinstance(turn.source, dict) else None
+    if not isinstance(model, str) or task.profile.signs != "anthropic":
+        return False
+    return "claude" not in model or (task.model is not None and model != task.model)
+
+
+def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
+    """Whether this turn is the rest of the reply before it: one response, stored in pieces."""
+    profile = task.profile
+    if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
+        return False
+    if not before.parts or not turn.parts:
+        return False
+    # Results that stand in a reply are moved out of it later.
+    last = next((part for part in reversed(before.parts) if part.kind is not PartKind.RESULT), None)
+    if profile.is_thinking_signed and last is not None and last.kind is PartKind.THINKING:
+        return all(part.kind is not PartKind.THINKING for part in turn.parts)
+    if profile.pairs_hosted and turn.parts[0].kind is PartKind.HOSTED_RESULT:
+        return any(part.kind is PartKind.HOSTED_CALL for part in before.parts)
+    return False
+
+
+def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
+    task.report.tell("split-reply", turn.at, "joined with the message before: one reply, stored in pieces")
+    source = before.source or turn.source
+    return MessageTurn(Role.ASSISTANT, [*before.parts, *turn.parts], source, before.at, is_changed=True)
+
+
+def _is_kept(turn: MessageTurn, task: Task) -> bool:
+    """Whether a turn says anything; an empty one is told and dropped."""
+    if turn.faults:
+        turn.is_changed = True
+        for fault in turn.faults:
+            if fault != "null-content" or turn.parts:
+                task.report.tell(fault, turn.at, _DID.get(fault, "left out"))
+    if turn.parts:
+        return _is_hollow_kept(turn, task)
+    is_refused = is_refused_empty(turn, task)
+    if is_refused:
+        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+    return not is_refused
+
+
+def is_refused_empty(turn: MessageTurn, task: Task) -> bool:
+    """Whether a turn without parts cannot be sent."""
+    if task.is_flat and turn.role is not Role.ASSISTANT:
+        content = turn.source.get("content") if turn.source else None
+        return not isinstance(content, str) or task.profile.blank != "ok"
+    if turn.role is Role.ASSISTANT:
+        return task.profile.is_hollow_refused or task.is_grouped
+    if task.is_grouped or turn.faults or task.profile.is_empty_user_refused:
+        return True
+    return turn.source is not None and turn.source.get("content") != ""
+
+
+def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
+    """A reply of thoughts alone gets a word, so that the thoughts can stay."""
+    is_hollow = (
+        turn.role is Role.ASSISTANT
+        and not task.is_flat
+        and task.profile.is_hollow_refused
+        and (task.form.spec.is_thought_hollow or task.profile.alternates == "spoken")
+        and turn.has_only(PartKind.THINKING)
+    )
+    if is_hollow:
+        turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
+        turn.is_changed = True
+        task.report.tell("empty-message", turn.at, "kept its thinking and added a word")
+    return True
+
+
+def _close_thinking(turn: MessageTurn, task: Task) -> None:
+    """Thinking may not stand at the end of a reply: a cut reply gets a word after it."""
+    if not task.profile.is_thinking_signed or turn.parts[-1].kind is not PartKind.THINKING:
+        return
+    turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
+    turn.is_changed = True
+    task.report.tell("thinking-last", turn.at, "added a word after it")
+
+
+def _close_hosted(turn: MessageTurn, task: Task) -> None:
+    """A hosted call and its result stand in one reply, in this order, once each."""
+    if not task.profile.pairs_hosted:
+        return
+    if not turn.has(PartKind.HOSTED_CALL) and not turn.has(PartKind.HOSTED_RESULT):
+        return
+    # Anything may be an id.
+    asked = {repr(part.id) for part in turn.parts if part.kind is PartKind.HOSTED_CALL}
+    called = set(asked)
+    answered: set[str] = set()
+    early: dict[str, Part] = {}
+    parts: list[Part] = []
+    for place, part in enumerate(turn.parts):
+        name = repr(part.id)
+        if part.kind is not PartKind.HOSTED_RESULT:
+            parts.append(part)
+            if part.kind is PartKind.HOSTED_CALL:
+                asked.discard(name)
+                if name in early:
+                    parts.append(early.pop(name))
+        elif name in asked and name not in answered:
+            answered.add(name)
+            early[name] = part
+            task.report.tell(
+                "hosted-result-first", turn.at, "put behind its call", part=place, call_id=part.id
+            )
+        elif name in called and name not in answered:
+            answered.add(name)
+            parts.append(part)
+        else:
+            words = f"{HOSTED_ORPHAN} {as_words(part.body)}"
+            parts.append(task.form.text(words, Role.ASSISTANT))
+            task.report.tell(
+                "hosted-result-without-call", turn.at, "kept as text", part=place, call_id=part.id
+            )
+    closed: list[Part] = []
+    for part in parts:
+        if part.kind is not PartKind.HOSTED_CALL or repr(part.id) in answered:
+            closed.append(part)
+            continue
+        answer = task.form.spec.hosted_answer
+        result = answer(part, UNKNOWN) if answer else None
+        if result is None:
+            closed.append(task.form.text(f"{HOSTED_CUT} {part.name} {as_words(part.body)}", Role.ASSISTANT))
+        else:
+            closed += [part, result]
+        task.report.tell("hosted-call-without-result", turn.at, "closed it", call_id=part.id)
+    if len(closed) != len(turn.parts) or any(a is not b for a, b in zip(closed, turn.parts, strict=True)):
+        turn.parts, turn.is_changed = closed, True

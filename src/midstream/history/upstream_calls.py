@@ -1,0 +1,58 @@
+"""The life of a call that the upstream runs itself: it starts, it ends, and it can be told in words.
+
+What was executed elsewhere cannot be judged here, so nothing of it is ever owed, run or repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec.structs import replace
+
+from midstream.history.messages import UPSTREAM_CHARS_MAX, UPSTREAM_CUT, Outcome, UpstreamCall, storable
+
+Words = tuple[Literal["text", "thinking"], str] | UpstreamCall
+"""What a part of a reply is, and what was said of it; or what is known of a call that the upstream runs."""
+
+
+NAME_CHARS_MAX = 256
+"""Characters of a tool's name that are kept."""
+
+_ENDED = {
+    Outcome.OK: "it ended well",
+    Outcome.ERROR: "it failed",
+    Outcome.CANCELLED: "it was cancelled",
+    Outcome.DENIED: "a person declined it, it never ran",
+    Outcome.UNKNOWN: "nobody knows how it ended",
+    None: "it runs",
+}
+
+
+def started(call_id: str, name: str, arguments: str) -> UpstreamCall:
+    """Return a call that the upstream has begun."""
+    kept = storable(name)[:NAME_CHARS_MAX]
+    return UpstreamCall(storable(call_id)[:NAME_CHARS_MAX], kept, _kept(arguments) or "{}")
+
+
+def ended(call: UpstreamCall, content: str, outcome: Outcome) -> UpstreamCall:
+    """Return the call with how it ended."""
+    return replace(call, content=_kept(content), outcome=outcome)
+
+
+def closed(call: UpstreamCall) -> UpstreamCall:
+    """Return the call as it stands in a reply that is over: one still open has an unknown outcome, and says why."""
+    return call if call.outcome is not None else ended(call, UPSTREAM_CUT, Outcome.UNKNOWN)
+
+
+def words_of(call: UpstreamCall) -> str:
+    """Tell of a call in words, for who has no part for it: a provider that was not there, a host without tools."""
+    name = " ".join(call.name.split()) or "a tool"
+    told = f"[ran elsewhere: {name} {call.arguments}; {_ENDED[call.outcome]}]"
+    return f"{told}\n{call.content}" if call.content else told
+
+
+def _kept(text: str) -> str:
+    text = storable(text)
+    if len(text) <= UPSTREAM_CHARS_MAX:
+        return text
+    return f"{text[:UPSTREAM_CHARS_MAX]}\n[+{len(text) - UPSTREAM_CHARS_MAX} characters]"

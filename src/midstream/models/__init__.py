@@ -1,0 +1,1 @@
+"""The model protocol, adapters of providers, and decoders of their streams."""

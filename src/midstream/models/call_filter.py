@@ -1,0 +1,54 @@
+"""Selection of the calls that a client application is given: never more than it asked for.
+
+An application that declared no tools refuses a response with calls in it; so a call is thinking there.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from midstream.history.messages import Finish, storable
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ThinkingDelta
+
+ARGUMENTS_CHARS_MAX = 500
+"""Characters an application is shown of the arguments of a call that it cannot run."""
+
+
+class CallFilter:
+    """Passes calls on to an application that has tools, each under an id of its own.
+
+    Args:
+        has_tools: The application declared tools.
+    """
+
+    def __init__(self, *, has_tools: bool) -> None:
+        self._has_tools = has_tools
+        self._ids: set[str] = set()
+
+    def passed(self, event: ModelEvent) -> ModelEvent:
+        """Return the event as the application is to have it."""
+        match event:
+            case CallRequested():
+                return self._call(event)
+            case Finished() if event.finish is Finish.CALLS and not self._has_tools:
+                return replace(event, finish=Finish.STOP)
+            case Finished() if event.finish is Finish.STOP and self._ids:
+                return replace(event, finish=Finish.CALLS)
+            case _:
+                return event
+
+    def _call(self, event: CallRequested) -> ModelEvent:
+        arguments = storable(event.arguments)
+        if not self._has_tools:
+            return ThinkingDelta(f"\n[{event.name} {shortened(arguments, ARGUMENTS_CHARS_MAX)}]\n")
+        call_id = storable(event.id) or f"call_{len(self._ids) + 1}"
+        while call_id in self._ids:
+            call_id += "_"
+        self._ids.add(call_id)
+        return replace(event, id=call_id, name=storable(event.name), arguments=arguments or "{}")
+
+
+def shortened(words: str, most: int) -> str:
+    """Return a text with the number of characters that were left out."""
+    left_out = len(words) - most
+    return f"{words[:most]} (+{left_out} characters)" if left_out > 0 else words

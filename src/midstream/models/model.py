@@ -1,0 +1,106 @@
+"""The model protocol: what answers a stateless request.
+
+One method. A model streams typed events and raises `ModelError`s; it keeps nothing between requests. Closing the
+iterator stops the work upstream at once: a cancelled turn closes it. Only a `ResumableModel` is different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol, runtime_checkable
+
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    PoolJudged,
+    Resumable,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.store.contract import Store
+
+__all__ = [
+    "CallRequested",
+    "Finished",
+    "GrantingModel",
+    "KeepAlive",
+    "Model",
+    "ModelEvent",
+    "ModelRequest",
+    "PoolJudged",
+    "Resumable",
+    "ResumableModel",
+    "StoredModel",
+    "TextDelta",
+    "ThinkingDelta",
+    "UpstreamCallEnded",
+    "UpstreamCallStarted",
+    "Working",
+    "grants_of",
+]
+
+
+class Model(Protocol):
+    """Anything that can answer."""
+
+    @property
+    def name(self) -> str:
+        """Name shown to people, such as `openai:gpt-5` or `local:smollm2`."""
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Answer `request` with events, the last of which is `Finished`.
+
+        It is an async generator: it may be closed at any `yield` and must then stop the work at once.
+
+        Raises:
+            ModelUnavailableError, ModelStalledError, ModelEmptyError: Asking again may help.
+            ModelRejectedError, ModelMissingError: It will not.
+        """
+
+
+@runtime_checkable
+class ResumableModel(Model, Protocol):
+    """A model whose provider goes on with a reply when nobody listens, and keeps it for a while.
+
+    Its stream says so with one `Resumable` before the first word. From then on closing the iterator stops nothing: a
+    reply that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered from its
+    beginning; readers are shown only what they have not seen. A reply that nobody wants any more is given to `stop`.
+
+    `stream` raises beyond what every model does:
+        ModelCutError: The connection broke; the provider may go on with the reply.
+        ModelForgotError: The provider does not have the reply that `resume` names.
+    """
+
+    async def stop(self, token: str) -> None:
+        """Let the provider stop this reply. Bounded by the caller; whatever goes wrong is nobody's concern."""
+
+
+@runtime_checkable
+class StoredModel(Model, Protocol):
+    """A model that keeps small values in the store of the engine that runs it, and is closed with that engine."""
+
+    def begin_use(self, store: Store) -> None:
+        """Keep values in the open store of an engine."""
+
+    async def end_use(self) -> None:
+        """End the use by one engine; with the last one the model is closed."""
+
+
+@runtime_checkable
+class GrantingModel(Model, Protocol):
+    """A model that can be told how to make an answer: `ModelRequest.wishes`."""
+
+    @property
+    def grants(self) -> frozenset[str]:
+        """The names of those `midstream.session.model_settings.ModelSettings` that it takes."""
+
+
+def grants_of(model: Model) -> frozenset[str]:
+    """Return which wishes for the making of an answer a model takes."""
+    return model.grants if isinstance(model, GrantingModel) else frozenset()

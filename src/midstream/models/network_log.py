@@ -1,0 +1,80 @@
+"""A log of what goes to a provider and comes back: direction, size, status, the first bytes without secrets.
+
+    MIDSTREAM_DEBUG_NETWORK=1 python app.py                              # on stderr
+    logging.getLogger("midstream.network").setLevel(logging.DEBUG)       # through your own handlers
+
+The bytes are those of prompts and answers. No header is logged, since headers have the keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from midstream.observability.debug_output import NETWORK_LOGGER, show_where_asked
+
+SHOWN_BYTES_MAX = 500
+"""Bytes of a body, or of a piece of an answer, that a line shows."""
+READ_BYTES_MAX = 4 * SHOWN_BYTES_MAX
+"""Bytes that are searched for secrets: one that begins among those shown may end behind them."""
+SECRET_CHARS_MIN = 6
+"""Shorter header values are no secrets, and would blot out words."""
+REDACTED = "[redacted]"
+
+_SECRETS = (
+    re.compile(
+        r"""("[^"]{0,40}(?:api[_-]?key|token|secret|password|authorization|credential)"\s*:\s*")"""
+        r"""((?:[^"\\]|\\.){0,2000})""",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(\bBearer\s+)([\w.~+/=-]+)", re.IGNORECASE),
+    re.compile(r"()\b((?:sk|pk|rk|ghp|gho|github_pat|xox[a-z])[-_][\w-]{8,}|AKIA[0-9A-Z]{16})"),
+)
+"""Fields with the name of a secret, bearer tokens, and keys that are known by their beginning."""
+
+_log = logging.getLogger(NETWORK_LOGGER)
+
+
+class NetworkLog:
+    """The lines of one provider.
+
+    Args:
+        name: What the lines call it.
+        secrets: Values that no line may show, such as its key.
+    """
+
+    def __init__(self, name: str, secrets: Iterable[str]) -> None:
+        self._name = name
+        self._secrets = sorted({each for each in secrets if len(each) >= SECRET_CHARS_MIN}, key=len)
+        show_where_asked()
+
+    def sent(self, method: str, path: str, body: bytes) -> None:
+        """Log a request."""
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s -> %s %s, %d bytes: %s", self._name, method, path, len(body), self._shown(body))
+
+    def answered(self, status: int) -> None:
+        """Log the head of an answer."""
+        _log.debug("%s <- status %d", self._name, status)
+
+    def received(self, piece: bytes) -> None:
+        """Log a piece of an answer."""
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s <- %d bytes: %s", self._name, len(piece), self._shown(piece))
+
+    def failed(self, error: BaseException) -> None:
+        """Log the end of an answer that broke: the kind of the error, since its text may hold an address."""
+        _log.debug("%s <- broken: %s", self._name, type(error).__name__)
+
+    def _shown(self, data: bytes) -> str:
+        words = data[:READ_BYTES_MAX].decode("utf-8", "replace")
+        for secret in reversed(self._secrets):
+            words = words.replace(secret, REDACTED)
+        for pattern in _SECRETS:
+            words = pattern.sub(rf"\1{REDACTED}", words)
+        is_cut = len(data) > READ_BYTES_MAX or len(words) > SHOWN_BYTES_MAX
+        shown = (
+            words[:SHOWN_BYTES_MAX].encode("unicode_escape").decode("ascii")
+        )  # a line of a log is one line
+        return f"{shown}…" if is_cut else shown

@@ -1,0 +1,116 @@
+"""Any server that speaks OpenAI's chat completions, by its address, without an SDK."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+
+from midstream.environment import World
+from midstream.history.profiles import profile_named
+from midstream.history.rendering import render
+from midstream.models import openai_chat_tools
+from midstream.models.http_limits import HttpLimits
+from midstream.models.openai_stream import ReplyReader
+from midstream.models.prompt_prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
+from midstream.models.provider_http import ProvidedModel, Provider, read_reply
+from midstream.models.replies import ModelEvent, ModelRequest
+from midstream.session.model_settings import CHAT_GRANTS, CHAT_NAMES, chat_fields, granted_by
+
+
+class OpenAICompatible(ProvidedModel):
+    """A model behind `POST {base_url}/chat/completions`: OpenAI, vLLM, llama.cpp, Ollama, OpenRouter, and so on.
+
+    Args:
+        base_url: Up to and including the version, such as `http://127.0.0.1:11434/v1`.
+        model: The name the server knows the model by.
+        api_key: Sent as a bearer token; None sends none.
+        extra: More fields for the body of each request (such as `temperature`), over those made here; a field whose
+            value is None is left out, for servers that refuse `stream_options`.
+        headers: More headers for each request.
+        has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
+            their beginning in its cache. None: where the server is known to take it.
+        has_cache_marks: Whether requests carry Anthropic's cache marks, for servers that pass them on to it
+            (OpenRouter, LiteLLM). Others may refuse them.
+        cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
+        profile: Whose rules the messages are written by (`midstream.history.profiles.PROFILES`): `openai-chat`,
+            `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
+            chat template of a model, `portable` for what everybody takes.
+        limits: How long the server may take to connect, to begin and between two pieces of a reply.
+
+    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
+
+    Raises:
+        UsageError: The address is no http or https URL, or nobody knows the profile.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        extra: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        has_cache_key: bool | None = None,
+        has_cache_marks: bool = False,
+        cache_ttl: str = "",
+        profile: str = "openai-chat",
+        limits: HttpLimits | None = None,
+        world: World = World(),
+    ) -> None:
+        self.name = f"openai-compatible:{model}"
+        self._provider = Provider(base_url, self.name, api_key, headers, limits=limits, world=world)
+        self._model = model
+        self._profile = profile_named(profile).name
+        self._extra = dict(extra or {})
+        self._has_cache_marks = has_cache_marks
+        self._cache_ttl = cache_ttl
+        self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
+        # The older name is refused by OpenAI's newer models, and the newer one is not known to everybody else.
+        self._limit = "max_completion_tokens" if takes_cache_key(self._provider.host) else "max_tokens"
+        self.grants = granted_by(CHAT_GRANTS, model, self._extra, {"tokens_max": self._limit, **CHAT_NAMES})
+        """Which wishes for the making of an answer are passed on."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Answer `request`; closing the iterator closes the connection, on which servers stop.
+
+        Raises:
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that broke off.
+            ModelStalledError: Silence for longer than `limits` allow.
+            ModelRejectedError: The server will never accept this request as it is.
+            ModelAccessError: The key, the account or the name of the model is not accepted.
+            ModelFilteredError: Its content filter withheld the whole reply.
+            ContextOverflowError: It is longer than the model can read.
+        """
+        headers = {"Idempotency-Key": request.key} if request.key else {}
+        asked = self._provider.events(
+            "POST", "/chat/completions", self._body(request), headers=headers, stalls=request.stalls
+        )
+        async with contextlib.aclosing(read_reply(asked, ReplyReader())) as events:
+            async for event in events:
+                yield event
+
+    def _body(self, request: ModelRequest) -> bytes:
+        sent = render(
+            request.history, request.instructions, self._profile, form="openai-chat", model=self._model
+        )
+        body: dict[str, Any] = {
+            "model": self._model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.tools:
+            body["tools"] = openai_chat_tools.render_tools(canonical_tools(request.tools))
+        if self._has_cache_key and request.session and not request.is_ephemeral:
+            body["prompt_cache_key"] = cache_key_of(request.session)
+        # The messages come last: the body of the next turn begins with the bytes of this one.
+        body |= chat_fields(request.settings.only(self.grants), limit=self._limit)
+        body = body | self._extra | {"messages": self._extra.get("messages", sent.messages)}
+        body = {name: value for name, value in body.items() if value is not None}
+        if self._has_cache_marks and not request.is_ephemeral:
+            body = anchored_chat(body, ttl=self._cache_ttl)
+        return msgspec.json.encode(body)

@@ -1,0 +1,193 @@
+"""OpenAI's Responses API, by its address, without an SDK: replies that outlive the connection and the process."""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.parse
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from midstream.environment import World
+from midstream.errors import ModelCutError, ModelStalledError, ModelUnavailableError
+from midstream.history.rendering import render
+from midstream.models.http_limits import HttpLimits
+from midstream.models.openai_responses_stream import ResponsesReader, render_tools
+from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_cache_key
+from midstream.models.provider_http import ProvidedModel, Provider
+from midstream.models.replies import KeepAlive, ModelEvent, ModelRequest, Resumable
+from midstream.protocol.sse import ServerSentEvent
+from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
+from midstream.timing import Backoff
+
+RECONNECTS_MAX = 3
+"""Connections in a row that may bring nothing new before the attempt is given up."""
+RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
+GONE = (400, 404, 410)
+"""What a server answers that no longer has a reply, or never kept it."""
+
+
+class OpenAIResponses(ProvidedModel):
+    """A model behind `POST {base_url}/responses`.
+
+    In background mode the provider makes the reply whether anybody listens or not. A connection that breaks is made
+    again and the stream goes on after the last event; a reply that a killed process was in is taken up by the next
+    owner of the session. Background mode needs the provider to store the reply; without it (`is_background=False`)
+    nothing is stored, and a cut reply is asked for again.
+
+    Args:
+        base_url: Up to and including the version, such as `http://127.0.0.1:8000/v1`.
+        model: The name the server knows the model by.
+        api_key: Sent as a bearer token; None sends none.
+        is_background: Whether replies outlive their connection.
+        extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose
+            value is None is left out.
+        headers: More headers for each request.
+        has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
+            their beginning in its cache. None: where the server is known to take it.
+        limits: How long the server may take to connect, to begin and between two pieces of a reply.
+
+    Close the connections with `aclose`, or use the model as an async context.
+
+    Raises:
+        UsageError: The address is no http or https URL.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        api_key: str | None = None,
+        *,
+        is_background: bool = True,
+        extra: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        has_cache_key: bool | None = None,
+        limits: HttpLimits | None = None,
+        world: World = World(),
+    ) -> None:
+        self.name = f"openai-responses:{model}"
+        self._provider = Provider(base_url, self.name, api_key, headers, limits=limits, world=world)
+        self._model = model
+        self._is_background = is_background
+        self._extra = dict(extra or {})
+        self._has_cache_key = takes_cache_key(self._provider.host) if has_cache_key is None else has_cache_key
+        self._world = world
+        self.grants = granted_by(RESPONSES_GRANTS, model, self._extra, RESPONSES_NAMES)
+        """Which wishes for the making of an answer are passed on."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """Answer `request`, or give the reply that `request.resume` names from its beginning.
+
+        Closing the iterator closes the connection. In background mode the provider goes on: see `stop`.
+
+        Raises:
+            ModelCutError: The connection broke, and so did those after it; the provider may go on.
+            ModelForgotError: The provider has the reply no longer.
+            ModelStalledError: Silence for longer than `limits` allow, and on every new connection again.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that the provider gave up.
+            ModelRejectedError: The server will never accept this request as it is.
+            ModelAccessError: The key, the account or the name of the model is not accepted.
+            ModelFilteredError: Its content filter withheld the whole reply.
+            ContextOverflowError: It is longer than the model can read.
+        """
+        reader = ResponsesReader()
+        kept, failures = request.resume, 0
+        while True:
+            known = reader.sequence
+            asked = self._taken_up(kept, request, after=known) if kept else self._asked(request)
+            trouble: ModelUnavailableError | ModelStalledError
+            try:
+                async with contextlib.aclosing(_read(reader, asked)) as events:
+                    async for event in events:
+                        if self._is_background and reader.response_id and not kept:
+                            kept = reader.response_id
+                            yield Resumable(kept)
+                        yield event
+                trouble = ModelCutError(f"the stream of {self.name} broke off")
+            except (ModelUnavailableError, ModelStalledError) as error:
+                trouble = error
+            if reader.is_ended:
+                break
+            failures = 1 if reader.sequence > known else failures + 1
+            await self._before_next(kept, reader, trouble, failures)
+        if reader.failure is not None:
+            raise reader.failure
+
+    async def stop(self, token: str) -> None:
+        """Let the provider stop a reply that nobody wants any more.
+
+        Raises:
+            ModelUnavailableError: It could not be told.
+        """
+        await self._provider.post(f"/responses/{_quoted(token)}/cancel")
+
+    def _asked(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
+        # Another attempt wants another reply: the key of the first one would bring the first one back.
+        headers = {"Idempotency-Key": f"{request.key}/{request.attempt}"} if request.key else {}
+        return self._provider.events(
+            "POST", "/responses", self._body(request), headers=headers, stalls=request.stalls
+        )
+
+    def _taken_up(
+        self, kept: str, request: ModelRequest, *, after: int
+    ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
+        query = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
+        path = f"/responses/{_quoted(kept)}?{urllib.parse.urlencode(query)}"
+        return self._provider.events("GET", path, gone=GONE, stalls=request.stalls)
+
+    async def _before_next(
+        self,
+        kept: str,
+        reader: ResponsesReader,
+        trouble: ModelUnavailableError | ModelStalledError,
+        failures: int,
+    ) -> None:
+        """Wait before the next connection, or give up with the typed error."""
+        if not kept:
+            # Without a place to take it up from there is only the next attempt.
+            raise ModelUnavailableError(trouble.message) if isinstance(trouble, ModelCutError) else trouble
+        is_unnumbered = bool(reader.response_id) and reader.sequence < 0
+        if failures > RECONNECTS_MAX or is_unnumbered:
+            if isinstance(trouble, ModelStalledError):
+                raise trouble
+            raise ModelCutError(trouble.message, retry_after_s=trouble.retry_after_s) from trouble
+        wait_s = RECONNECT_BACKOFF.wait_s(failures - 1, chance=self._world.chance())
+        await self._world.sleep(max(wait_s, min(trouble.retry_after_s or 0.0, RECONNECT_BACKOFF.most_s)))
+
+    def _body(self, request: ModelRequest) -> bytes:
+        sent = render(request.history, request.instructions, "responses", form="openai-responses")
+        body: dict[str, Any] = {
+            "model": self._model,
+            "stream": True,
+            "background": True if self._is_background else None,
+            "store": self._is_background,
+        }
+        if request.tools:
+            body["tools"] = render_tools(canonical_tools(request.tools))
+        if self._has_cache_key and request.session and not request.is_ephemeral:
+            body["prompt_cache_key"] = cache_key_of(request.session)
+        # The input comes last: the body of the next turn begins with the bytes of this one.
+        body |= responses_fields(request.settings.only(self.grants))
+        body = body | self._extra | {"input": self._extra.get("input", sent.messages)}
+        return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
+
+
+async def _read(
+    reader: ResponsesReader, asked: AsyncGenerator[Sequence[ServerSentEvent], None]
+) -> AsyncGenerator[ModelEvent, None]:
+    """Give the events of one connection, each before the next is read, until its end or that of the reply."""
+    async with contextlib.aclosing(asked) as pieces:
+        async for received in pieces:
+            for each in received:
+                for event in reader.read_json(each.data):
+                    yield event
+            if not received:
+                yield KeepAlive()
+            if reader.is_ended:
+                return
+
+
+def _quoted(token: str) -> str:
+    return urllib.parse.quote(token, safe="")

@@ -1,0 +1,196 @@
+"""OpenAI's chat completions: the chunks of a streamed reply.
+
+Read generously, because many servers speak this dialect: calls may come without an index or with their arguments
+as an object, thinking under two names, usage with the last chunk or after it, an error in the middle of a stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from midstream.errors import ModelFilteredError, ModelUnavailableError
+from midstream.history.messages import Finish, Usage
+from midstream.models.provider_errors import error_of
+from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+
+CALLS_MAX = 128
+"""Calls of one reply (OpenAI's own limit of tools); a server that counts further is broken."""
+
+_FINISHES = {
+    "stop": Finish.STOP,
+    "tool_calls": Finish.CALLS,
+    "function_call": Finish.CALLS,
+    "length": Finish.LENGTH,
+    "content_filter": Finish.FILTER,
+}
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _CallPiece(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function = field(default_factory=_Function)
+    extra_content: Any = None  # Google's: `{"google": {"thought_signature": ...}}`
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_CallPiece] | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class CompletionChunk(Struct):
+    """Fields read of one chunk; everything else in it is passed over."""
+
+    choices: list[_Choice] | None = None
+    model: str | None = None
+    usage: _Usage | None = None
+    error: Any = None  # an object by the book, a string or a number elsewhere
+
+
+_chunk_of = msgspec.json.Decoder(CompletionChunk, strict=False).decode
+
+
+class _Call(Struct):
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+    signature: str | None = None
+
+
+class ReplyReader:
+    """Turn the chunks of one reply into events. Feed `read`, then ask `end` once the stream is over."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, _Call] = {}
+        self._finish: Finish | None = None
+        self._model = ""
+        self._usage: Usage | None = None
+        self._has_said = False
+
+    def read_json(self, data: bytes) -> list[ModelEvent]:
+        """Take one chunk as JSON text; the marker `[DONE]` is one too. Raises like `read`."""
+        if data.strip() == b"[DONE]":
+            self._finish = self._finish or Finish.STOP
+            return []
+        try:
+            chunk = _chunk_of(data)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ModelUnavailableError(
+                "the server sent something that is no chat completion chunk"
+            ) from error
+        return self.read(chunk)
+
+    def read(self, chunk: CompletionChunk) -> list[ModelEvent]:
+        """Take one chunk; return what a reader may be shown at once.
+
+        Raises:
+            ModelUnavailableError: The server gave up in the middle, or sent what no chunk can be.
+            ModelRejectedError: It refuses the request for good; `ContextOverflowError` if that is for its length.
+        """
+        if chunk.error is not None:
+            raise error_of(chunk.error)
+        self._model = chunk.model or self._model
+        if chunk.usage is not None:
+            self._usage = _usage_of(chunk.usage)
+        events: list[ModelEvent] = []
+        for choice in chunk.choices or ():
+            if choice.index == 0:
+                events.extend(self._read_choice(choice))
+        self._has_said = self._has_said or bool(events)
+        return events
+
+    def end(self) -> list[ModelEvent]:
+        """Return the calls and the end of the reply, after the last chunk.
+
+        Raises:
+            ModelUnavailableError: The stream broke off before its end.
+            ModelFilteredError: The content filter left nothing of the reply.
+        """
+        if self._finish is None:
+            raise ModelUnavailableError("the server's reply broke off in the middle")
+        if self._finish is Finish.FILTER and not self._has_said and not self._calls:
+            raise ModelFilteredError("the server's content filter withheld the whole reply")
+        finish = Finish.CALLS if self._calls and self._finish is Finish.STOP else self._finish
+        requested = [
+            CallRequested(call.id, call.name, "".join(call.arguments), call.signature)
+            for _, call in sorted(self._calls.items())
+        ]
+        return [*requested, Finished(finish, self._model, self._usage)]
+
+    def _read_choice(self, choice: _Choice) -> list[ModelEvent]:
+        if choice.finish_reason is not None:
+            self._finish = _FINISHES.get(choice.finish_reason, Finish.STOP)
+        delta = choice.delta
+        if delta is None:
+            return []
+        events: list[ModelEvent] = []
+        for piece in delta.tool_calls or ():
+            self._read_call(piece)
+            events.append(Working(piece.function.name or ""))
+        if thinking := delta.reasoning_content or delta.reasoning:
+            events.append(ThinkingDelta(thinking))
+        if text := delta.content or delta.refusal:
+            events.append(TextDelta(text))
+        return events
+
+    def _read_call(self, piece: _CallPiece) -> None:
+        index = piece.index
+        if index is None:  # then an id begins a call, and whatever has none goes on with the last one
+            last = max(self._calls, default=-1)
+            is_new = last < 0 or bool(piece.id and piece.id != self._calls[last].id)
+            index = last + 1 if is_new else last
+        if not 0 <= index < CALLS_MAX:
+            raise ModelUnavailableError(f"the server numbers a call {index}; the limit is {CALLS_MAX}")
+        call = self._calls.setdefault(index, _Call())
+        call.id = call.id or piece.id or ""
+        call.name = call.name or piece.function.name or ""
+        call.signature = call.signature or _signature_in(piece.extra_content)
+        arguments = piece.function.arguments
+        if isinstance(arguments, dict):
+            call.arguments.append(msgspec.json.encode(arguments).decode())
+        elif arguments:
+            call.arguments.append(arguments)
+
+
+def _signature_in(extra: object) -> str | None:
+    """Google's thought signature in the extras of a call."""
+    google = extra.get("google") if isinstance(extra, dict) else None
+    signature = google.get("thought_signature") if isinstance(google, dict) else None
+    return signature if isinstance(signature, str) and signature else None
+
+
+def _usage_of(usage: _Usage) -> Usage:
+    details = usage.prompt_tokens_details
+    return Usage(
+        usage.prompt_tokens or 0,
+        usage.completion_tokens or 0,
+        (details.cached_tokens or 0) if details else 0,
+        (details.cache_write_tokens or 0) if details else 0,
+    )

@@ -1,0 +1,396 @@
+"""The HTTP side of a model's provider: connections, server-sent events, refusals. Models are built on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import io
+import ssl
+import urllib.request
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from http import HTTPStatus
+from types import TracebackType
+from typing import Protocol, Self
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from midstream.environment import World
+from midstream.errors import (
+    FrameTooLargeError,
+    ModelError,
+    ModelForgotError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.models.http_limits import HttpLimits
+from midstream.models.network_log import NetworkLog
+from midstream.models.provider_errors import error_of
+from midstream.models.replies import KeepAlive, ModelEvent
+from midstream.protocol.sse import ServerSentEvent, SseDecoder
+from midstream.timing import StallBudgets, retry_after_s
+from midstream.version import __version__
+
+CLOSE_S = 1.0
+CONTROL_S = 60.0
+"""Seconds of silence in the answer to a request that asks for no reply of a model, such as one that stops it."""
+ERROR_BYTES_MAX = 64 * 1024
+"""Bytes of an error's body that are read; the reason stands in the first few."""
+
+HEAD_BYTES_MAX = 64 * 1024
+"""Bytes of a line in the head of an answer."""
+IDLE_S = 5.0
+"""Seconds that an idle connection is kept; servers close theirs after 5 s or more."""
+
+_NO_STREAM = {"application/json", "text/html"}
+"""What a server that took the request and a proxy that did not pass it on answer instead of a stream."""
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Read the certificates once: it takes longer than a connection."""
+    import httpx2  # noqa: PLC0415 - only an address with TLS needs it
+
+    return httpx2.create_ssl_context()  # with the certificates of the system, also where OpenSSL has none
+
+
+class EventTranslator(Protocol):
+    """Translation of a provider's events into ours; each is written for one API."""
+
+    def read_json(self, data: bytes) -> list[ModelEvent]:
+        """Take the data of one event; return what a reader may be shown at once."""
+
+    def end(self) -> list[ModelEvent]:
+        """Return the end of the reply, after the last event."""
+
+
+async def read_reply(
+    asked: AsyncGenerator[Sequence[ServerSentEvent], None], reader: EventTranslator
+) -> AsyncGenerator[ModelEvent, None]:
+    """Give a reply that is one answer, from its first byte to its last; what says nothing is a `KeepAlive`.
+
+    Raises whatever `asked` and the reader do, and closes `asked`.
+    """
+    async with contextlib.aclosing(asked) as pieces:
+        async for received in pieces:
+            has_said = False
+            for each in received:
+                for event in reader.read_json(each.data):
+                    has_said = True
+                    yield event
+            if not has_said:
+                yield KeepAlive()
+    for event in reader.end():
+        yield event
+
+
+class _Connections:
+    """The connections of one loop to one server. Retired ones are closed with the last answer on them."""
+
+    def __init__(self, session: aiohttp.ClientSession, closing: AsyncGenerator[object, None]) -> None:
+        self.session = session
+        self.closing = closing
+        self.answers = 0
+        """Answers that are on their way."""
+        self.is_retired = False
+
+
+async def _session(
+    proxy: str | None, connect_s: float, *, is_tls: bool
+) -> AsyncGenerator[aiohttp.ClientSession, None]:
+    """Give a session, and close it with the generator: at the latest when the loop ends."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, ssl=_tls() if is_tls else True),
+        cookie_jar=aiohttp.DummyCookieJar(),  # an answer sets nothing that a later request shows
+        max_field_size=HEAD_BYTES_MAX,
+        max_line_size=HEAD_BYTES_MAX,
+        proxy=proxy,
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_s),
+    )
+    try:
+        yield session
+    finally:
+        with contextlib.suppress(TimeoutError):  # a peer that is gone must not hold up a cancel
+            async with asyncio.timeout(CLOSE_S):
+                await session.close()
+
+
+def _proxy_of(url: URL) -> str | None:
+    """Return the proxy that the environment names for an address."""
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    if not proxy or urllib.request.proxy_bypass(url.host or ""):
+        return None
+    scheme, _, _ = proxy.rpartition("://")
+    if scheme not in {"", "http", "https"}:
+        raise UsageError(
+            f"the environment names a proxy by {scheme}, which is not supported: use one by http, "
+            f"or name {url.host} in NO_PROXY"
+        )
+    return proxy if scheme else f"http://{proxy}"
+
+
+class _SilenceError(Exception):
+    """A silence that was longer than its limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"silence for {limit_s:g} s")
+        self.limit_s = limit_s
+
+
+async def _pieces(
+    response: aiohttp.ClientResponse, first_s: float, between_s: float
+) -> AsyncGenerator[bytes, None]:
+    """Give the body as it comes, with limits of its silences."""
+    limit_s = first_s
+    while True:
+        try:
+            async with asyncio.timeout(limit_s):
+                piece = await response.content.readany()
+        except TimeoutError as error:
+            raise _SilenceError(limit_s) from error
+        if not piece:
+            return
+        limit_s = between_s
+        yield piece
+
+
+class Provider:
+    """A server of models, by its address.
+
+    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    uses any of them, since their state is unknown.
+
+    Args:
+        base_url: Up to and including the version.
+        name: What errors call it.
+        api_key: Sent as a bearer token; None sends none.
+        headers: More headers for each request.
+        limits: How long it may take.
+
+    Raises:
+        UsageError: The address is no http or https URL, a header cannot be sent, or the proxy that the environment
+            names is not supported.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        name: str,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        limits: HttpLimits | None = None,
+        world: World,
+    ) -> None:
+        try:
+            url = URL(base_url)
+            login = aiohttp.encode_basic_auth(url.user or "", url.password or "")
+        except ValueError as error:
+            raise UsageError(f"{base_url!r} is no address of a model: {error}") from error
+        if url.scheme not in {"http", "https"} or not url.host:
+            raise UsageError(f"{base_url!r} is no address of a model: it begins with http:// or https://")
+        self.name = name
+        self.host = url.host
+        """The server's name."""
+        self._base_url = str(url.with_user(None)).rstrip("/")
+        self._proxy = _proxy_of(url)
+        self._headers = {
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",  # a server that compresses holds words back
+            "content-type": "application/json",
+            "user-agent": f"midstream/{__version__}",
+        }
+        if url.user or url.password:
+            self._headers["authorization"] = login
+        self._headers |= {header.lower(): value for header, value in (headers or {}).items()}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        for header, value in self._headers.items():
+            if not f"{header}{value}".isprintable():
+                raise UsageError(f"the header {header!r} for {name} has a character that no header can carry")
+        self._limits = limits or HttpLimits()
+        secrets = [word for value in (headers or {}).values() for word in (value, *value.split())]
+        self._network = NetworkLog(name, [*secrets, api_key or "", url.password or ""])
+        self._world = world
+        # A connection belongs to the loop it was made in.
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
+
+    async def events(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        gone: Collection[int] = (),
+        stalls: StallBudgets | None = None,
+    ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
+        """Ask, and give the events of the answer as they come; closing the iterator closes the connection.
+
+        An empty sequence says that something came which is no event yet, or never will be: a ping.
+
+        Args:
+            gone: The statuses that say that what was asked for is not there (any more).
+            stalls: The budgets of the agent that sends the request.
+
+        Raises:
+            ModelUnavailableError: No connection, a status that may pass, or an answer that broke off.
+            ModelStalledError: Silence for longer than the limits allow.
+            ModelForgotError: One of the statuses `gone`.
+            ModelError: Another refusal: see `midstream.models.provider_errors`.
+        """
+        silences = self._limits.silences(stalls)
+        self._network.sent(method, path, body or b"")
+        try:
+            async with (
+                self._answer(method, path, body, headers or {}, first_s=silences[0]) as response,
+                contextlib.aclosing(_pieces(response, *silences)) as pieces,
+            ):
+                self._network.answered(response.status)
+                media_type = response.headers.get("content-type", "").partition(";")[0].strip()
+                if response.status in gone:
+                    raise ModelForgotError(f"{self.name} has the reply no longer")
+                if response.status != HTTPStatus.OK or media_type in _NO_STREAM:
+                    raise await self._refusal(response, media_type, pieces)
+                decoder = SseDecoder()
+                async for piece in pieces:
+                    self._network.received(piece)
+                    yield decoder.feed(piece)
+        except FrameTooLargeError as error:
+            raise ModelUnavailableError(f"{self.name} sent an event above the limit") from error
+        except _SilenceError as error:
+            self._network.failed(error)
+            raise ModelStalledError(f"{self.name} sent nothing for {error.limit_s:g} s") from error
+        except aiohttp.ClientError as error:
+            self._network.failed(error)
+            # Only the kind: the text of such an error may hold the address and what is in it.
+            message = f"the connection to {self.name} failed: {type(error).__name__}"
+            raise ModelUnavailableError(message) from error
+
+    async def post(self, path: str) -> int:
+        """Send a request without a body and return the status of the answer.
+
+        Raises:
+            ModelUnavailableError: There was no answer.
+        """
+        try:
+            async with self._answer("POST", path, None, {}, first_s=CONTROL_S) as response:
+                async for _ in _pieces(response, CONTROL_S, CONTROL_S):
+                    pass
+        except (aiohttp.ClientError, _SilenceError) as error:
+            raise ModelUnavailableError(f"the connection to {self.name} failed") from error
+        return response.status
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], *, first_s: float
+    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """Send a request and give the answer once its head is there. A body that is not read to its end is cut.
+
+        Args:
+            first_s: Seconds of silence before the head.
+        """
+        connections = await self._connections_here()
+        connections.answers += 1
+        limit_s = self._limits.connect_s + first_s
+        try:
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    response = await connections.session.request(
+                        method,
+                        URL(self._base_url + path, encoded=True),
+                        data=None if body is None else io.BytesIO(body),
+                        headers={**self._headers, **{name.lower(): value for name, value in headers.items()}},
+                        allow_redirects=False,  # the key is for this server
+                    )
+            except TimeoutError as error:
+                if limit.expired():
+                    raise _SilenceError(limit_s) from error
+                raise
+            try:
+                yield response
+            finally:
+                response.close()  # a connection whose answer is whole was given back before
+        except ModelError:
+            raise
+        except BaseException:
+            self._retire(connections)
+            raise
+        finally:
+            connections.answers -= 1
+            await _close_unused(connections)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop. A later request opens new ones."""
+        connections = self._connections.get(asyncio.get_running_loop())
+        if connections is not None:
+            self._retire(connections)
+            await _close_unused(connections)
+
+    async def _connections_here(self) -> _Connections:
+        loop = asyncio.get_running_loop()
+        found = self._connections.get(loop)
+        if found is None:
+            is_tls = self._base_url.startswith("https:")
+            closing = _session(self._proxy, self._limits.connect_s, is_tls=is_tls)
+            found = _Connections(await anext(closing), closing)
+            for over in [each for each in self._connections if each.is_closed()]:
+                del self._connections[over]
+            self._connections[loop] = found
+        return found
+
+    def _retire(self, connections: _Connections) -> None:
+        """Let no later request use these connections; other replies on them go on."""
+        connections.is_retired = True
+        loop = asyncio.get_running_loop()
+        if self._connections.get(loop) is connections:
+            del self._connections[loop]
+
+    async def _refusal(
+        self, response: aiohttp.ClientResponse, media_type: str, pieces: AsyncGenerator[bytes, None]
+    ) -> ModelError:
+        body = bytearray()
+        async for piece in pieces:
+            body += piece
+            if len(body) > ERROR_BYTES_MAX:
+                break
+        self._network.received(bytes(body))
+        try:
+            parsed = msgspec.json.decode(bytes(body))
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            parsed = None  # a proxy's page: the status says enough
+        error = parsed.get("error", parsed) if isinstance(parsed, dict) else None
+        if response.status == HTTPStatus.OK:
+            if isinstance(parsed, dict) and "error" in parsed:
+                return error_of(error)
+            return ModelUnavailableError(f"{self.name} answered with {media_type} instead of a stream")
+        wait_s = retry_after_s(response.headers.get("retry-after", ""), now=self._world.now())
+        return error_of(error, status=response.status, retry_after_s=wait_s)
+
+
+async def _close_unused(connections: _Connections) -> None:
+    """Close connections that are retired and have no answer on its way."""
+    if connections.is_retired and not connections.answers:
+        await connections.closing.aclose()
+
+
+class ProvidedModel:
+    """Shared parts of a provider's models: they hold its connections; close them, or use it as a context."""
+
+    _provider: Provider
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop. A later request opens new ones."""
+        await self._provider.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

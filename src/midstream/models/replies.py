@@ -1,0 +1,401 @@
+"""Events of a model's stream, and the reply that they add up to.
+
+A part stands where it began: words after a call are a part of their own, and a call that the upstream runs stands where
+it started, whenever it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.errors import ModelForgotError, ModelUnavailableError
+from midstream.history.messages import (
+    Call,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Text,
+    Thinking,
+    ToolSpec,
+    UpstreamCall,
+    Usage,
+    storable,
+    with_distinct_ids,
+)
+from midstream.history.upstream_calls import Words, closed, ended, started
+from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
+from midstream.session.permissions import Person
+from midstream.session.records import Delta, Judgement
+from midstream.timing import StallBudgets
+
+RESPONSE_CHARS_MAX = 32 * 1024 * 1024
+"""Of a response to a client application: 128,000 tokens are a sixtieth of it."""
+DELTA_CHARS_MAX = 64 * 1024
+"""Characters of one `Delta`; a longer piece is split, so that no record outgrows a frame."""
+
+
+class ModelRequest(Struct, frozen=True):
+    """Request to a model.
+
+    Args:
+        instructions: The system prompt, or "".
+        history: Every message so far; the last entry is what to answer.
+        tools: What may be called.
+        attempt: 1 for the first try of this reply.
+        key: Stable over the attempts of one reply; for a provider's idempotency header.
+        resume: What a `Resumable` of this attempt named, to take that same reply up; "" asks for a new one.
+        session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
+        is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
+        settings: How the answer is to be made, as far as the model grants it.
+        person: Whom an upstream's agent can ask for leave in the middle of its answer; None where nobody is there.
+        stalls: How long the agent allows silences to be; None where no agent sends this.
+        is_resent: The history is what a client application has sent: tools that an agent ran itself may be missing.
+    """
+
+    instructions: str
+    history: History
+    tools: tuple[ToolSpec, ...] = ()
+    attempt: int = 1
+    key: str = ""
+    resume: str = ""
+    session: str = ""
+    is_ephemeral: bool = False
+    settings: ModelSettings = DEFAULT_SETTINGS
+    person: Person | None = None
+    stalls: StallBudgets | None = None
+    is_resent: bool = False
+
+
+class TextDelta(Struct, frozen=True):
+    """Some more words for the reader."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, frozen=True):
+    """Some more thinking; `signature`, where the provider gives one, ends the part.
+
+    `is_redacted`: a part of its own, whose words the provider withholds; they are sealed in `signature`.
+    """
+
+    text: str
+    signature: str | None = None
+    is_redacted: bool = False
+
+
+class CallRequested(Struct, frozen=True):
+    """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty.
+
+    `signature` is the provider's over this call, for those that want it back (Gemini's thought signature).
+    """
+
+    id: str
+    name: str
+    arguments: str
+    signature: str | None = None
+
+
+class UpstreamCallStarted(Struct, frozen=True):
+    """The upstream runs a tool of its own. It is shown; nobody here may run it. `id` is unique within the reply."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class UpstreamCallEnded(Struct, frozen=True):
+    """How a tool ended that the upstream ran itself. `content` is what it read, as text."""
+
+    id: str
+    content: str
+    outcome: Outcome = Outcome.OK
+
+
+class Working(Struct, frozen=True):
+    """The model makes what cannot be shown yet, such as the arguments of a call: a sign of life, and progress."""
+
+    what: str = ""
+
+
+class KeepAlive(Struct, frozen=True):
+    """The connection lives (a ping, an empty piece). It says nothing about the model and counts as no progress."""
+
+
+class PoolJudged(Struct, frozen=True):
+    """A pool judged what its upstream's agent knows, before it is told anything. It counts as no progress."""
+
+    judgement: Judgement
+
+
+class Resumable(Struct, frozen=True):
+    """The provider keeps this reply for a while, whoever listens; `token` names it in a later request's `resume`.
+
+    Such a request is answered with the same events from the beginning of the reply. Sent before the first word.
+    """
+
+    token: str
+
+
+class Finished(Struct, frozen=True):
+    """The reply is whole. Nothing may follow."""
+
+    finish: Finish = Finish.STOP
+    model: str = ""
+    usage: Usage | None = None
+
+
+ModelEvent = (
+    TextDelta
+    | ThinkingDelta
+    | CallRequested
+    | UpstreamCallStarted
+    | UpstreamCallEnded
+    | Working
+    | KeepAlive
+    | PoolJudged
+    | Resumable
+    | Finished
+)
+
+
+def is_progress(event: ModelEvent) -> bool:
+    """Whether an event brings a reply on: pings and empty pieces do not."""
+    match event:
+        case TextDelta():
+            return bool(event.text)
+        case ThinkingDelta():
+            return bool(event.text or event.signature)
+        case Working() | CallRequested() | UpstreamCallStarted() | UpstreamCallEnded() | Finished():
+            return True
+        case KeepAlive() | PoolJudged() | Resumable():
+            return False
+
+
+class ReplyBuilder:
+    """Collect a model's events: `add` returns the deltas to journal, `reply` the whole in the end.
+
+    Args:
+        shown: The parts readers have been shown of this attempt, where it is taken up again: the model says it all
+            once more, and what is known is not journaled a second time.
+        is_announcing: Calls, signatures and a first sign of work have deltas of their own, for client applications:
+            their APIs show these in mid-response.
+    """
+
+    def __init__(
+        self,
+        turn: int,
+        reply_no: int,
+        attempt: int,
+        shown: Mapping[int, Words] | None = None,
+        *,
+        is_announcing: bool = False,
+    ) -> None:
+        self.is_announcing = is_announcing
+        self._has_begun = False
+        self._chars = 0
+        self._ids = (turn, reply_no, attempt)
+        self._shown = dict(shown or {})
+        """What is still to be said again."""
+        self._parts: list[ReplyPart] = []
+        self._texts: list[str] = []
+        self._kind: Literal["text", "thinking"] | None = None
+        self._open: dict[str, int] = {}
+        """Where the calls stand that the upstream has started and not ended, by id."""
+        self._finished: Finished | None = None
+
+    def add(self, event: ModelEvent) -> Sequence[Delta]:
+        """Take one event; return what readers may be shown of it.
+
+        Raises:
+            ModelForgotError: A reply that is taken up again has other words than readers were shown.
+        """
+        match event:
+            case TextDelta():
+                return self._say("text", storable(event.text))
+            case ThinkingDelta(is_redacted=True):
+                self._close_part()
+                self._parts.append(Thinking("", storable(event.signature or ""), is_redacted=True))
+            case ThinkingDelta():
+                deltas = self._say("thinking", storable(event.text))
+                if event.signature is not None:
+                    ending = storable(event.signature)
+                    announced = self._announced(len(self._parts), signature=ending)
+                    self._close_part(ending)
+                    return (*deltas, *announced)
+                return deltas
+            case CallRequested():
+                self._close_part()
+                signature = None if event.signature is None else storable(event.signature)
+                named = (storable(event.id), storable(event.name), storable(event.arguments))
+                call = Call(*named, signature=signature)
+                self._parts.append(call)
+                return self._announced(len(self._parts) - 1, requested=call)
+            case UpstreamCallStarted() if event.id not in self._open:
+                return self._start(started(event.id, event.name, event.arguments))
+            case UpstreamCallEnded():
+                return self._end(event)
+            case Finished():
+                return self._finish(event)
+            case Working() if not self._has_begun:
+                return self._announced(len(self._parts))
+            case Working() | KeepAlive() | PoolJudged() | Resumable() | UpstreamCallStarted():
+                pass
+        return ()
+
+    def _announced(self, part: int, *, requested: Call | None = None, signature: str = "") -> Sequence[Delta]:
+        self._has_begun = True
+        if not self.is_announcing:
+            return ()
+        return (Delta(*self._ids, part, "thinking", "", requested=requested, signature=signature),)
+
+    def reply(self) -> Reply | None:
+        """Return the whole reply, or None while the model has not finished or said nothing at all.
+
+        To a client application an empty response is one, too.
+        """
+        if self._finished is None:
+            return None
+        self._close_part()
+        parts = with_distinct_ids(tuple(self._parts), reply_no=self._ids[1])
+        has_content = any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in parts)
+        if not (has_content or self.is_announcing):
+            return None
+        return Reply(parts, self._finished.finish, self._finished.model, self._finished.usage)
+
+    @property
+    def is_running_upstream(self) -> bool:
+        """Whether the upstream runs a tool of its own now; its silence is that of a tool."""
+        return bool(self._open)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model has said that its reply is whole."""
+        return self._finished is not None
+
+    def _say(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
+        if self._kind != kind:
+            self._close_part()
+            self._kind = kind
+        if not text:
+            return ()
+        self._has_begun = True
+        self._chars += len(text)
+        if self.is_announcing and self._chars > RESPONSE_CHARS_MAX:
+            raise ModelUnavailableError(f"the response is longer than {RESPONSE_CHARS_MAX} characters")
+        self._texts.append(text)
+        part = len(self._parts)
+        if self._shown:
+            text = self._unshown(part, kind, text)
+        if 0 < len(text) <= DELTA_CHARS_MAX:
+            return (Delta(*self._ids, part, kind, text),)
+        pieces = (text[at : at + DELTA_CHARS_MAX] for at in range(0, len(text), DELTA_CHARS_MAX))
+        return [Delta(*self._ids, part, kind, piece) for piece in pieces]
+
+    def _start(self, call: UpstreamCall) -> Sequence[Delta]:
+        self._close_part()
+        part = self._open[call.id] = len(self._parts)
+        self._parts.append(call)
+        return self._told(part, call)
+
+    def _end(self, event: UpstreamCallEnded) -> Sequence[Delta]:
+        part = self._open.pop(event.id, None)
+        if part is not None:
+            call = self._parts[part]
+            assert isinstance(call, UpstreamCall)
+            self._parts[part] = call = ended(call, event.content, event.outcome)
+            return self._told(part, call)
+        is_known = any(isinstance(each, UpstreamCall) and each.id == event.id for each in self._parts)
+        if is_known:
+            return ()  # one outcome a call; the first one stands
+        self._close_part()
+        call = ended(started(event.id, "", ""), event.content, event.outcome)
+        self._parts.append(call)
+        return self._told(len(self._parts) - 1, call)
+
+    def _finish(self, event: Finished) -> Sequence[Delta]:
+        deltas: list[Delta] = []
+        for part in self._open.values():
+            call = self._parts[part]
+            assert isinstance(call, UpstreamCall)
+            self._parts[part] = call = closed(call)
+            deltas += self._told(part, call)
+        self._open.clear()
+        if self._shown:
+            raise _forgot()
+        self._finished = event
+        return deltas
+
+    def _told(self, part: int, call: UpstreamCall) -> Sequence[Delta]:
+        """Return what readers are told of a call, unless they have been told."""
+        shown = self._shown.get(part)
+        if shown is None:
+            return [Delta(*self._ids, part, "thinking", "", call)]
+        if not isinstance(shown, UpstreamCall) or (shown.id, shown.name) != (call.id, call.name):
+            raise _forgot()
+        if shown.outcome is None or call.outcome is not None:
+            del self._shown[part]
+        is_told = shown.outcome is not None or call.outcome is None
+        return () if is_told else [Delta(*self._ids, part, "thinking", "", call)]
+
+    def _unshown(self, part: int, kind: Literal["text", "thinking"], text: str) -> str:
+        """Return what of `text` readers have not been shown."""
+        known_words = self._shown.get(part, (kind, ""))
+        if isinstance(known_words, UpstreamCall):
+            raise _forgot()
+        shown_kind, shown = known_words
+        if not shown:
+            return text
+        known = shown[: len(text)]
+        if kind != shown_kind or not text.startswith(known):
+            raise _forgot()
+        if len(shown) > len(text):
+            self._shown[part] = (kind, shown[len(text) :])
+        else:
+            del self._shown[part]
+        return text[len(known) :]
+
+    def _close_part(self, signature: str | None = None) -> None:
+        text = "".join(self._texts)
+        if self._kind == "text" and text:
+            self._parts.append(Text(text))
+        elif self._kind == "thinking" and (text or signature):
+            self._parts.append(Thinking(text, signature))
+        self._texts.clear()
+        self._kind = None
+
+
+def _forgot() -> ModelForgotError:
+    return ModelForgotError("the reply that was taken up again has other words than before")
+
+
+def is_plain(delta: Delta) -> bool:
+    """Whether a delta has nothing but text."""
+    return delta.call is None and delta.requested is None and not delta.signature
+
+
+def merge_deltas(deltas: Sequence[Delta]) -> tuple[Delta, ...]:
+    """Join neighbouring pieces of the same part, up to `DELTA_CHARS_MAX` characters each."""
+    merged: list[Delta] = []
+    texts: list[str] = []
+    length = 0
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        is_same = last is not None and (last.part, last.kind) == (delta.part, delta.kind)
+        is_same = is_same and is_plain(delta) and is_plain(merged[-1])
+        if is_same and length + len(delta.text) <= DELTA_CHARS_MAX:
+            texts.append(delta.text)
+            length += len(delta.text)
+            continue
+        if last is not None:
+            merged[-1] = replace(last, text="".join(texts))
+        merged.append(delta)
+        texts, length = [delta.text], len(delta.text)
+    if merged:
+        merged[-1] = replace(merged[-1], text="".join(texts))
+    return tuple(merged)

@@ -1,0 +1,1 @@
+"""OpenTelemetry, Prometheus, debug output."""

@@ -1,0 +1,64 @@
+"""Lines for debugging on stderr, for programs that set up no logging of their own.
+
+`MIDSTREAM_DEBUG=1` shows what is decided about each turn, `MIDSTREAM_DEBUG_NETWORK=1` what goes to providers and comes
+back. Both are loggers: where a handler of the program writes the same line to the screen, it is not written twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+
+VARIABLE = "MIDSTREAM_DEBUG"
+LOGGER = "midstream.agents.pool"
+"""The logger of a line for each turn: ids, kinds and counts, never words of a conversation."""
+NETWORK_VARIABLE = "MIDSTREAM_DEBUG_NETWORK"
+NETWORK_LOGGER = "midstream.network"
+"""The logger of a line for each request and each piece of an answer; it has the beginning of each body."""
+
+_FORM = "%(asctime)s midstream: %(message)s"
+
+
+class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # its stream is stderr, whatever that is
+    """Write to stderr what no other handler writes there."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a record: not where another handler writes it to the screen."""
+        others = (handler for handler in _handlers_of(self._log) if handler is not self)
+        if any(_is_on_screen(handler) and record.levelno >= handler.level for handler in others):
+            return False
+        return bool(super().filter(record))
+
+
+def show_where_asked() -> None:
+    """Show the lines whose variable is 1; calling it twice is harmless."""
+    _show(VARIABLE, LOGGER)
+    _show(NETWORK_VARIABLE, NETWORK_LOGGER)
+
+
+def _show(variable: str, name: str) -> None:
+    log = logging.getLogger(name)
+    if os.environ.get(variable) != "1" or any(isinstance(each, _Shown) for each in log.handlers):
+        return
+    handler = _Shown(log)
+    handler.setFormatter(logging.Formatter(_FORM))
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+
+
+def _is_on_screen(handler: logging.Handler) -> bool:
+    return isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout)
+
+
+def _handlers_of(log: logging.Logger) -> Iterator[logging.Handler]:
+    """Return every handler that a record of this logger reaches."""
+    place: logging.Logger | None = log
+    while place is not None:
+        yield from place.handlers
+        place = place.parent if place.propagate else None

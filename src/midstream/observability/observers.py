@@ -1,0 +1,78 @@
+"""Observers of every record that this process appends: for counters, spans and budgets.
+
+There is one source, the journal: whatever was appended is told once, after it was appended, in its order, and nothing
+else is. Words of a model on their way (`delta`) are left out: there are a hundred of them for each record that counts,
+and the whole reply follows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+from midstream.session.records import Record, decode
+
+_DELTA = b'{"type":"delta"'
+
+_log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Is told what was appended."""
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        """Take what was appended to a session in one transaction. Must not wait; what it raises is logged."""
+
+
+@runtime_checkable
+class Introduced(Protocol):
+    """An observer that wants to know who answers in a session, which no record says."""
+
+    def answers(self, session: str, agent: str, model: str) -> None:
+        """Take the name of the session's agent and of its model, such as `openai-responses:gpt-5`.
+
+        Told before anything is appended to the session here, and again whenever it wakes. Must not wait.
+        """
+
+
+class Observers:
+    """Observers of one process.
+
+    Args:
+        observers: The first of them; see `add`.
+    """
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._all: list[Observer] = [*observers]
+
+    def add(self, observer: Observer) -> None:
+        """Tell this one too, from now on."""
+        self._all.append(observer)
+
+    def answers(self, session: str, agent: str, model: str) -> None:
+        """Tell those who want to know who answers in a session."""
+        for observer in self._all:
+            if isinstance(observer, Introduced):
+                try:
+                    observer.answers(session, agent, model)
+                except Exception as error:  # noqa: BLE001 - see below
+                    _failed(session, error)
+
+    def appended(self, session: str, bodies: Sequence[bytes]) -> None:
+        """Tell all of records that were appended."""
+        if not self._all:
+            return
+        records = [decode(body) for body in bodies if not body.startswith(_DELTA)]
+        if not records:
+            return
+        for observer in self._all:
+            try:
+                observer.appended(session, records)
+            except Exception as error:  # noqa: BLE001 - who looks on must not stop what it looks at
+                _failed(session, error)
+
+
+def _failed(session: str, error: Exception) -> None:
+    # A traceback could hold what was said.
+    _log.error("an observer failed: %s", type(error).__name__, extra={"session": session})

@@ -1,0 +1,1 @@
+"""Frames, both halves of the stream protocol, checkpoint, server-sent events. Pure."""

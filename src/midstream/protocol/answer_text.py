@@ -1,0 +1,193 @@
+"""Fold the records of a turn into the text of its answer: each word once, whatever was cut and begun again.
+
+This is the one statement of the rule for readers (`attempt_started` in docs/spec/stream.md): when an attempt begins,
+the words of the earlier attempt at the same reply are void. `AnswerText.take` applies it to one record after the
+other. Words of a new attempt that repeat the void ones add nothing to what a reader has; the first word that differs
+replaces it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from midstream.history.messages import Entry, Exchange, Reply, Text, UpstreamCall, UserMessage
+from midstream.protocol.frames import Gone, SnapshotFrame
+from midstream.session.records import (
+    AttemptStarted,
+    Delta,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TranscriptAccepted,
+    TurnEnded,
+)
+from midstream.session.session import CONTINUE
+
+PARAGRAPH = "\n\n"
+"""Stands between the texts of two replies, where the first does not end in white space."""
+
+
+class AnswerSoFar(Struct, frozen=True, gc=False):
+    """The answer of a turn after one record. It shares its pieces with those after it: an event costs no copy.
+
+    Args:
+        added: The words that the record adds; with `replaces` all that its attempt has said.
+        replaces: A reader must put `transcript` in the place of what it has of this answer.
+    """
+
+    pieces: list[str]
+    count: int
+    added: str = ""
+    replaces: bool = False
+
+    @property
+    def transcript(self) -> str:
+        """The whole text so far."""
+        return "".join(self.pieces[: self.count])
+
+
+class AnswerText:
+    """The answer of the turn that is read, record by record."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pieces: list[str] = []
+        """What a reader has, void words included; a new list where it is replaced."""
+        self._whole = 0
+        """How many of the pieces belong to whole replies."""
+        self._void = ""
+        """The words of a void attempt, which a reader keeps until other words come."""
+        self._repeated: int | None = None
+        """How many characters of them the new attempt has repeated; None where no words are void."""
+        self._is_after_call = False
+
+    @property
+    def now(self) -> AnswerSoFar:
+        """The answer after the last record."""
+        return AnswerSoFar(self._pieces, len(self._pieces))
+
+    def take(self, record: Record | Gone | SnapshotFrame) -> AnswerSoFar:
+        """Fold one record, or what a stream delivers in the place of records."""
+        match record:
+            case MessageAccepted() | TranscriptAccepted():
+                self._begin()
+            case AttemptStarted():
+                self._void_attempt()
+            case Delta(call=None, kind="text") if record.text:
+                return self._add(self._lead(record.text) + record.text)
+            case Delta() if record.call is not None:
+                self._is_after_call = True
+            case ReplyCompleted():
+                return self._complete(record.body)
+            case TurnEnded() if self._repeated is not None:
+                return self._replace(self._void[: self._repeated])
+            case Gone():
+                self._whole = 0
+                return self._replace("")
+            case SnapshotFrame():
+                return self.restart(record.session)
+            case _:
+                pass
+        return self.now
+
+    def restart(self, session: msgspec.Raw) -> AnswerSoFar:
+        """Go on from a session as its server shows it."""
+        try:
+            now = msgspec.json.decode(session, type=_SessionNow)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return self.now  # of a later version: the next whole reply is told whole
+        self._begin()
+        for entry in now.history:
+            if isinstance(entry, Exchange):
+                self._complete(entry.reply)
+            elif entry != _GO_ON:
+                self._begin()
+        if now.running is not None and now.running.said is not None:
+            text = text_of(now.running.said, self._last(self._whole))
+            self._pieces += [text] if text else []
+        return AnswerSoFar(self._pieces, len(self._pieces), "".join(self._pieces), replaces=True)
+
+    def _void_attempt(self) -> None:
+        self._is_after_call = False
+        if len(self._pieces) > self._whole:
+            self._void, self._repeated = "".join(self._pieces[self._whole :]), 0
+
+    def _add(self, text: str) -> AnswerSoFar:
+        self._is_after_call = False
+        if self._repeated is None:
+            self._pieces.append(text)
+            return AnswerSoFar(self._pieces, len(self._pieces), text)
+        left = len(self._void) - self._repeated
+        if not self._void.startswith(text[:left], self._repeated):
+            return self._replace(self._void[: self._repeated] + text)
+        self._repeated += min(left, len(text))
+        if len(text) < left:
+            return self.now
+        self._void, self._repeated = "", None
+        return self._add(text[left:]) if text[left:] else self.now
+
+    def _replace(self, text: str) -> AnswerSoFar:
+        """Put other words in the place of those of the reply that is being made."""
+        self._pieces = [*self._pieces[: self._whole], *([text] if text else [])]
+        self._void, self._repeated = "", None
+        return AnswerSoFar(self._pieces, len(self._pieces), text, replaces=True)
+
+    def _complete(self, reply: Reply) -> AnswerSoFar:
+        """Settle the text of a reply by the reply itself, which is whole."""
+        whole, begun = text_of(reply, self._last(self._whole)), "".join(self._pieces[self._whole :])
+        self._void, self._repeated = "", None
+        if whole == begun:
+            settled = self.now
+        elif whole.startswith(begun):
+            settled = self._add(whole[len(begun) :])
+        else:
+            settled = self._replace(whole)
+        self._whole = len(self._pieces)
+        self._is_after_call = False
+        return settled
+
+    def _lead(self, text: str) -> str:
+        """Return what must stand between the words so far and these."""
+        is_first = len(self._pieces) == self._whole if self._repeated is None else self._repeated == 0
+        if is_first:
+            return _between(self._last(self._whole), text)
+        if not self._is_after_call:
+            return ""
+        said = self._last(len(self._pieces)) if self._repeated is None else self._void[self._repeated - 1]
+        return _between(said, text)
+
+    def _last(self, count: int) -> str:
+        return self._pieces[count - 1] if count else ""
+
+
+def text_of(reply: Reply, before: str = "") -> str:
+    """Return the text of a whole reply as it follows other text: a new paragraph, also behind a call within it."""
+    text, is_apart = before, True
+    for part in reply.parts:
+        if isinstance(part, UpstreamCall):
+            is_apart = True
+        elif isinstance(part, Text) and part.text:
+            text += (_between(text, part.text) if is_apart else "") + part.text
+            is_apart = False
+    return text[len(before) :]
+
+
+class _Running(Struct):
+    said: Reply | None = None
+
+
+class _SessionNow(Struct):
+    turns: int = 0
+    history: tuple[Entry, ...] = ()
+    running: _Running | None = None
+
+
+_GO_ON = UserMessage.of(CONTINUE)
+
+
+def _between(before: str, after: str) -> str:
+    is_apart = not before or before[-1].isspace() or after[0].isspace()
+    return "" if is_apart else PARAGRAPH

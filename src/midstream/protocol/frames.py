@@ -1,0 +1,439 @@
+"""Every frame on the wire, both ways, and its JSON form.
+
+One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message each, or
+the body of a POST and the data of a server-sent event. A receiver ignores members it does not know and answers a
+type it does not know with `error`; the version in `open` and `welcome` says which frames may come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from midstream.errors import FrameTooLargeError, MalformedFrameError
+from midstream.history.messages import Result, UserPart
+from midstream.session.calls import Choice
+from midstream.session.records import ClientTool
+from midstream.session.turn.commands import WhenBusy
+
+_T = TypeVar("_T")
+
+PROTOCOL_VERSION = 1
+FRAME_BYTES_MAX = 1024 * 1024
+"""One frame, encoded; larger ones are refused before they are parsed."""
+COALESCE_S_MAX = 0.1
+"""Seconds for which events may be held back; from there on a person sees it."""
+IN_FLIGHT_MAX = 64
+"""Chunks a client may have sent and not seen acknowledged."""
+EVENT_DIGITS_MAX = 19
+"""Of each number of an event id, zeros in front of it included."""
+EVENT_ID_CHARS_MAX = 2 * EVENT_DIGITS_MAX + 1
+"""Two numbers and the dash."""
+REASON_CHARS_MAX = 200
+"""Of what is said about a frame that cannot be read: a part of it may be in there."""
+EVENT_NUMBER_MAX = 2**63 - 1
+"""What every database holds in one integer."""
+EVENTS_PER_FRAME_MAX = 512
+"""Records in one `events` frame; replay sends frames of this many."""
+HEARTBEAT_S = 10.0
+"""Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
+
+
+class EventId(Struct, frozen=True, gc=False, order=True):
+    """The place of a record on a journal's line: the epoch it was written under, and its position."""
+
+    epoch: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.position}"
+
+    @classmethod
+    def parse(cls, text: str) -> EventId:
+        """Read `epoch-position`; `0` alone is the beginning, as `0-0` is.
+
+        Raises:
+            MalformedFrameError: It is not of that form.
+        """
+        if text == "0":
+            return cls(0, 0)
+        epoch, dash, position = text.partition("-")
+        is_short = len(epoch) <= EVENT_DIGITS_MAX >= len(position)
+        if is_short and dash and text.isascii() and epoch.isdecimal() and position.isdecimal():
+            event_id = cls(int(epoch), int(position))
+            if max(event_id.epoch, event_id.position) <= EVENT_NUMBER_MAX:
+                return event_id
+        raise MalformedFrameError(f"an event id looks like '3-17', not {text[:EVENT_ID_CHARS_MAX]!r}")
+
+
+START = EventId(0, 0)
+"""Before the first record."""
+
+
+# --- what a client says -----------------------------------------------------------------------------------------
+
+
+class SnapshotWhen(StrEnum):
+    """When a client takes a snapshot in the place of events."""
+
+    NEVER = "never"
+    GONE = "gone"
+    """Where the events that it is owed were pruned."""
+    BEGIN = "begin"
+    """Then, and for a reader without an event id also in the beginning, in the place of all events so far."""
+
+
+SnapshotWhenName = Literal["never", "gone", "begin"]
+"""The values of `SnapshotWhen` as a program writes them."""
+
+
+class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_defaults=True):
+    """The first frame of a connection.
+
+    Args:
+        stream: The stream key; empty for a reader who only follows the session.
+        secret: 32 random bytes of the client, base64url; the same at each reconnect. In a session that is encrypted
+            under its client's secret that one, which a reader shows too, or the word it was given for looking.
+        event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
+            follow from the end.
+        next_seqno: How many chunks the client has numbered; the server tells which it has.
+        cancel_after_s: Seconds after which the turn is stopped where this connection is lost and no other one of the
+            stream takes its place (STREAM-55); None never stops it.
+        connection: Its number among the stream's connections, each higher than those made before; 0 where the client
+            does not count.
+        version: Of the protocol, 1 so far: the newest whose frames the client understands.
+        snapshots: When it takes a snapshot.
+        coalesce_s: Seconds (0.1 at most) for which events may be held back, so that several come at once.
+        old_secret: What the secret was before the client changed it; "" where it did not.
+    """
+
+    stream: str = ""
+    secret: str = ""
+    event_id: str | None = None
+    next_seqno: int = 0
+    connection: int = 0
+    cancel_after_s: float | None = None
+    version: int = PROTOCOL_VERSION
+    snapshots: SnapshotWhen = SnapshotWhen.NEVER
+    coalesce_s: float = 0.0
+    old_secret: str = ""
+
+    def __repr__(self) -> str:
+        return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
+
+
+class Chunk(Struct, frozen=True, gc=False, tag="chunk", tag_field="type"):
+    """A numbered payload. Its bytes are the same whenever it is played back.
+
+    Args:
+        seqno: Its number: 0, 1, 2, … on each stream.
+        payload: What it says: `say`, `result`, `abort`, `answer`, `withdraw` or `resume`.
+    """
+
+    seqno: int
+    payload: msgspec.Raw
+
+
+class Close(Struct, frozen=True, gc=False, tag="close", tag_field="type"):
+    """The client has seen all it wants; the turn goes on without it."""
+
+
+class Ping(Struct, frozen=True, gc=False, tag="ping", tag_field="type"):
+    """The client asks for a sign of life; the answer is a heartbeat."""
+
+
+ClientFrame = Open | Chunk | Close | Ping
+
+
+# --- what a chunk may carry -------------------------------------------------------------------------------------
+
+
+class SayPayload(Struct, frozen=True, gc=False, tag="say", tag_field="type", omit_defaults=True):
+    """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
+
+    While another turn runs, it waits for its end, or is refused, as `when_busy` says.
+
+    Args:
+        parts: Text and files, one at least.
+        tools: Those that the client runs; the agent's own need not be named.
+        when_busy: Whether it waits for the end of a turn that runs, or is refused with `session_busy`.
+    """
+
+    parts: Annotated[tuple[UserPart, ...], Meta(min_length=1)]
+    tools: tuple[ClientTool, ...] = ()
+    when_busy: WhenBusy = WhenBusy.QUEUE
+
+
+class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type"):
+    """The outcome of a call that the client ran.
+
+    Args:
+        turn, reply: Where the call stands, as its `call_started` says.
+        result: The outcome, with the id of the call.
+    """
+
+    turn: int
+    reply: int
+    result: Result
+
+
+class AbortPayload(Struct, frozen=True, gc=False, tag="abort", tag_field="type", omit_defaults=True):
+    """Stop the turn; numbered like every chunk, so that it is retried until it is acknowledged.
+
+    Args:
+        turn: Which one; null is that of the stream, and on a stream without one whichever runs.
+    """
+
+    turn: int | None = None
+
+
+class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type", omit_defaults=True):
+    """A person's decision about a call that waits for them.
+
+    Args:
+        turn, reply, call_id: Where the call stands, as its `question_asked` says.
+        digest: That of the `question_asked`: of the arguments the person was shown. An answer to others is refused.
+        choice: What they decided; which choices there are depends on the `kind` of the question.
+        text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
+        arguments: For an approval, the arguments to run instead (JSON text); null leaves them.
+    """
+
+    turn: int
+    reply: int
+    call_id: str
+    digest: str
+    choice: Choice
+    text: str = ""
+    arguments: str | None = None
+
+
+class WithdrawPayload(Struct, frozen=True, gc=False, tag="withdraw", tag_field="type", omit_defaults=True):
+    """Take back a queued message.
+
+    Args:
+        number: That of its `message_queued`; null is all that wait.
+    """
+
+    number: int | None = None
+
+
+class ResumePayload(Struct, frozen=True, gc=False, tag="resume", tag_field="type", omit_defaults=True):
+    """Go on with the last turn, which was interrupted or failed; it becomes the stream's turn.
+
+    Args:
+        turn: Which one it has to be; null is whichever was the last.
+    """
+
+    turn: int | None = None
+
+
+Payload = SayPayload | ResultPayload | AbortPayload | AnswerPayload | WithdrawPayload | ResumePayload
+
+
+# --- what a server says -----------------------------------------------------------------------------------------
+
+
+class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
+    """The first frame of a server, at once.
+
+    Args:
+        stream: Echo of the stream key.
+        is_degraded: The client will not be able to resume here: keep nothing, retry nothing.
+        reason: Why it is degraded, else "".
+        event_id: Newest event on the journal's line.
+        resume_from: The event after which this connection's events begin.
+        acked: Chunks of this stream accepted so far: the seqno expected next.
+        turn: The stream's turn, 0 before its first chunk.
+        turn_status: How that turn stands: "" (there is none yet), queued, running, completed, cancelled, failed,
+            interrupted, or ended (how, its events say).
+        status: What the session is doing, or how its last turn ended (STREAM-116).
+        heartbeat_s: Seconds of silence after which a heartbeat comes.
+        frame_bytes_max: Bytes of one frame of a client.
+        in_flight_max: Chunks that a client may have sent and not seen acknowledged.
+        retention_s: How long after its last record a stream can be resumed.
+        version: Of the protocol, 1 so far: that of the frames that come.
+        stall_s: Seconds of silence of a turn after which the server tells it (`first_token_s`, `between_tokens_s`,
+            `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
+        oldest: Position of the oldest event that can be replayed.
+        retention: The limits of what is kept: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null is no
+            limit.
+        is_encrypted: The session is encrypted under its client's secret, which the client keeps as long as the session
+            matters.
+        began_at: When the epoch of `resume_from` began, in seconds since 1970: the `at` of its `EpochStarted`
+            (STREAM-104). It is None where that is not known any more, and before the first record.
+    """
+
+    stream: str
+    event_id: str
+    resume_from: str
+    acked: int = 0
+    turn: int = 0
+    turn_status: str = ""
+    status: str = ""
+    is_degraded: bool = False
+    reason: str = ""
+    heartbeat_s: float = HEARTBEAT_S
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    in_flight_max: int = IN_FLIGHT_MAX
+    retention_s: float = 7200.0
+    stall_s: dict[str, float | None] = field(default_factory=dict)
+    version: int = PROTOCOL_VERSION
+    oldest: int = 1
+    retention: dict[str, float | None] = field(default_factory=dict)
+    is_encrypted: bool = False
+    began_at: float | None = None
+
+
+class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defaults=True):
+    """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
+
+    Args:
+        seqno: The newest chunk that is.
+        is_single: It speaks of this one chunk alone (STREAM-53).
+    """
+
+    seqno: int
+    is_single: bool = False
+
+
+class EventFrame(Struct, frozen=True, gc=False):
+    """One record and its place.
+
+    Args:
+        id: `epoch-position`.
+        record: One of the records below.
+    """
+
+    id: str
+    record: msgspec.Raw
+
+
+class Events(Struct, frozen=True, gc=False, tag="events", tag_field="type"):
+    """Records in order, without gap.
+
+    Args:
+        events: Each position follows the one before it.
+    """
+
+    events: tuple[EventFrame, ...]
+
+
+class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
+    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later.
+
+    Args:
+        resume_from: The event from which it goes on.
+        reason: For people.
+        oldest: Position of the oldest event that can be replayed.
+        has_snapshot: A snapshot comes first, which replaces all that the client has.
+    """
+
+    resume_from: str
+    reason: str
+    oldest: int = 1
+    has_snapshot: bool = False
+
+
+class SnapshotFrame(Struct, frozen=True, gc=False, tag="snapshot", tag_field="type", omit_defaults=True):
+    """The session as it was at an event, in the place of all events so far; those after it follow.
+
+    Args:
+        event_id: That event.
+        session: What `GET /v1/sessions/{id}` answers.
+        is_over: The turn of this stream had ended by then.
+    """
+
+    event_id: str
+    session: msgspec.Raw
+    is_over: bool = False
+
+
+class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_defaults=True):
+    """Something was refused, or the connection ends.
+
+    Args:
+        code: One of the table of errors; there may be others.
+        message: For people.
+        retry: What a client does: `never` and `ask` end the stream, `now` and `later` make the connection anew.
+        seqno: The chunk it is about; where it is missing or null, the connection ends.
+        expected: The seqno to send next, where the code is `seqno_gap`.
+        retry_after_s: Seconds before which there is no use in coming back.
+    """
+
+    code: str
+    message: str
+    retry: str = "never"
+    seqno: int | None = None
+    expected: int | None = None
+    retry_after_s: float | None = None
+
+
+class HeartbeatFrame(Struct, frozen=True, gc=False, tag="heartbeat", tag_field="type"):
+    """The connection lives.
+
+    Args:
+        event_id: The newest event of the session.
+        waiting_on: What its turn waits for: model, tool, client, person, agent, nothing.
+    """
+
+    event_id: str
+    waiting_on: str = "nothing"
+
+
+ServerFrame = Welcome | Ack | Events | Gone | SnapshotFrame | Error | HeartbeatFrame
+
+_encoder = msgspec.json.Encoder()
+_from_client: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
+_from_server: msgspec.json.Decoder[ServerFrame] = msgspec.json.Decoder(ServerFrame)
+_payload: msgspec.json.Decoder[Payload] = msgspec.json.Decoder(Payload)
+
+
+def encode(frame: ClientFrame | ServerFrame | Payload) -> bytes:
+    """Return a frame's (or payload's) JSON."""
+    return _encoder.encode(frame)
+
+
+def decode_client(body: bytes) -> ClientFrame:
+    """Read what a client sent.
+
+    Raises:
+        FrameTooLargeError: Above `FRAME_BYTES_MAX`; it was not parsed.
+        MalformedFrameError: Not a frame.
+    """
+    return _decode(body, _from_client)
+
+
+def decode_server(body: bytes) -> ServerFrame:
+    """Read what a server sent; raises like `decode_client`, but has no size limit of its own."""
+    try:
+        return _from_server.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrameError(f"not a server frame: {str(error)[:REASON_CHARS_MAX]}") from error
+
+
+def decode_payload(body: bytes | msgspec.Raw) -> Payload:
+    """Read what a chunk carries; raises `MalformedFrameError`."""
+    return _decode(bytes(body), _payload)
+
+
+def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    if len(body) > FRAME_BYTES_MAX:
+        raise FrameTooLargeError(f"a frame has {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrameError(f"not a frame of this protocol: {str(error)[:REASON_CHARS_MAX]}") from error
+
+
+def digest_of(payload: bytes | msgspec.Raw) -> str:
+    """Return the digest by which a repeated chunk is told from a conflicting one."""
+    return hashlib.blake2b(bytes(payload), digest_size=16, person=b"midstream-chunk").hexdigest()
+
+
+def secret_digest_of(secret: str) -> str:
+    """Return the commitment to a stream secret that a journal may hold."""
+    return hashlib.blake2b(secret.encode(), digest_size=32, person=b"midstream-key").hexdigest()

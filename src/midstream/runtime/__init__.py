@@ -1,1 +1,0 @@
-"""Actions: the only place with obligations in flight."""

@@ -1,0 +1,1 @@
+"""The HTTP interface: its endpoints, its description, its errors."""

@@ -1,0 +1,500 @@
+"""The HTTP endpoints: sessions as JSON, chunks by POST, events by server-sent events.
+
+`HttpEndpoints` are ordinary requests; `EventsEndpoint` is the stream protocol's way down for clients without a
+WebSocket, as a plain ASGI callable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import suppress
+from typing import cast
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.errors import (
+    DrainingError,
+    EventGoneError,
+    MalformedFrameError,
+    NotFoundError,
+    RecoveringError,
+    SessionNotFoundError,
+    UsageError,
+    WrongSecretError,
+)
+from midstream.protocol.frames import REASON_CHARS_MAX, AnswerPayload, EventId, Open, decode_client, encode
+from midstream.protocol.open_fields import opened_by
+from midstream.protocol.server_stream import FrameEncoding, answer_of
+from midstream.protocol.sse import event_of_frame, events_of_records
+from midstream.server.api.problems import RecoveryProgress, problem_of, response_of
+from midstream.server.api.request_bodies import body_of
+from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
+from midstream.server.auth.caller import Caller, visitor_of
+from midstream.server.auth.principals import Action
+from midstream.server.auth.unlocking import on_the_beat, shown_in, unlock_at_once
+from midstream.server.transports.connection import Connection, Connections, FrameTransport
+from midstream.server.transports.stream_headers import connection_name_of, open_of
+from midstream.session.blobs import is_digest
+from midstream.session.child_names import PART_MARK
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import OPEN_STATUSES, SessionStatus, is_pruned, salvaged
+from midstream.session.records import encode as encode_record
+from midstream.session.turn.commands import Cancel, Resume, Withdraw
+from midstream.store.contract import SessionInfo, StoredRecord
+from midstream.version import __version__
+
+SESSIONS_PER_PAGE = 50
+SESSIONS_PER_PAGE_MAX = 200
+CURSOR_MARK = "~"
+"""Stands between the time and the id of a session in the cursor of a listing."""
+CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
+QUESTIONS_MAX = 500
+"""Open questions in one answer; nobody decides about more at a time."""
+RECORDS_PER_READ = 1000
+"""Records of an export that are in memory at a time."""
+
+SSE = FrameEncoding(event_of_frame, events_of_records)
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    # A proxy that stores, compresses or buffers would hold the words back.
+    (b"cache-control", b"no-store, no-transform"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+SSE_PREAMBLE = b"retry: 1000\n\n"
+"""Milliseconds after which a browser makes a cut connection again; its own default is three times as long."""
+
+
+UNKNOWN = "midstream.cut"
+"""Part of no body: Starlette's `BaseHTTPMiddleware` ends one well after an exception, and not after such a message."""
+
+
+class StreamCutError(Exception):
+    """Raised out of an event stream so that the ASGI server resets the connection.
+
+    A body must not end cleanly before the turn has: the client could not tell it from the end (STREAM-27).
+    """
+
+
+class SessionLine(Struct, frozen=True):
+    """One session of a listing; times in seconds since 1970."""
+
+    id: str
+    title: str
+    status: SessionStatus
+    turns: int
+    created_at: float
+    updated_at: float
+
+
+class SessionPage(Struct, frozen=True):
+    """Part of a listing, last changed first. `next` is the query of the next page, or null at the end."""
+
+    sessions: list[SessionLine]
+    next: str | None
+
+
+class QuestionPage(Struct, frozen=True):
+    """Open questions, the oldest first; `is_complete` unless more than `QUESTIONS_MAX` are open."""
+
+    questions: list[Question]
+    is_complete: bool
+
+
+class HttpEndpoints:
+    """Everything that is one request and one answer."""
+
+    def __init__(self, host: Host, connections: Connections) -> None:
+        self._host = host
+        self._connections = connections
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        one = "/v1/sessions/{session_id}"
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/v1/questions", self.questions, methods=["GET"]),
+            Route("/v1/sessions", self.sessions, methods=["GET"]),
+            Route(one, self.show, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/records", self.records, methods=["GET"]),
+            Route(f"{one}/blobs/{{digest}}", self.blob, methods=["GET"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/answer", self.answer, methods=["POST"]),
+            Route(f"{one}/resume", self.resume, methods=["POST"]),
+            Route(f"{one}/withdraw", self.withdraw, methods=["POST"]),
+        ]
+
+    async def health(self, _: Request) -> Response:
+        """Say that the process serves."""
+        return _json({"status": "ok", "version": __version__})
+
+    async def ready(self, _: Request) -> Response:
+        """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
+        recovery = self._host.recovery
+        if self._host.is_draining:
+            raise DrainingError("this server is shutting down: send new work to another one")
+        if not recovery.is_done:
+            message = f"{recovery.done} of {recovery.total} interrupted turns were looked at"
+            problem = problem_of(RecoveringError(message))
+            return response_of(replace(problem, recovering=RecoveryProgress(recovery.done, recovery.total)))
+        return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
+
+    async def sessions(self, request: Request) -> Response:
+        """List sessions, last changed first."""
+        limit = number_of(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
+        wanted = request.query_params.get("q", "").strip().casefold()
+        has_children = number_of(request, "children", most=1) != 0
+        cursor = _cursor_of(request)
+        lines: list[SessionLine] = []
+        visitor = visitor_of(request.scope)
+        async for line in _behind(self._lines_for(visitor), cursor):
+            is_meant = wanted in line.id.casefold() or wanted in line.title.casefold()
+            if not is_meant or not (has_children or PART_MARK not in line.id):
+                continue
+            if len(lines) == limit:
+                kept = {
+                    name: value for name, value in request.query_params.items() if name in ("q", "children")
+                }
+                after = f"{lines[-1].updated_at!r}{CURSOR_MARK}{lines[-1].id}"
+                return _json(SessionPage(lines, "?" + urlencode({"limit": limit, **kept, "after": after})))
+            lines.append(line)
+        return _json(SessionPage(lines, None))
+
+    async def _lines_for(self, visitor: Caller) -> AsyncIterator[SessionLine]:
+        async for info in self._host.store.list(of=await visitor.seeing()):
+            if await self._may_list(visitor, info.session):
+                status = SessionStatus.LOCKED if self._host.is_locked(info) else info.mark.status
+                yield _line_of(info, visitor.shown(info.session), status)
+
+    async def _may_list(self, visitor: Caller, session: str) -> bool:
+        """Whether a caller is told that there is a session: a stranger not of one that asks for a secret."""
+        locks = self._host.locks
+        if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
+            return False
+        return await visitor.may_see(session)
+
+    async def questions(self, request: Request) -> Response:
+        """List what waits for a person, the longest first; `?session=` of that session and its sub-agents.
+
+        Of sessions that only their clients can open, those are left out that the secret of the request does not.
+        """
+        visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
+        asked = request.query_params.get("session")
+        named = None if asked is None else visitor.shown(asked)
+        found: list[Question] = []
+        async for info in self._host.store.list(of=await visitor.seeing()):
+            if info.mark.status not in OPEN_STATUSES:
+                continue
+            name = visitor.shown(info.session)
+            is_asked_for = named is None or name == named or name.startswith(named + PART_MARK)
+            if not (is_asked_for and await visitor.may_see(info.session)):
+                continue
+            shown = shown_in(request)
+            with (
+                suppress(WrongSecretError),
+                await unlock_at_once(self._host, info.session, shown, Action.READ),
+            ):
+                found += questions_of(name, await self._host.glance(info.session))
+        if self._host.locks is not None and not found:
+            await on_the_beat(self._host.world, asked_at)
+        found.sort(key=lambda question: question.asked_at)
+        return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
+
+    async def show(self, request: Request) -> Response:
+        """Return a session's transcript, whole, and the event to follow it from."""
+        session_id = request.path_params["session_id"]
+        runner = await self._host.session(session_id)
+        name = visitor_of(request.scope).shown(session_id)
+        waits_for = self._host.waits_for(runner)
+        return _json(snapshot_of(name, runner.state, str(runner.newest), waits_for))
+
+    async def records(self, request: Request) -> Response:
+        """Export a session's records, a line each."""
+        session_id = request.path_params["session_id"]
+        after = _position_in(request)
+        limit = number_of(request, "limit")
+        info = await self._host.store.find(session_id)
+        if info is None:
+            raise SessionNotFoundError(f"there is no session {session_id!r}")
+        if 0 < after < info.oldest:
+            return await self._gone(request, session_id)
+        lines = self._lines(session_id, after, limit, end=info.end)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
+
+    async def _gone(self, request: Request, session_id: str) -> Response:
+        """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
+        runner = await self._host.session(session_id)
+        event_id, state = await runner.events.beginning()
+        name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
+        message = f"events of session {name!r} before position {oldest} are not kept any more"
+        snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
+        problem = problem_of(EventGoneError(message, oldest=oldest))
+        return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))
+
+    async def blob(self, request: Request) -> Response:
+        """Return the whole of a large result, which a record names by its digest."""
+        session_id, digest = request.path_params["session_id"], request.path_params["digest"]
+        body = await self._host.store.blob(session_id, digest) if is_digest(digest) else None
+        if body is None:
+            raise NotFoundError(f"session {session_id!r} has no such result")
+        return Response(body, headers={**_AS_DATA, "etag": f'"{digest}"'}, media_type="text/plain")
+
+    async def _lines(
+        self, session_id: str, after: int, limit: int | None, *, end: int
+    ) -> AsyncIterator[bytes]:
+        """Yield lines, as far as the journal goes, and at least to `end`.
+
+        Raises:
+            StreamCutError: The session was deleted meanwhile, or pruned beyond what was said.
+        """
+        left = limit
+        while left is None or left > 0:
+            most = RECORDS_PER_READ if left is None else min(left, RECORDS_PER_READ)
+            page = await self._host.store.read(session_id, after=after, limit=most)
+            if after and page and (page[0].position != after + 1 or is_pruned(page[0].body)):
+                raise StreamCutError(EventGoneError.code)
+            if not page:
+                if after < end:
+                    raise StreamCutError(SessionNotFoundError.code)
+                return
+            after = page[-1].position
+            left = None if left is None else left - len(page)
+            yield b"".join(
+                b'{"id":"%d-%d","record":%b}\n' % (stored.epoch, stored.position, _json_of(stored))
+                for stored in page
+            )
+
+    async def delete(self, request: Request) -> Response:
+        """Remove an idle session for good."""
+        await self._host.delete(request.path_params["session_id"])
+        return Response(status_code=204, headers=NO_STORE)
+
+    async def cancel(self, request: Request) -> Response:
+        """Stop the running turn, if there is one; `?turn=` stops that turn and no later one."""
+        turn = number_of(request, "turn")
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(Cancel(turn))
+        return _accepted(runner)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer an open question of a call: an approval, a question, or a call in doubt."""
+        body = await body_of(request)
+        try:
+            said = msgspec.json.decode(body, type=AnswerPayload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            reason = str(error)[:REASON_CHARS_MAX]
+            raise MalformedFrameError(f"the body of this request is no answer: {reason}") from error
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(answer_of(said))
+        return _accepted(runner)
+
+    async def resume(self, request: Request) -> Response:
+        """Go on with the last turn, which was interrupted or failed; `?turn=` resumes that one and no other."""
+        turn = number_of(request, "turn")
+        visitor_of(request.scope).speak(Resume(turn))
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(Resume(turn))
+        return _accepted(runner)
+
+    async def withdraw(self, request: Request) -> Response:
+        """Take back the queued message `?number=`, or all that wait."""
+        number = number_of(request, "number")
+        runner = await self._host.session(request.path_params["session_id"])
+        await runner.submit(Withdraw(number))
+        return _accepted(runner)
+
+
+class SseTransport(FrameTransport):
+    """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
+
+    gap_s = 0.0
+    is_full = False
+
+    def __init__(self, receive: Receive, send: Send, *, ends_with_turn: bool) -> None:
+        self.ends_with_turn = ends_with_turn
+        self._receive = receive
+        self._send = send
+        self._preamble = SSE_PREAMBLE
+
+    async def receive(self) -> bytes | None:
+        """Wait until the client has gone: it says nothing here."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        return None
+
+    @override
+    def send(self, frames: Sequence[bytes]) -> Awaitable[None]:
+        body = b"".join((self._preamble, *frames)) if self._preamble else b"".join(frames)
+        self._preamble = b""
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+class EventsEndpoint:
+    """`/v1/sessions/{id}/events`: follow a session by server-sent events."""
+
+    def __init__(self, host: Host, connections: Connections) -> None:
+        self._host = host
+        self._connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one reader. What is refused before the first event is an ordinary HTTP error.
+
+        Raises:
+            StreamCutError: The server ended it (draining, fenced, a store that fails), or another request of its client
+                did (`close`); the body stays open-ended.
+        """
+        request = Request(scope, receive)
+        opening, name = await opening_of(request), connection_name_of(request)
+        session_id = scope["path_params"]["session_id"]
+        settings = self._connections.tell(session_id, name)
+        stream = self._connections.stream(self._host, wire=SSE, settings=settings)
+        transport = SseTransport(receive, send, ends_with_turn=bool(opening.stream))
+        visitor = visitor_of(scope)
+        with Connection(
+            self._host, session_id, stream, transport, self._connections, visitor, name=name, request=request
+        ) as connection:
+            await connection.admit(encode(opening))
+            await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+            failure = await connection.run()
+        if connection.is_gone:
+            return
+        if failure is not None or not connection.has_told_turn:
+            with suppress(Exception):  # it is refused, or whoever has the body fails
+                await send({"type": UNKNOWN})
+            raise StreamCutError(failure.code if failure else "closed") from failure
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def opening_of(request: Request) -> Open:
+    """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
+
+    Raises:
+        MalformedFrameError: It is none; a header is too long, or is no number, or says something else than the body.
+        FrameTooLargeError, ConnectionLostError: As `body_of` does.
+        UsageError: `snapshots` or `coalesce_ms` is none of theirs.
+        HTTPException: The request is neither a GET nor a POST.
+    """
+    if request.method == "POST":
+        frame = decode_client(await body_of(request))
+        if not isinstance(frame, Open):
+            raise MalformedFrameError("the body of this request is one `open` frame")
+        return opened_by(open_of(request), frame)
+    if request.method != "GET":
+        raise HTTPException(405, headers={"allow": "GET, POST"})
+    return open_of(request)
+
+
+def _position_in(request: HTTPConnection) -> int:
+    """Return the position after which records are wanted: `after` is a position, or an event id.
+
+    Raises:
+        UsageError: It is neither.
+        MalformedFrameError: It is not an event id.
+    """
+    text = request.query_params.get("after", "")
+    return EventId.parse(text).position if "-" in text else number_of(request, "after") or 0
+
+
+def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
+    """Return a number of the query, or None where it is missing; 2**53 is the last one JavaScript counts to.
+
+    Raises:
+        UsageError: It is none, or out of bounds.
+    """
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
+    if not is_number or not least <= int(text) <= most:
+        raise UsageError(f"`{name}` is a number from {least} to {most}")
+    return int(text)
+
+
+def _cursor_of(request: HTTPConnection) -> tuple[float, str] | None:
+    """Return the time and the id of the session after which a page begins.
+
+    Raises:
+        UsageError: The query names none in the form in which `next` has it.
+    """
+    text = request.query_params.get("after")
+    if text is None:
+        return None
+    if re.fullmatch(CURSOR, text) is None:
+        raise UsageError("`after` is what `next` of the page before has")
+    changed_at, _, session = text.partition(CURSOR_MARK)
+    return float(changed_at), session
+
+
+async def _behind(
+    lines: AsyncIterator[SessionLine], cursor: tuple[float, str] | None
+) -> AsyncIterator[SessionLine]:
+    """Leave out the sessions up to the cursor, the last changed first; others may have changed in the same instant."""
+    if cursor is None:
+        async for line in lines:
+            yield line
+        return
+    ties: list[SessionLine] = []
+    async for line in lines:
+        if (line.updated_at, line.id) == cursor:
+            ties.clear()
+        elif line.updated_at == cursor[0]:
+            ties.append(line)
+        elif line.updated_at < cursor[0]:
+            for tie in ties:
+                yield tie
+            ties.clear()
+            yield line
+    for tie in ties:
+        yield tie
+
+
+def _accepted(runner: Runner) -> Response:
+    return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
+
+
+def _line_of(info: SessionInfo, name: str, status: str) -> SessionLine:
+    mark = info.mark
+    return SessionLine(name, mark.title, cast("SessionStatus", status), mark.turns, info.created_at, mark.at)
+
+
+def _json_of(stored: StoredRecord) -> bytes:
+    """Return a record as JSON also where it is damaged: one bad line must not cost the others."""
+    try:
+        msgspec.json.decode(stored.body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = salvaged(stored.body)
+        return b"null" if found is None else encode_record(found)
+    return stored.body
+
+
+_AS_DATA = {
+    # What a tool returned may be anything: no browser shows it as a page, or runs it.
+    "content-security-policy": "default-src 'none'; sandbox",
+    "x-content-type-options": "nosniff",
+    # It never changes; a session that is deleted should not stay in browsers for long.
+    "cache-control": "private, max-age=86400, immutable",
+}
+NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+
+
+def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return _raw_json(msgspec.json.encode(value), status=status, headers=headers)
+
+
+def _raw_json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    merged = {**NO_STORE, **(headers or {})}
+    return Response(body, status, headers=merged, media_type="application/json")

@@ -1,0 +1,219 @@
+"""Every HTTP error as a problem detail (RFC 9457), and the one mapping from our errors to statuses.
+
+A problem says what happened (`detail`), with a stable `code` to match on, when the same request may be repeated
+(`retry`, `retry_after_s`), and what to do next (`next`). It never carries what a user or a model wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from midstream.errors import (
+    AccessError,
+    ConflictError,
+    EventGoneError,
+    FrameTooLargeError,
+    InternalError,
+    LimitReachedError,
+    MidstreamError,
+    ModelError,
+    NotFoundError,
+    ProtocolError,
+    SeqnoGapError,
+    StoreDamagedError,
+    StreamReusedError,
+    UnauthorizedError,
+    UnavailableError,
+    UsageError,
+)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1.0
+"""Seconds to wait where an error may be retried later and nobody said when."""
+
+_STATUSES: dict[type[MidstreamError], int] = {
+    UsageError: 400,
+    ProtocolError: 400,
+    UnauthorizedError: 401,
+    AccessError: 403,
+    NotFoundError: 404,
+    ConflictError: 409,
+    EventGoneError: 410,
+    StreamReusedError: 422,
+    FrameTooLargeError: 413,
+    MidstreamError: 500,
+    StoreDamagedError: 500,
+    LimitReachedError: 429,
+    ModelError: 502,
+    UnavailableError: 503,
+}
+
+_NEXT = {
+    "bad_request": "Speak HTTP/1.1, and open a WebSocket as RFC 6455 has it.",
+    "access": "Ask the person who runs this server for access.",
+    "draining": "Reconnect: this server or another one carries on where it stopped.",
+    "event_gone": "Take the snapshot, here or of the session, and follow from its event id.",
+    "events_lost": "Let the operator look: what is missing has to be put back, or the session deleted.",
+    "foreign_origin": "Call from a page of this server, or let its operator allow your origin or host name.",
+    "frame_too_large": "Send less in one chunk.",
+    "internal": "Look into the log of the server: the same request fails again until the defect is gone.",
+    "key_missing": "Start the server with the key file that these sessions were written under.",
+    "lease_held": "Another server process works on this session: ask that one, or try again later.",
+    "limit_reached": "Do less at once, or come back after `retry_after_s`.",
+    "malformed_frame": "Correct the request; the same one is refused again.",
+    "method_not_allowed": "Use one of the methods that `Allow` names.",
+    "not_found": "Look at the address.",
+    "overloaded": "Try again later, or at another server.",
+    "recovering": "Try again in a moment.",
+    "request_header_fields_too_large": "Send fewer headers, or shorter ones: cookies are the usual reason.",
+    "seqno_gap": "Play back your chunks from number `expected`.",
+    "seqno_reused": "Send another payload under the next number; the first one stands.",
+    "agent_mismatch": "Serve that agent on this store, cancel the turn, or resume it with this agent.",
+    "session_busy": "Wait for the end of the turn, or cancel it.",
+    "question_closed": "Look at the session again: it was answered, or its turn has ended.",
+    "answer_mismatch": "Ask for the question again, and answer with one of its choices and its digest.",
+    "nothing_to_resume": "Say something: the next message opens a turn of its own.",
+    "session_not_found": "Begin a session by sending its first message.",
+    "store_busy": "Try again in a moment: another process holds the database.",
+    "store_damaged": "Run `midstream doctor`, or put back a copy of the database.",
+    "store_full": "Free some space on the server's disk and try again.",
+    "stream_fenced": "A newer connection of this client has the stream; use that one.",
+    "stream_not_found": "Open a new stream.",
+    "stream_reused": "Open a new stream for another message; the first one stands.",
+    "unauthorized": "Show a credential: a bearer token, a cookie from `/v1/login`, or a fresh ticket.",
+    "unsupported_media_type": "Send the body as it is, without a `Content-Encoding`.",
+    "usage": "Correct the request; the same one is refused again.",
+    "upgrade_required": "Open a WebSocket as RFC 6455 has it.",
+    "uri_too_long": "Ask for a shorter address.",
+    "wrong_secret": "Show the secret that this stream was opened with.",
+}
+_NEXT_BY_RETRY = {
+    "never": "Do not repeat this request as it is.",
+    "later": "Try again later.",
+    "now": "Try again at once.",
+    "ask": "Try again when somebody has put right what the message names.",
+}
+
+
+class RecoveryProgress(Struct, frozen=True):
+    """How many of the turns that a start found interrupted were looked at."""
+
+    done: int
+    total: int
+
+
+class Problem(Struct, frozen=True, omit_defaults=True):
+    """The body of an HTTP error."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    next: str
+    retry: str = "never"
+    retry_after_s: float | None = None
+    expected: int | None = None
+    """The seqno to send next, where the code is `seqno_gap`."""
+    oldest: int | None = None
+    """Position of the oldest event that can be replayed, where the code is `event_gone`."""
+    recovering: RecoveryProgress | None = None
+    """Where the code is `recovering`."""
+    snapshot: msgspec.Raw | None = None
+    """What stands for the events before that one, as `GET` of the session answers; follow from its `event_id`."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+def status_of(error: MidstreamError) -> int:
+    """Return the HTTP status of an error: that of the nearest class in the tree."""
+    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+
+
+def problem_of(error: MidstreamError) -> Problem:
+    """Return what an HTTP client is told of an error."""
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.retry == "later":
+        retry_after_s = RETRY_AFTER_S
+    expected = error.expected if isinstance(error, SeqnoGapError) else None
+    oldest = error.oldest if isinstance(error, EventGoneError) else None
+    problem = _problem(status_of(error), error.code, error.message, error.retry, retry_after_s, expected)
+    return replace(problem, oldest=oldest) if oldest else problem
+
+
+def problem_of_http(error: HTTPException) -> Problem:
+    """Return what an HTTP client is told of a request that met no endpoint."""
+    phrase = HTTPStatus(error.status_code).phrase
+    if error.status_code == HTTPStatus.REQUEST_URI_TOO_LONG:
+        phrase = "URI Too Long"  # of RFC 9110; Python before 3.13 has the one of before
+    code = phrase.lower().replace(" ", "_")
+    detail = f"{phrase}." if error.detail == phrase else error.detail
+    return _problem(error.status_code, code, detail)
+
+
+INTERNAL = "Something went wrong in the server; the log has the details."
+
+
+def internal_problem() -> Problem:
+    """Return what an HTTP client is told of a bug: nothing about it."""
+    return problem_of(InternalError(INTERNAL))
+
+
+def _problem(
+    status: int,
+    code: str,
+    detail: str,
+    retry: str = "never",
+    retry_after_s: float | None = None,
+    expected: int | None = None,
+) -> Problem:
+    return Problem(
+        type=f"urn:midstream:error:{code}",
+        title=code.replace("_", " ").capitalize(),
+        status=status,
+        detail=detail,
+        code=code,
+        next=_NEXT.get(code) or _NEXT_BY_RETRY[retry],
+        retry=retry,
+        retry_after_s=retry_after_s,
+        expected=expected,
+    )
+
+
+def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a problem as a whole HTTP answer, with further headers."""
+    body = msgspec.json.encode(problem)
+    return Response(
+        body, problem.status, headers={**problem.headers, **(headers or {})}, media_type=MEDIA_TYPE
+    )
+
+
+async def refuse(
+    problem: Problem, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer a request, or a WebSocket handshake that was not accepted yet, with a problem."""
+    if scope["type"] == "http":
+        await response_of(problem, headers)(scope, receive, send)
+    elif "websocket.http.response" in scope.get("extensions", {}):
+        told = [(name.encode(), value.encode()) for name, value in problem.headers.items()]
+        told.append((b"content-type", MEDIA_TYPE.encode()))
+        await send({"type": "websocket.http.response.start", "status": problem.status, "headers": told})
+        await send({"type": "websocket.http.response.body", "body": msgspec.json.encode(problem)})
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": problem.code})

@@ -1,0 +1,193 @@
+"""Snapshot of a session as one JSON document: for a page that opens it, before it follows the events."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.history.messages import Call, Entry, Reply, Result, UserMessage
+from midstream.protocol.server_stream import waiting_on
+from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind
+from midstream.session.records import QuestionAsked, SessionStatus
+from midstream.session.session import Session
+from midstream.session.turn.deciding import reply_so_far
+from midstream.session.turn.states import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls
+
+SNAPSHOT_BYTES_MAX = 8 * 2**20
+"""Bytes of a snapshot that stands for events: half of what our clients take as one frame. `GET` of the session has all
+of it."""
+
+
+class QuestionSnapshot(Struct, frozen=True, omit_defaults=True):
+    """An open question about a call.
+
+    Args:
+        kind: approval, question or doubt.
+        digest: What an answer must repeat.
+        choices: The answers it takes.
+        text: What to show beside the call.
+        expires_at: When it is too late (seconds since 1970); 0 for never.
+    """
+
+    kind: QuestionKind
+    digest: str
+    choices: tuple[Choice, ...]
+    text: str = ""
+    expires_at: float = 0.0
+
+
+class QueuedSnapshot(Struct, frozen=True):
+    """A message that waits for the running turn to end."""
+
+    number: int
+    message: UserMessage
+    at: float
+
+
+class CallSnapshot(Struct, frozen=True, omit_defaults=True):
+    """One call of the running batch.
+
+    Args:
+        call: What the model asked for.
+        site: Who runs it: server or client.
+        status: waiting, asking (a person), running, in doubt or ended.
+        started_at: When its last run began, in seconds since 1970.
+        result: Its outcome, once it ended.
+        question: What a person is being asked about it.
+    """
+
+    call: Call
+    site: str
+    status: str
+    started_at: float = 0.0
+    result: Result | None = None
+    question: QuestionSnapshot | None = None
+
+
+class RunningTurn(Struct, frozen=True, omit_defaults=True):
+    """The turn that is open. Nothing of it beyond the user's message and whole exchanges is in the history.
+
+    Args:
+        turn, reply: Their numbers.
+        attempt: Which try of this reply the model is at; 0 once the reply is whole.
+        said: The reply, or as much of it as the model has said.
+        calls: The calls of a whole reply, in the model's order.
+        questions: What the upstream's agent wants leave for in the middle of this reply; see `question_asked`.
+    """
+
+    turn: int
+    reply: int
+    attempt: int = 0
+    said: Reply | None = None
+    calls: tuple[CallSnapshot, ...] = ()
+    questions: tuple[QuestionAsked, ...] = ()
+
+
+class SessionSnapshot(Struct, frozen=True):
+    """A session at one event.
+
+    Args:
+        session: Its id.
+        event_id: The event it is the state at: follow from here and nothing is missed or seen twice.
+        status: What it is doing, or how its last turn ended: the words of the listing.
+        waiting_on: What the turn waits for: nothing, model, tool, client, person, agent.
+        turns: Turns opened so far.
+        last: How the last turn ended; "" before the first end.
+        history: User messages and exchanges (a reply with the results of all its calls), in order.
+        running: The open turn, or null.
+        queue: Messages that wait for it to end, in order.
+        is_resumable: Whether the last turn was interrupted or failed and can go on.
+        left_out: How many of the oldest entries of the history are not here, as there is no room for them.
+    """
+
+    session: str
+    event_id: str
+    status: SessionStatus
+    waiting_on: str
+    turns: int
+    last: str
+    history: tuple[Entry, ...]
+    running: RunningTurn | None
+    queue: tuple[QueuedSnapshot, ...] = ()
+    is_resumable: bool = False
+    left_out: int = 0
+
+
+def body_within(snapshot: SessionSnapshot, bytes_max: int) -> bytes:
+    """Return a snapshot's JSON, without the oldest entries of the history where it would be too large."""
+    while len(body := msgspec.json.encode(snapshot)) > bytes_max and len(snapshot.history) > 1:
+        going = (len(snapshot.history) + 1) // 2
+        snapshot = replace(snapshot, history=snapshot.history[going:], left_out=snapshot.left_out + going)
+    return body
+
+
+def snapshot_of(session_id: str, state: Session, event_id: str, waits_for: str = "") -> SessionSnapshot:
+    """Return the snapshot of a folded session; `waits_for` as of `Host.waits_for`, "" where the session sleeps."""
+    return SessionSnapshot(
+        session=session_id,
+        event_id=event_id,
+        status=state.status,
+        waiting_on=waits_for or waiting_on(state),
+        turns=state.turns,
+        last=state.last_turn.status.value if state.last_turn else "",
+        history=state.history.entries,
+        running=_running_turn(state),
+        queue=tuple(QueuedSnapshot(each.number, each.message, each.at) for each in state.queue),
+        is_resumable=isinstance(state.turn, Idle) and state.turn.left is not None,
+    )
+
+
+def _running_turn(state: Session) -> RunningTurn | None:
+    match state.turn:
+        case Idle():
+            return None
+        case AwaitingModel() as turn:
+            questions = tuple(_asked(turn, each) for each in turn.questions if each.is_open)
+            return RunningTurn(
+                turn.turn, turn.reply_no, turn.attempt, reply_so_far(turn), questions=questions
+            )
+        case RunningCalls() | Cancelling() as turn:
+            calls = tuple(_call_snapshot(call) for call in turn.calls)
+            return RunningTurn(turn.turn, turn.reply_no, said=turn.reply, calls=calls)
+
+
+def _asked(turn: AwaitingModel, question: AgentQuestion) -> QuestionAsked:
+    return QuestionAsked(
+        turn.turn,
+        turn.reply_no,
+        question.id,
+        QuestionKind.APPROVAL,
+        question.digest,
+        question.asked_at,
+        question.text,
+        question.expires_at,
+        question.attempt,
+        question.name,
+        question.arguments,
+        question.is_fixed,
+    )
+
+
+def _call_snapshot(call: CallState) -> CallSnapshot:
+    return CallSnapshot(
+        call.call, call.plan.site.value, _status_of(call), call.started_at, call.result, _question_of(call)
+    )
+
+
+def _status_of(call: CallState) -> str:
+    if not call.is_open:
+        return "ended"
+    if call.is_asking:
+        return "asking"
+    if call.is_in_doubt:
+        return "in doubt"
+    return "running" if call.is_running else "waiting"
+
+
+def _question_of(call: CallState) -> QuestionSnapshot | None:
+    if call.asked is None or not call.is_open:
+        return None
+    return QuestionSnapshot(
+        call.asked, call.plan.digest, CHOICES[call.asked], call.plan.question, call.expires_at
+    )

@@ -1,0 +1,194 @@
+"""Authorizer: the one place that decides about a caller, for a request as for a stream that lives for hours.
+
+A credential is looked for in this order: a ticket, a viewer's pass, a cookie of ours, then whatever the application's
+`authenticate` finds. Somebody who may not even see a session is told that there is none.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from msgspec.structs import replace
+from starlette.requests import HTTPConnection
+
+from midstream.errors import AccessError, SessionNotFoundError, UnauthorizedError
+from midstream.server.auth.access import Access, bearer_token, settled
+from midstream.server.auth.origins import page_of
+from midstream.server.auth.ownership import Owner, Ownership, is_of_tenant, name_in_store
+from midstream.server.auth.principals import Action, Principal
+from midstream.server.auth.tokens import AccessToken, AccessTokens, TokenKind, key_of
+from midstream.session.child_names import root_of
+from midstream.store.contract import Store
+
+COOKIE = "midstream"
+HOST_COOKIE = f"__Host-{COOKIE}"
+"""Over HTTPS: no other host or path can have set it."""
+
+
+class AccessLevel(IntEnum):
+    """How much somebody may do with a session."""
+
+    NOTHING = 0
+    """For them it is not there."""
+    LOOK = 1
+    ALL = 2
+    BEGIN = 3
+    """It is nobody's, and not there: who begins it owns it."""
+
+
+class Authorizer:
+    """Decide who asks and what they may do."""
+
+    def __init__(
+        self, access: Access, store: Store, ownership: Ownership, access_tokens: AccessTokens
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._ownership = ownership
+        self._access_tokens = access_tokens
+
+    async def principal_of(self, connection: HTTPConnection) -> Principal | None:
+        """Return who asks, by anything but a ticket; None for a stranger.
+
+        Raises:
+            UnauthorizedError: A pass was shown that is not, or no longer, good.
+        """
+        token = bearer_token(connection)
+        if token.startswith(f"{TokenKind.VIEWER.value}-"):
+            return await self._by_pass(TokenKind.VIEWER, token)
+        principal = await settled(self._access.authenticate(connection))
+        if principal is None and not token and (kept := cookie_of(connection)):
+            return await self._by_pass(TokenKind.COOKIE, kept)
+        return principal
+
+    async def by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
+        """Use a ticket up and return whose it was.
+
+        Raises:
+            UnauthorizedError: It is none, was used, came late, or is for another session or page.
+        """
+        taken = await self._access_tokens.take(TokenKind.TICKET, ticket)
+        asked = (name_in_store(session, taken.principal.tenant), page_of(connection.scope))
+        if asked != (taken.session, taken.origin):
+            raise UnauthorizedError("this ticket is for another session or page")
+        await self._require_still_good(taken)
+        if taken.action == Action.READ:  # good for looking, whoever asked for it
+            return replace(taken.principal, session=root_of(taken.session))
+        return taken.principal
+
+    async def by_link(self, word: str) -> Principal:
+        """Use a link to log in with up and return whom it is for.
+
+        Raises:
+            UnauthorizedError: It is none, was used, or came late.
+        """
+        taken = await self._access_tokens.take(TokenKind.LOGIN, word)
+        await self._require_not_locked_out(taken.principal, taken.issued_at)
+        return taken.principal
+
+    @property
+    def asks_application(self) -> bool:
+        """Whether an application decides, and not the rows of owners."""
+        return self._access.authorize is not None
+
+    async def verdict(self, principal: Principal, session: str, action: Action) -> AccessLevel:
+        """Say how much a principal may do with a session of the store; `action` is what it is about to do."""
+        if not is_of_tenant(session, principal.tenant) or (
+            principal.session and principal.session != root_of(session)
+        ):
+            return AccessLevel.NOTHING
+        owner = await self._ownership.owner_of(session)
+        if owner is not None and owner.tenant != principal.tenant and not _runs_everything(principal):
+            return AccessLevel.NOTHING
+        if owner is not None and principal.claim not in ("", owner.claim):
+            return AccessLevel.NOTHING  # it may look at a session that had this name before
+        verdict = await self._verdict(principal, session, owner)
+        if self._access.authorize is not None:
+            told = await self._as_told(principal, session, action, owner)
+            verdict = verdict if verdict is AccessLevel.BEGIN and told is AccessLevel.ALL else told
+        return min(verdict, AccessLevel.LOOK) if principal.session else verdict
+
+    async def require(self, principal: Principal, session: str, action: Action) -> AccessLevel:
+        """Return the verdict where it allows the action.
+
+        Raises:
+            SessionNotFoundError: The principal may not see it.
+            AccessError: It may look, and no more.
+        """
+        verdict = await self.verdict(principal, session, action)
+        if verdict is AccessLevel.NOTHING:
+            raise SessionNotFoundError(f"there is no session {session!r}")
+        if verdict is AccessLevel.LOOK and action is not Action.READ:
+            raise AccessError("you may look at this session, and no more")
+        return verdict
+
+    async def require_still(self, principal: Principal, since: float, now: float) -> None:
+        """Look whether a principal that came at `since` (seconds since 1970) may still be here.
+
+        Raises:
+            UnauthorizedError: Its credential has ended, or it was locked out.
+        """
+        if principal.expires_at is not None and principal.expires_at <= now:
+            raise UnauthorizedError("the credential of this connection has ended: show a new one")
+        if principal.via and not await self._access_tokens.has(principal.via):
+            raise UnauthorizedError("what this connection was let in by is no longer good")
+        await self._require_not_locked_out(principal, since)
+
+    async def _verdict(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
+        if owner is None and await self._store.find(root_of(session)) is None:
+            return AccessLevel.BEGIN
+        if principal.is_operator:
+            return AccessLevel.ALL
+        if owner is None:
+            return AccessLevel.NOTHING
+        if principal.session or principal.id in owner.readers:
+            return AccessLevel.LOOK
+        return AccessLevel.ALL if principal.id == owner.principal else AccessLevel.NOTHING
+
+    async def _as_told(
+        self, principal: Principal, session: str, action: Action, owner: Owner | None
+    ) -> AccessLevel:
+        authorize = self._access.authorize
+        assert authorize is not None
+        if await settled(authorize(principal, action, session, owner)):
+            return AccessLevel.LOOK if action is Action.READ else AccessLevel.ALL
+        may_look = action is not Action.READ and await settled(
+            authorize(principal, Action.READ, session, owner)
+        )
+        return AccessLevel.LOOK if may_look else AccessLevel.NOTHING
+
+    async def _by_pass(self, kind: TokenKind, word: str) -> Principal:
+        shown = await self._access_tokens.show(kind, word)
+        await self._require_still_good(shown)
+        return replace(shown.principal, expires_at=shown.expires_at, via=key_of(word))
+
+    async def _require_still_good(self, shown: AccessToken) -> None:
+        """Let what was issued for a cookie, or for a viewer's pass, be good no longer than that is."""
+        if shown.principal.via and not await self._access_tokens.has(shown.principal.via):
+            raise UnauthorizedError(f"what this {shown.kind.value} was issued for is no longer good")
+        await self._require_not_locked_out(shown.principal, shown.issued_at)
+
+    async def _require_not_locked_out(self, principal: Principal, since: float) -> None:
+        if await self._ownership.locked_out_at(principal) >= since:
+            raise UnauthorizedError("this subject was locked out: show a new credential")
+
+
+def _runs_everything(principal: Principal) -> bool:
+    return principal.is_operator and not principal.tenant
+
+
+def has_shown_something(connection: HTTPConnection) -> bool:
+    """Whether a request came with a credential, good or not."""
+    return "authorization" in connection.headers or bool(cookie_of(connection))
+
+
+def cookie_of(connection: HTTPConnection) -> str:
+    """Return the value of our cookie, "" where there is none."""
+    return connection.cookies.get(HOST_COOKIE) or connection.cookies.get(cookie_name(connection)) or ""
+
+
+def cookie_name(connection: HTTPConnection) -> str:
+    """Return the name of our cookie: without TLS it has the port in it, since browsers mix up the ports of a host."""
+    if connection.url.scheme in {"https", "wss"}:
+        return HOST_COOKIE
+    return f"{COOKIE}-{connection.url.port or 80}"

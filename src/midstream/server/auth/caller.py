@@ -1,0 +1,353 @@
+"""Questions of an endpoint about its caller: the same ones, with and without authentication."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+from typing_extensions import override
+
+from midstream.engine.host import Host
+from midstream.environment import Cancellable, World
+from midstream.errors import AccessError, MidstreamError, SessionNotFoundError, UnauthorizedError, UsageError
+from midstream.server.auth.authorizer import AccessLevel, Authorizer
+from midstream.server.auth.ownership import Ownership, name_outside
+from midstream.server.auth.principals import Action, Principal
+from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
+from midstream.session.child_names import root_of
+from midstream.session.records import Record, ReplyCompleted
+from midstream.session.turn.commands import Command, Resume, SendMessage
+
+VISIT = "midstream.visit"
+"""Where a scope has its visit."""
+
+
+class Counters:
+    """Counters of callers, against the limits of this server."""
+
+    def __init__(self, limits: Limits, world: World) -> None:
+        self.requests = Rate(limits.requests_per_minute, "requests", world)
+        self.refusals = Rate(limits.refusals_per_minute, "wrong credentials", world)
+        self.sessions = Rate(limits.sessions_begun_per_minute, "new sessions", world)
+        self.tokens = Rate(limits.tokens_per_subject_hour_max, "tokens", world, within_s=HOUR_S)
+        self._spenders: OrderedDict[str, str] = OrderedDict()
+        self.turns = RunningTurns(limits.turns_per_subject_max, world)
+        self.streams = CallerSlots(limits.streams_per_subject_max, "streams")
+        self.addresses = CallerSlots(limits.connections_per_address_max, "connections of this address")
+
+    def spends(self, session: str, caller: str) -> None:
+        """Know who pays for what models say in a session from now on: who spoke there last."""
+        self._spenders[root_of(session)] = caller
+        self._spenders.move_to_end(root_of(session))
+        if len(self._spenders) > CALLERS_MAX:
+            self._spenders.popitem(last=False)
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        """See `Observer.appended`: count tokens."""
+        for record in records:
+            if isinstance(record, ReplyCompleted) and (usage := record.body.usage) is not None:
+                caller = self._spenders.get(root_of(session), "")
+                self.tokens.add(caller, usage.input_tokens + usage.output_tokens)
+
+
+class Caller(Protocol):
+    """Caller of an endpoint."""
+
+    is_known: bool
+    """Whether it has a name, which may become unwelcome."""
+
+    def enter(self) -> None:
+        """Count a connection of this caller.
+
+        Raises:
+            LimitReachedError: It has as many as it may. Nothing was counted.
+        """
+
+    def leave(self) -> None:
+        """Count it no longer."""
+
+    def says(self) -> None:
+        """Count a frame of a connection, as a request is counted.
+
+        Raises:
+            LimitReachedError: It came too soon. Nothing was counted.
+        """
+
+    async def require(self, action: Action) -> None:
+        """Let something be done with the session, or raise.
+
+        Raises:
+            SessionNotFoundError: The session is none that this caller may see.
+            AccessError: It may be seen, and this may not be done.
+        """
+
+    async def require_there(self, action: Action) -> None:
+        """As `require`, for what begins no session: one that nobody has begun is refused as a foreign one is.
+
+        Raises:
+            SessionNotFoundError: The session is none that this caller may see, or is not there yet.
+            AccessError: It may be seen, and this may not be done.
+        """
+
+    async def begin(self) -> None:
+        """Let the caller speak, also in a session that is not there yet: it is theirs from now on.
+
+        Raises:
+            MidstreamError: As `require`.
+            LimitReachedError: The caller has begun as many in this minute as it may.
+        """
+
+    def speak(self, command: Command | None) -> None:
+        """Count what a command costs.
+
+        Raises:
+            LimitReachedError: The caller may not spend more now. Nothing was counted.
+        """
+
+    async def seeing(self) -> Collection[str] | None:
+        """Return the sessions of the store that may be shown in a list, with their parts, and perhaps some more; None
+        where any may be.
+        """
+
+    async def may_see(self, session: str) -> bool:
+        """Whether a session of the store may be shown in a list."""
+
+    def shown(self, session: str) -> str:
+        """Return the name by which the caller knows a session of the store."""
+
+    async def until_unwelcome(self) -> MidstreamError:
+        """Wait until the caller may not stay any longer, and return why."""
+
+
+class Stranger(Caller):
+    """A caller that nobody asks for a name: an application has, or there is nobody else on this machine.
+
+    Args:
+        counters: Count the connections and the requests of each address; None counts nothing.
+        address: The caller's; "" is not counted.
+    """
+
+    is_known = False
+
+    def __init__(self, counters: Counters | None = None, address: str = "") -> None:
+        self._counters = counters
+        self._address = address
+
+    @override
+    def enter(self) -> None:
+        if self._counters is not None:
+            self._counters.addresses.take(self._address)
+
+    @override
+    def leave(self) -> None:
+        if self._counters is not None:
+            self._counters.addresses.free(self._address)
+
+    @override
+    def says(self) -> None:
+        if self._counters is not None:
+            self._counters.requests.count(self._address)
+
+    async def require(self, action: Action) -> None:
+        """See `Caller.require`."""
+
+    async def require_there(self, action: Action) -> None:
+        """See `Caller.require_there`: a stranger is told of whatever there is."""
+
+    async def begin(self) -> None:
+        """See `Caller.begin`."""
+
+    def speak(self, command: Command | None) -> None:
+        """See `Caller.speak`."""
+
+    @override
+    async def seeing(self) -> Collection[str] | None:
+        return None
+
+    @override
+    async def may_see(self, session: str) -> bool:
+        return True
+
+    @override
+    def shown(self, session: str) -> str:
+        return session
+
+    @override
+    async def until_unwelcome(self) -> MidstreamError:
+        raise AssertionError("only who is known becomes unwelcome")
+
+
+class KnownCaller(Caller):
+    """A request or a stream of somebody who is known.
+
+    Args:
+        principal: Who.
+        session: The session it is about, as the store names it; "" for none.
+        connection: What it was known by; None where that was a ticket, which cannot be shown again.
+        address: Where it came from; "" is not counted.
+        living: Where it stands among the others while it is a stream.
+        recheck_s: Seconds between two looks at whether it may go on.
+    """
+
+    is_known = True
+
+    def __init__(
+        self,
+        principal: Principal,
+        session: str,
+        connection: HTTPConnection | None,
+        address: str,
+        *,
+        authorizer: Authorizer,
+        ownership: Ownership,
+        counters: Counters,
+        host: Host,
+        living: set[KnownCaller],
+        recheck_s: float,
+    ) -> None:
+        self.principal = principal
+        self.session = session
+        self.caller = "" if principal.is_operator else principal.key
+        """Under which name it is counted; "" is not counted."""
+        self._connection = connection
+        self._address = address
+        self._authorizer = authorizer
+        self._ownership = ownership
+        self._counters = counters
+        self._host = host
+        self._living = living
+        self._recheck_s = recheck_s
+        self._began_at = host.world.now()
+        self._must_look = asyncio.Event()
+        self._does = {Action.READ}
+        """What it was let in for, and must be allowed as long as it stays."""
+
+    @override
+    def enter(self) -> None:
+        self._counters.streams.take(self.caller)
+        try:
+            self._counters.addresses.take(self._address)
+        except MidstreamError:
+            self._counters.streams.free(self.caller)
+            raise
+        self._living.add(self)
+
+    @override
+    def leave(self) -> None:
+        self._living.discard(self)
+        self._counters.streams.free(self.caller)
+        self._counters.addresses.free(self._address)
+
+    @override
+    def says(self) -> None:
+        self._counters.requests.count(self.caller)
+
+    async def require(self, action: Action) -> None:
+        """See `Caller.require`. A session that is not there yet may be begun by whoever this lets pass."""
+        await self._authorizer.require(self.principal, self.session, action)
+        self._does.add(action)
+
+    @override
+    async def require_there(self, action: Action) -> None:
+        if await self._authorizer.require(self.principal, self.session, action) is AccessLevel.BEGIN:
+            raise SessionNotFoundError(f"there is no session {self.session!r}")
+        self._does.add(action)
+
+    @override
+    async def begin(self) -> None:
+        verdict = await self._authorizer.require(self.principal, self.session, Action.SPEAK)
+        self._does.add(Action.SPEAK)
+        if verdict is not AccessLevel.BEGIN:
+            return
+        self._counters.sessions.count(self.caller)
+        owner = await self._ownership.claim(self.session, self.principal)
+        if (owner.tenant, owner.principal) != (self.principal.tenant, self.principal.id):
+            raise SessionNotFoundError(f"there is no session {self.session!r}")
+
+    @override
+    def speak(self, command: Command | None) -> None:
+        if isinstance(command, SendMessage | Resume):
+            self._counters.tokens.check(self.caller)
+            self._counters.turns.begin(self.caller, self.session, self._is_live)
+            self._counters.spends(self.session, self.caller)
+
+    async def seeing(self) -> Collection[str] | None:
+        """See `Caller.seeing`. What an application decides about each is not known before it is asked."""
+        if self.principal.session:
+            return [self.principal.session]
+        if self.principal.is_operator or self._authorizer.asks_application:
+            return None
+        return await self._ownership.sessions_of(self.principal)
+
+    @override
+    async def may_see(self, session: str) -> bool:
+        verdict = await self._authorizer.verdict(self.principal, session, Action.READ)
+        return verdict in {AccessLevel.LOOK, AccessLevel.ALL}
+
+    @override
+    def shown(self, session: str) -> str:
+        return name_outside(session, self.principal.tenant)
+
+    def look_again(self) -> None:
+        """Look now whether it may go on: something was revoked."""
+        self._must_look.set()
+
+    async def until_unwelcome(self) -> MidstreamError:
+        """See `Caller.until_unwelcome`. What cannot be found out now ends it as well: it comes again and is asked."""
+        while True:
+            timer = self._look_again_later()
+            try:
+                await self._must_look.wait()
+            finally:
+                timer.cancel()
+            self._must_look.clear()
+            try:
+                await self._require_still_welcome()
+            except (SessionNotFoundError, AccessError) as error:
+                if isinstance(error, UnauthorizedError):
+                    return error
+                return UnauthorizedError("what this stream does is no longer allowed")
+            except MidstreamError as error:
+                return error
+
+    def _look_again_later(self) -> Cancellable:
+        wait_s = self._recheck_s
+        if self.principal.expires_at is not None:
+            wait_s = min(wait_s, max(0.0, self.principal.expires_at - self._host.world.now()))
+        return self._host.world.later(wait_s, self._must_look.set)
+
+    async def _require_still_welcome(self) -> None:
+        await self._authorizer.require_still(self.principal, self._began_at, self._host.world.now())
+        if self._connection is not None:
+            principal = await self._authorizer.principal_of(self._connection)
+            if principal is None or principal.key != self.principal.key:
+                raise UnauthorizedError("the credential of this connection is no longer good")
+            self.principal = principal
+        for action in self._does:
+            await self._authorizer.require(self.principal, self.session, action)
+
+    def _is_live(self, session: str) -> bool:
+        runner = self._host.awake(session)
+        return runner is not None and runner.state.is_live
+
+
+def visitor_of(scope: Scope) -> Caller:
+    """Return who visits."""
+    visitor: Caller = scope.get(VISIT) or Stranger()
+    return visitor
+
+
+def visit_of(scope: Scope) -> KnownCaller:
+    """Return the visit of somebody who is known.
+
+    Raises:
+        UsageError: This server asks nobody for a name.
+    """
+    visit = scope.get(VISIT)
+    if not isinstance(visit, KnownCaller):
+        raise UsageError("this server asks nobody for a name: there is nothing to hand out")
+    return visit

@@ -1,0 +1,264 @@
+"""The door: every request and handshake comes through here before it meets a route.
+
+In this order: how large its headers are, which page asks, how often its address asks, who asks, how often that
+principal asks, and whether it may do with this session what its method and path do. What is not in the tables
+below is for the session's owner alone, so that a route somebody forgot to put there is closed, not open.
+
+Behind the door the scope names the session as the store does, and has a visit (`visits.visitor_of`), which endpoints
+ask for what the door cannot know: whether a stream begins a session, which sessions of a list may be shown, and how
+long a stream may live.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection
+from itertools import chain
+from urllib.parse import parse_qsl
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from midstream.engine.host import Host
+from midstream.errors import AccessError, UnauthorizedError
+from midstream.server.auth.access import Access
+from midstream.server.auth.authorizer import Authorizer, has_shown_something
+from midstream.server.auth.caller import VISIT, Counters, KnownCaller, Stranger
+from midstream.server.auth.origins import check_intent, check_origin, check_page, remote_address
+from midstream.server.auth.ownership import Ownership, name_in_store
+from midstream.server.auth.principals import OPERATOR, Action, Principal
+from midstream.server.auth.tokens import LOGIN_LINK_S, AccessTokens, TokenKind
+from midstream.server.limits import Limits, address_of
+
+SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.DOTALL)
+"""The paths of one session, and what they ask of it."""
+_OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
+"""What strangers may ask for: the page's own files, whether the server lives, and to become known."""
+_LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/chunks|/tickets|/stream")
+"""Open to whoever may look; a stream, a frame or a ticket that speaks is asked for more when it says so."""
+_SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw"})
+_STREAMS = frozenset({"/events", "/poll", "/stream"})
+"""What a ticket opens."""
+_BEGINNINGS = frozenset({"/chunks", "/events", "/poll", "/stream", "/tickets"})
+"""What may come before its session is there."""
+
+_ADVICE = (
+    "Leave out --no-auth, or pass `access=` to `midstream.asgi`; or `allow_unauthenticated=True` where the app around "
+    "it authenticates."
+)
+_log = logging.getLogger(__name__)
+
+
+def action_of(method: str, what: str) -> Action:
+    """Return what a request wants with its session: `what` is the path behind its name."""
+    if what in _SPEAKS:
+        return Action.SPEAK
+    if _LOOKS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
+        return Action.READ
+    return Action.OWN
+
+
+class AuthMiddleware:
+    """Let requests in, or not.
+
+    Args:
+        host: Whose sessions are behind it.
+        access: Who may come in; None where an application in front has asked already.
+        limits: What callers may do.
+        allowed_origins: Whose pages may ask beside our own.
+        allow_unauthenticated: Serve other machines, too, where `access` is None.
+
+    Raises:
+        UsageError: The store of the host keeps no small values, and `access` needs them.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        access: Access | None,
+        limits: Limits,
+        allowed_origins: Collection[str],
+        *,
+        allow_unauthenticated: bool = False,
+    ) -> None:
+        self.access = access
+        self.is_local = access is None and not allow_unauthenticated
+        self._host = host
+        self._limits = limits
+        self._allowed_origins = frozenset(allowed_origins)
+        self._counters = Counters(limits, host.world)
+        self._living: set[KnownCaller] = set()
+        if access is None:
+            return
+        host.observers.add(self._counters)
+        self.ownership = Ownership(host.store, host.world)
+        self.access_tokens = AccessTokens(host.store, host.world)
+        self._authorizer = Authorizer(access, host.store, self.ownership, self.access_tokens)
+
+    async def open(self) -> None:
+        """Make ready, when the store is."""
+        if self.access is None:
+            clients = (
+                "of this machine only" if self.is_local else "of every machine that can reach the server"
+            )
+            _log.warning(
+                "no authentication is configured: every client %s has full access. %s", clients, _ADVICE
+            )
+        elif self.access.login:
+            await self.access_tokens.keep(self.access.login, TokenKind.LOGIN, OPERATOR, for_s=LOGIN_LINK_S)
+
+    def look_at(self, scope: Scope) -> None:
+        """Turn away what can be seen from outside, before anything is opened for it.
+
+        Raises:
+            AccessError: It comes from another machine, and nobody here asks who that is.
+            ForeignOriginError: A page of another site asks.
+            LimitReachedError: Its address asks too often.
+            HTTPException: Its headers are too large, or its path is none.
+        """
+        size = sum(map(len, chain.from_iterable(scope["headers"])))
+        if size > self._limits.header_bytes_max > 0:
+            raise HTTPException(
+                431, f"the headers of a request have {self._limits.header_bytes_max} bytes at most"
+            )
+        if not scope["path"].isprintable():
+            # A router may overlook a line's end that the tables above do not.
+            raise HTTPException(404)
+        if self.is_local and (address := remote_address(scope)):
+            raise AccessError(
+                f"this app has no authentication, and refuses {address}: only clients of this machine are served. "
+                f"{_ADVICE}"
+            )
+        check_origin(scope, self._allowed_origins)
+        self._counters.requests.count(address_of(scope))
+
+    async def admit(self, scope: Scope) -> Scope:
+        """Return the scope to serve, a copy, with its visit.
+
+        Raises:
+            MidstreamError: It is refused.
+        """
+        address = address_of(scope)
+        if self.access is None or _OPEN.fullmatch(path_of(scope)):
+            check_intent(scope)
+            return {**scope, VISIT: Stranger(self._counters, address)}
+        return await self._known(scope, path_of(scope), address)
+
+    async def principal_of(self, scope: Scope) -> Principal:
+        """Return who makes a request, by anything but a ticket.
+
+        Raises:
+            UnauthorizedError: Nobody that is known.
+            LimitReachedError: Wrong credentials came too often from its address.
+        """
+        address = address_of(scope)
+        connection = HTTPConnection(scope)
+        self._counters.refusals.check(address)
+        try:
+            principal = await self._authorizer.principal_of(connection)
+        except UnauthorizedError:
+            self._counters.refusals.add(address)
+            raise
+        if principal is None:
+            if has_shown_something(connection):
+                self._counters.refusals.add(address)
+            raise UnauthorizedError("this server asks who you are: show a credential")
+        return principal
+
+    async def principal_by_link(self, word: str, scope: Scope) -> Principal:
+        """Use up a link to log in with and return whom it is for.
+
+        Raises:
+            UnauthorizedError: It is none, was used, or came late.
+            LimitReachedError: Wrong credentials came too often from this address.
+        """
+        address = address_of(scope)
+        self._counters.refusals.check(address)
+        try:
+            return await self._authorizer.by_link(word)
+        except UnauthorizedError:
+            self._counters.refusals.add(address)
+            raise
+
+    async def lock_out(self, principal: Principal) -> None:
+        """Let a principal's cookies, tickets and passes be none, and end its streams: here at once, in other processes
+        that share the store at their next look (`Access.recheck_s`).
+        """
+        await self.ownership.lock_out(principal)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Look now whether each living stream may go on: rights have changed."""
+        for visit in self._living:
+            visit.look_again()
+
+    async def _known(self, scope: Scope, path: str, address: str) -> Scope:
+        found = SESSION_PATH.fullmatch(path)
+        session, what = (found["session"], found["what"] or "") if found else ("", "")
+        action = action_of(scope.get("method", "GET"), what)
+        connection: HTTPConnection | None = HTTPConnection(scope)
+        ticket = _ticket_of(scope) if what in _STREAMS else ""
+        if ticket:
+            principal = await self._by_ticket(ticket, HTTPConnection(scope), session)
+            connection = None
+        else:
+            principal = await self.principal_of(scope)
+            check_page(scope, is_stream=what in _STREAMS)
+        if session:
+            inside = name_in_store(session, principal.tenant)
+            scope = _renamed(scope, session, inside)
+            session = inside
+        visit = self._visit(principal, session, connection, address)
+        self._counters.requests.count(visit.caller)
+        if what in _BEGINNINGS:
+            await visit.require(action)
+        elif session:
+            await visit.require_there(action)
+        return {**scope, VISIT: visit}
+
+    async def _by_ticket(self, ticket: str, connection: HTTPConnection, session: str) -> Principal:
+        address = address_of(connection.scope)
+        self._counters.refusals.check(address)
+        try:
+            return await self._authorizer.by_ticket(ticket, connection, session)
+        except UnauthorizedError:
+            self._counters.refusals.add(address)
+            raise
+
+    def _visit(
+        self, principal: Principal, session: str, connection: HTTPConnection | None, address: str
+    ) -> KnownCaller:
+        assert self.access is not None
+        return KnownCaller(
+            principal,
+            session,
+            connection,
+            address,
+            authorizer=self._authorizer,
+            ownership=self.ownership,
+            counters=self._counters,
+            host=self._host,
+            living=self._living,
+            recheck_s=self.access.recheck_s,
+        )
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path below the place where this app is mounted, as the router sees it."""
+    root, path = scope.get("root_path", ""), str(scope["path"])
+    is_below = bool(root) and path.startswith(f"{root}/")
+    return path[len(root) :] if is_below else path
+
+
+def _ticket_of(scope: Scope) -> str:
+    query: list[tuple[str, str]] = parse_qsl(scope["query_string"].decode("latin-1"))
+    return next((value for name, value in query if name == "ticket"), "")
+
+
+def _renamed(scope: Scope, session: str, inside: str) -> Scope:
+    """Return a scope whose path names the session otherwise."""
+    path: str = scope["path"]
+    head = len(path) - len(path_of(scope)) + len("/v1/sessions/")
+    return {**scope, "path": f"{path[:head]}{inside}{path[head + len(session) :]}"}

@@ -1,0 +1,159 @@
+"""Ownership of sessions: one row for each, kept beside it in the store, written before it is begun, gone with it.
+
+The tenant is the first part of every session's name in the store (`tenant:name`), and a row is read by that whole
+name, so that no question of one tenant can be answered by what belongs to another.
+
+A namespace of each principal names the sessions it owns or may look at, so that a list costs what is in it and not what
+others have. It is written before the row that counts; what it names too much is not shown, and taken out in time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from midstream.environment import World
+from midstream.errors import EntryMovedError, LimitReachedError, SessionNotFoundError
+from midstream.server.auth.principals import Principal
+from midstream.session.child_names import root_of
+from midstream.store.contract import OWNERS, KeyValue
+
+REVOKED_NAMESPACE = "access-revoked"
+READERS_MAX = 100
+"""Principals with whom one session is shared: whoever needs more decides by `authorize`."""
+BEGINNING_S = 3600.0
+"""Seconds after which a noted session that is somebody else's, or nobody's, is not just being begun."""
+LOOKED_AT = 20
+"""Noted sessions of a principal that are looked at when they are asked for."""
+_TRIES_MAX = 10
+
+
+class Owner(Struct, frozen=True):
+    """Owner of a session, and the others who may read it.
+
+    Args:
+        tenant, principal: Its owner.
+        readers: Principals of the tenant who may look at it.
+        claim: Drawn when it was begun: a later session of this name has another one. "" in rows of before.
+    """
+
+    tenant: str
+    principal: str = field(name="subject")
+    readers: tuple[str, ...] = ()
+    claim: str = ""
+
+
+class Ownership:
+    """The rows of owners, and the times at which principals were locked out."""
+
+    def __init__(self, kv: KeyValue, world: World) -> None:
+        self._kv = kv
+        self._world = world
+
+    async def owner_of(self, session: str) -> Owner | None:
+        """Return whose a session (or the one it is part of) is; None where nobody's."""
+        kept = await self._kv.kv_get(OWNERS, root_of(session))
+        return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
+
+    async def claim(self, session: str, principal: Principal) -> Owner:
+        """Make a session a principal's, if it is nobody's, and return whose it is."""
+        owner = Owner(principal.tenant, principal.id, claim=self._world.new_id("claim"))
+        body = msgspec.json.encode(owner)
+        await self._note(session, principal.tenant, principal.id)
+        try:
+            await self._kv.kv_put(OWNERS, root_of(session), body, expected=0, at=self._world.now())
+        except EntryMovedError:
+            return await self.owner_of(session) or owner
+        return owner
+
+    async def share(self, session: str, readers: Sequence[str]) -> Owner:
+        """Let these principals of the owner's tenant look at a session, and no others; return the new row.
+
+        Raises:
+            SessionNotFoundError: It is nobody's.
+            LimitReachedError: They are more than `READERS_MAX`. Nothing was changed.
+            EntryMovedError: Somebody else changed it at this moment. Nothing was changed.
+        """
+        if len(readers) > READERS_MAX:
+            raise LimitReachedError(f"a session is shared with {READERS_MAX} subjects at most")
+        kept = await self._kv.kv_get(OWNERS, root_of(session))
+        if kept is None:
+            raise SessionNotFoundError(f"there is no session {session!r}")
+        owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
+        for reader in readers:
+            await self._note(session, owner.tenant, reader)
+        body = msgspec.json.encode(owner)
+        await self._kv.kv_put(OWNERS, kept.key, body, expected=kept.version, at=self._world.now())
+        return owner
+
+    async def sessions_of(self, principal: Principal) -> list[str]:
+        """Return the sessions that a principal may own or look at, without their parts, and perhaps some that are gone.
+
+        A few of them are looked at each time, wherever chance begins, so that no more stay noted than are there.
+        """
+        namespace = _namespace_of(principal.tenant, principal.id)
+        noted = await self._kv.kv_list(namespace)
+        begin = int(self._world.chance() * len(noted))
+        gone: set[str] = set()
+        for kept in [*noted[begin:], *noted[:begin]][:LOOKED_AT]:
+            owner = await self.owner_of(kept.key)
+            is_theirs = owner is not None and principal.id in (owner.principal, *owner.readers)
+            if not is_theirs and kept.at < self._world.now() - BEGINNING_S:
+                gone.add(kept.key)
+                await self._kv.kv_delete(namespace, kept.key, expected=kept.version)
+        return [kept.key for kept in noted if kept.key not in gone]
+
+    async def _note(self, session: str, tenant: str, principal: str) -> None:
+        """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
+        namespace, key = _namespace_of(tenant, principal), root_of(session)
+        for _ in range(_TRIES_MAX):
+            kept = await self._kv.kv_get(namespace, key)
+            with suppress(EntryMovedError):
+                version = kept.version if kept else 0
+                await self._kv.kv_put(namespace, key, b"{}", expected=version, at=self._world.now())
+                return
+
+    async def lock_out(self, principal: Principal) -> None:
+        """Let nothing count any more that was issued to a principal until now."""
+        for _ in range(_TRIES_MAX):
+            kept = await self._kv.kv_get(REVOKED_NAMESPACE, principal.key)
+            try:
+                now = self._world.now()
+                version = kept.version if kept else 0
+                await self._kv.kv_put(REVOKED_NAMESPACE, principal.key, b"{}", expected=version, at=now)
+            except EntryMovedError:
+                continue
+            return
+
+    async def locked_out_at(self, principal: Principal) -> float:
+        """Return when a principal was locked out last, in seconds since 1970; 0 for never."""
+        kept = await self._kv.kv_get(REVOKED_NAMESPACE, principal.key)
+        return kept.at if kept else 0.0
+
+
+def _namespace_of(tenant: str, principal: str) -> str:
+    # Names of namespaces are not encrypted, where the store is.
+    digest = hashlib.blake2b(
+        f"{tenant}:{principal}".encode("utf-8", "surrogatepass"), digest_size=16, person=b"midstream-index"
+    )
+    return f"access-sessions-{digest.hexdigest()}"
+
+
+def is_of_tenant(session: str, tenant: str) -> bool:
+    """Whether a session of the store can belong to a tenant; without tenants they all can."""
+    return not tenant or root_of(session).startswith(f"{tenant}:")
+
+
+def name_in_store(session: str, tenant: str) -> str:
+    """Return the name under which the store knows a tenant's session; a name that has it already stays."""
+    return session if not tenant or session.startswith(f"{tenant}:") else f"{tenant}:{session}"
+
+
+def name_outside(session: str, tenant: str) -> str:
+    """Return the name by which a tenant knows its session."""
+    return session.removeprefix(f"{tenant}:") if tenant else session

@@ -1,0 +1,81 @@
+"""Words with which anybody may look at one session for a while.
+
+Such a word is a pass of a server that asks who comes, and a secret of a session that is encrypted under its client's:
+one word for both, shown as a bearer token or in the place of the secret.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from midstream.engine.escrow_locks import Held
+from midstream.engine.host import Host
+from midstream.server.api.http_endpoints import NO_STORE
+from midstream.server.auth.access_routes import Issued, answer, owner_of, read_wish
+from midstream.server.auth.middleware import AuthMiddleware
+from midstream.server.auth.principals import Principal
+from midstream.server.auth.tokens import VIEWER_S_MAX, TokenKind
+from midstream.server.auth.unlocking import HELD
+from midstream.session.child_names import root_of
+
+
+class ViewerRequest(Struct, forbid_unknown_fields=True):
+    """For how many seconds a viewer's word is asked for."""
+
+    for_s: Annotated[float, Meta(ge=1, le=VIEWER_S_MAX)] = 3600.0
+
+
+class ViewerRoutes:
+    """The endpoints of a session's owner who lets others look."""
+
+    def __init__(self, host: Host, door: AuthMiddleware) -> None:
+        self._host = host
+        self._door = door
+
+    def routes(self) -> list[Route]:
+        """Return the routes, for a router."""
+        if self._door.access is None and self._host.locks is None:
+            return []
+        path = "/v1/sessions/{session_id}/viewers"
+        return [
+            Route(path, self.let_look, methods=["POST"]),
+            Route(path, self.withdraw, methods=["DELETE"]),
+        ]
+
+    async def let_look(self, request: Request) -> Response:
+        """Give out a word with which anybody may look at this session, for a while."""
+        wish = await read_wish(request, ViewerRequest)
+        session = root_of(request.path_params["session_id"])
+        owner = None if self._door.access is None else await owner_of(self._door, session)
+        if _is_encrypted(request):
+            assert self._host.locks is not None, "somebody holds it open"
+            word = await self._host.locks.escrow.share(session, for_s=wish.for_s)
+        else:
+            word = self._host.world.new_id(TokenKind.VIEWER.value)
+        if owner is not None:
+            name = f"viewer of {session}"
+            viewer = Principal(name, tenant=owner.tenant, session=session, claim=owner.claim)
+            await self._door.access_tokens.keep(word, TokenKind.VIEWER, viewer, for_s=wish.for_s)
+        return answer(Issued(word, wish.for_s), status=201)
+
+    async def withdraw(self, request: Request) -> Response:
+        """Let all viewers' words of this session be good for nothing, and end what came in by them."""
+        session = root_of(request.path_params["session_id"])
+        if self._door.access is not None:
+            await owner_of(self._door, session)
+            await self._door.access_tokens.withdraw_viewers(session)
+        if _is_encrypted(request):
+            assert self._host.locks is not None, "somebody holds it open"
+            await self._host.locks.withdraw_viewers(session)
+        self._door.look_again()
+        return Response(status_code=204, headers=NO_STORE)
+
+
+def _is_encrypted(request: Request) -> bool:
+    held: Held | None = request.scope.get(HELD)
+    return held is not None and held.opened is not None

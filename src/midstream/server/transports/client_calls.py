@@ -1,0 +1,85 @@
+"""Time limits of calls at a client, which count while that client is connected.
+
+A client that is away may have the outcome already, and sends it when it is back (TURN-14). The session's own deadline
+is therefore the resume window. The tool's timeout is enforced by the client, and, for a client that is connected and
+returns nothing, by the process that has its connection.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from midstream.history.messages import Outcome, Result
+from midstream.session.calls import NO_ANSWER_CONTENT, Site
+from midstream.session.session import Session
+from midstream.session.turn.commands import CallFinished
+from midstream.session.turn.states import RunningCalls
+
+UNNOTICED_S = 60.0
+"""Seconds in which a connection may be dead here without notice: two WebSocket pings, or a heartbeat and the time that
+TCP has for it, and some more."""
+STAYS_MAX = 10_000
+"""Clients of which the arrival is stored; about 2 MiB."""
+
+StreamPlace = tuple[str, str]
+"""A session and a stream in it."""
+
+
+class _Stay(Struct):
+    since: float
+    connections: int = 0
+    left_at: float = 0.0
+
+
+class ClientStays:
+    """Since when the client of each stream is connected to this process without a gap."""
+
+    def __init__(self) -> None:
+        self._stays: OrderedDict[StreamPlace, _Stay] = OrderedDict()
+
+    def arrive(self, place: StreamPlace, *, gap_s: float, now: float) -> None:
+        """Count a connection; one that follows another within `gap_s` continues it."""
+        stay = self._stays.get(place)
+        if stay is None or (not stay.connections and now - stay.left_at > gap_s):
+            stay = self._stays[place] = _Stay(now)
+        stay.connections += 1
+        self._stays.move_to_end(place)
+        if len(self._stays) > STAYS_MAX:
+            self._stays.popitem(last=False)
+
+    def leave(self, place: StreamPlace, *, gap_s: float, now: float) -> None:
+        """Count a connection no longer. Without a connection before it, nothing changes."""
+        stay = self._stays.get(place)
+        if stay is None or not stay.connections:
+            return
+        stay.connections -= 1
+        stay.left_at = now
+        if not stay.connections and not gap_s:
+            del self._stays[place]
+
+    def connected_s(self, place: StreamPlace, *, now: float) -> float:
+        """Return for how many seconds the client has been connected; 0 where it is not."""
+        stay = self._stays.get(place)
+        return now - stay.since if stay is not None and stay.connections else 0.0
+
+
+def overdue(session: Session, stream: str, *, connected_s: float, now: float) -> Iterator[CallFinished]:
+    """Yield an outcome for each call that this stream's client had its time for.
+
+    Args:
+        session: The fold of the journal.
+        connected_s: For how long the client is connected.
+        now: Seconds since 1970.
+    """
+    turn, known = session.turn, session.streams.get(stream)
+    if not isinstance(turn, RunningCalls) or known is None or known.turn != turn.turn:
+        return
+    for call in turn.calls:
+        limit_s = call.plan.timeout_s + UNNOTICED_S
+        is_timed = call.plan.site is Site.CLIENT and call.is_running and call.plan.timeout_s > 0
+        if is_timed and min(connected_s, now - call.started_at) >= limit_s:
+            result = Result(call.call.id, NO_ANSWER_CONTENT, Outcome.UNKNOWN)
+            yield CallFinished(turn.turn, turn.reply_no, result)

@@ -1,0 +1,117 @@
+"""Turns that are stopped when their client has gone for good (STREAM-55).
+
+A client that wants that leaves a mark with each connection: which one speaks for its stream. Whoever loses that
+connection waits for as long as the client said, and stops the turn where the mark is still its own. The marks are in a
+namespace of the store, so that a client may come back to another process. A process that dies stops nothing: the turn
+goes on, as it does without this wish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from midstream.engine.host import Host
+from midstream.errors import EntryMovedError, MidstreamError
+from midstream.session.turn.commands import Cancel, Withdraw
+
+NAMESPACE = "presence"
+MARK_TRIES_MAX = 5
+"""Tries to write a mark that another process writes at the same moment."""
+
+_log = logging.getLogger(__name__)
+
+Place = tuple[str, str]
+"""A session and a stream in it."""
+
+
+class Presence:
+    """Which clients are here, of those whose turns are not to go on without them."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._world = host.world
+        self._marks: dict[Place, bytes] = {}
+        """The last one of each stream that was here."""
+        self._waiting: dict[bytes, asyncio.Task[None]] = {}
+
+    async def arrived(self, place: Place) -> bytes:
+        """Mark that a connection to this process speaks for a stream now, and return the mark.
+
+        Raises:
+            StoreFullError, StoreBusyError, StoreDamagedError: It was not marked.
+        """
+        self._stop_waiting(self._marks.get(place, b""))
+        mark = self._world.new_id("mark").encode()
+        self._marks[place] = mark
+        store = self._host.store
+        for _ in range(MARK_TRIES_MAX):
+            kept = await store.kv_get(NAMESPACE, _key(place))
+            version = kept.version if kept else 0
+            try:
+                await store.kv_put(NAMESPACE, _key(place), mark, expected=version, at=self._world.now())
+            except EntryMovedError:
+                continue  # another connection of the same client: the later one speaks
+            break
+        return mark
+
+    def waits_for(self, place: Place) -> bool:
+        """Whether a connection of this stream left a mark here: the next one takes its place, whatever it wants."""
+        return place in self._marks
+
+    def left(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
+        """Stop a stream's turn in `after_s` seconds, unless its client comes back; with None only lift the mark.
+
+        Returns the task of it.
+        """
+        task = self._world.spawn(self._part(place, mark, after_s), name=f"absence in {place[0]}")
+        self._waiting[mark] = task
+        task.add_done_callback(lambda _: self._waiting.pop(mark, None))
+        return task
+
+    def stop(self) -> None:
+        """Wait for nobody any more: this process ends, and the turns go on elsewhere."""
+        for mark in [*self._waiting]:
+            self._stop_waiting(mark)
+
+    def _stop_waiting(self, mark: bytes) -> None:
+        if (task := self._waiting.pop(mark, None)) is not None:
+            task.cancel()
+
+    async def _part(self, place: Place, mark: bytes, after_s: float | None) -> None:
+        if after_s is not None:
+            await self._world.sleep(after_s)
+        if not await self._lift(place, mark) or after_s is None:
+            return  # it came back, here or to another process; or it left with a word
+        try:
+            await self._stop_turn(place)
+        except MidstreamError as error:
+            _log.warning("a turn goes on without its client", extra={"session": place[0], "code": error.code})
+
+    async def _lift(self, place: Place, mark: bytes) -> bool:
+        """Remove a mark if it still stands, and say so."""
+        if self._marks.get(place) == mark:
+            del self._marks[place]
+        store = self._host.store
+        try:
+            kept = await store.kv_get(NAMESPACE, _key(place))
+            is_ours = kept is not None and kept.body == mark
+            return is_ours and await store.kv_delete(
+                NAMESPACE, _key(place), expected=kept.version if kept else 0
+            )
+        except MidstreamError as error:
+            _log.warning("a mark was not lifted", extra={"session": place[0], "code": error.code})
+            return False
+
+    async def _stop_turn(self, place: Place) -> None:
+        session_id, stream = place
+        runner = await self._host.session(session_id)
+        known = runner.state.streams.get(stream)
+        if known is not None and known.turn:
+            await runner.submit(Cancel(known.turn))
+        elif known is not None and known.queued:
+            await runner.submit(Withdraw(known.queued))
+
+
+def _key(place: Place) -> str:
+    return f"{place[0]}/{place[1]}"

@@ -1,0 +1,108 @@
+"""The way up of a stream over plain HTTP: `POST /v1/sessions/{id}/chunks` takes one frame of a client."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from midstream.engine.host import Host
+from midstream.environment import Fault
+from midstream.errors import MalformedFrameError
+from midstream.protocol.frames import Ack, Chunk, Close, HeartbeatFrame, Open, Ping, decode_client, encode
+from midstream.protocol.server_stream import digest_shown, read_chunk
+from midstream.server.api.request_bodies import body_of
+from midstream.server.auth.caller import visitor_of
+from midstream.server.auth.principals import Action
+from midstream.server.auth.unlocking import PresentedSecrets, shown_in, stream_digest_of, unlock
+from midstream.server.transports.connection import Connections, is_played_back
+from midstream.server.transports.stream_headers import FrameSender, sender_of
+
+Headers = list[tuple[bytes, bytes]]
+
+_NO_STORE: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_FRAME: Headers = [*_NO_STORE, (b"content-type", b"application/json")]
+_REPLAYED = (b"x-midstream-replayed", b"true")
+
+
+class ChunksEndpoint:
+    """A plain ASGI callable, as each tool's result comes this way: nothing is made that its answer does not need."""
+
+    def __init__(self, host: Host, connections: Connections) -> None:
+        self._host = host
+        self._connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a chunk with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
+
+        Raises:
+            MidstreamError: It is refused; an ordinary HTTP error.
+        """
+        request = Request(scope, receive)
+        session_id: str = scope["path_params"]["session_id"]
+        frame, by = decode_client(await body_of(request)), sender_of(request)
+        match frame:
+            case Chunk():
+                is_replayed = await self._take(session_id, frame, by, scope)
+                self._host.world.reach(Fault.BEFORE_ACK)
+                headers = [*_FRAME, _REPLAYED] if is_replayed else _FRAME
+                await _answer(send, 200, headers, encode(Ack(frame.seqno)))
+            case Ping():
+                await _answer(send, 200, _FRAME, encode(await self._heartbeat(session_id, by, request)))
+            case Close():
+                await self._hang_up(session_id, by, request)
+                await _answer(send, 204, _NO_STORE)
+            case _:
+                raise MalformedFrameError(
+                    "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
+                )
+
+    async def _take(self, session_id: str, frame: Chunk, by: FrameSender, scope: Scope) -> bool:
+        """Let a chunk be decided; return whether it was accepted before, once it is on disk."""
+        if not by.stream or not by.secret:
+            raise MalformedFrameError(
+                "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
+            )
+        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
+        visitor = visitor_of(scope)
+        is_first = chunk.seqno == 0
+        if is_first:
+            await visitor.begin()
+        else:
+            await visitor.require_there(Action.SPEAK)
+        shown = PresentedSecrets(by.secret, by.old_secret)
+        with await unlock(self._host, session_id, shown, Action.SPEAK, begins=is_first) as held:
+            if by.connection:
+                self._connections.check((session_id, by.stream), by.connection)
+            # A later one may overtake the first, also on its way to another server: it is told which is expected.
+            runner = await self._host.session(session_id, create=True)
+            opening = Open(by.stream, by.secret, old_secret=by.old_secret)
+            digest = stream_digest_of(held) or digest_shown(runner.state, opening)
+            chunk = replace(chunk, secret_digest=digest, connection=by.number)
+            is_replayed = is_played_back(runner.state, chunk)
+            if not is_replayed:
+                visitor.speak(chunk.command)
+            most = self._connections.told(session_id, by.connection).in_flight_max
+            with self._connections.under_way((session_id, by.stream), chunk.seqno, most=most):
+                await runner.submit(chunk)
+        return is_replayed
+
+    async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:
+        if by.stream:  # a stream may be open in a session in which nothing was said yet
+            await visitor_of(request.scope).require(Action.SPEAK)
+        with await unlock(self._host, session_id, shown_in(request), Action.READ):
+            runner = await self._host.session(session_id, create=bool(by.stream))
+            waits_on = self._host.waits_for(runner)
+            return HeartbeatFrame(str(runner.newest), waits_on)
+
+    async def _hang_up(self, session_id: str, by: FrameSender, request: Request) -> None:
+        if by.stream:
+            await visitor_of(request.scope).require(Action.SPEAK)
+        with await unlock(self._host, session_id, shown_in(request), Action.READ):
+            self._connections.hang_up((session_id, by.stream), by.connection, by.secret)
+
+
+async def _answer(send: Send, status: int, headers: Headers, body: bytes = b"") -> None:
+    length = [(b"content-length", b"%d" % len(body))] if body else []
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *length]})
+    await send({"type": "http.response.body", "body": body})

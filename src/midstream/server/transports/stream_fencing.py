@@ -1,0 +1,60 @@
+"""Notices to the other processes of a store that a connection has its stream (STREAM-102).
+
+Within one process `Connections` fences. Elsewhere the journal does: whoever reads there that a newer connection has a
+stream ends the older ones. A chunk says so by itself; a connection that says nothing is announced here, beside its
+welcome, which does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from midstream.engine.host import Host
+from midstream.errors import DrainingError, MidstreamError, UnavailableError
+from midstream.session.session import Received
+from midstream.timing import RECONNECT_BACKOFF
+
+NOTICE_TRIES_MAX = 5
+"""Tries to have a notice written while the store or the session's owner is not there; then its next chunk says it."""
+
+_log = logging.getLogger(__name__)
+
+
+class Notices:
+    """Notices on their way, one for each stream and number, however many requests a connection is."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[str, str, int], asyncio.Task[None]] = {}
+
+    def give(self, host: Host, session_id: str, notice: Received) -> None:
+        """Let a notice be written soon, here or by the session's owner."""
+        key = session_id, notice.stream, notice.connection
+        if key in self._under_way:
+            return
+        task = host.world.spawn(self._give(host, session_id, notice), name=f"notice in {session_id}")
+        self._under_way[key] = task
+        task.add_done_callback(lambda _: self._under_way.pop(key, None))
+
+    def stop(self) -> None:
+        """Give none any more: this process ends, and so do its connections."""
+        for task in self._under_way.values():
+            task.cancel()
+
+    async def _give(self, host: Host, session_id: str, notice: Received) -> None:
+        await host.world.sleep(0.0)  # the welcome goes first
+        for failures in range(1, NOTICE_TRIES_MAX + 1):
+            try:
+                runner = await host.session(session_id)
+                await runner.submit(notice)
+            except DrainingError:
+                return
+            except UnavailableError as error:
+                _log.info("a notice waits: %s", error.code, extra={"session": session_id})
+                await host.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=host.world.chance()))
+            except MidstreamError as error:
+                # A still newer connection has it, or there is nothing left to tell.
+                _log.debug("a notice was not written: %s", error.code, extra={"session": session_id})
+                return
+            else:
+                return

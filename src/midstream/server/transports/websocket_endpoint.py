@@ -1,0 +1,119 @@
+"""The stream protocol over a WebSocket: each frame is one text message."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from midstream.engine.host import Host
+from midstream.errors import (
+    DrainingError,
+    FrameTooLargeError,
+    InternalError,
+    MidstreamError,
+    ProtocolError,
+    UnavailableError,
+)
+from midstream.protocol.frames import Error, encode
+from midstream.server.api.problems import INTERNAL
+from midstream.server.auth.caller import visitor_of
+from midstream.server.transports.connection import Connection, Connections, FrameTransport
+from midstream.server.transports.stream_headers import open_of
+
+CLOSED = 1000
+"""WebSocket close codes (RFC 6455, section 7.4): the client said `close`."""
+BROKEN_PROTOCOL = 1002
+REFUSED = 1008
+TOO_LARGE = 1009
+RESTARTING = 1012
+BUG = 1011
+TRY_LATER = 1013
+
+_CODES: tuple[tuple[type[MidstreamError], int], ...] = (
+    (DrainingError, RESTARTING),
+    (UnavailableError, TRY_LATER),
+    (FrameTooLargeError, TOO_LARGE),
+    (ProtocolError, BROKEN_PROTOCOL),
+    (InternalError, BUG),
+    (MidstreamError, REFUSED),
+)
+
+
+def close_code_of(failure: MidstreamError | None) -> int:
+    """Return the close code that says the same as the `error` frame before it."""
+    return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
+
+
+class AcceptedWebSocket(FrameTransport):
+    """Frames as text messages of an accepted WebSocket."""
+
+    ends_with_turn = False
+    gap_s = 0.0
+    is_full = False
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> bytes | None:
+        """See `FrameTransport.receive`. A binary message is read as the text it holds."""
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return None
+        text: str | None = message.get("text")
+        body: bytes = message["bytes"] if text is None else text.encode("utf-8", "surrogatepass")
+        return body
+
+    @override
+    async def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            await self._send({"type": "websocket.send", "text": frame.decode()})
+
+
+class WebSocketEndpoint:
+    """`/v1/sessions/{id}/stream` as a plain ASGI callable: nothing stands between a frame and the socket."""
+
+    def __init__(self, host: Host, connections: Connections) -> None:
+        self._host = host
+        self._connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one WebSocket. A handshake that shows a stream key or an event id says all that an `open` does: it is
+        refused by a status.
+        """
+        await receive()  # websocket.connect
+        session_id = scope["path_params"]["session_id"]
+        request = HTTPConnection(scope)
+        opened = open_of(request)
+        is_open = bool(opened.stream) or opened.event_id is not None  # STREAM-51, STREAM-98
+        stream = self._connections.stream(self._host, headers=None if is_open else opened)
+        transport = AcceptedWebSocket(receive, send)
+        visitor = visitor_of(scope)
+        with Connection(
+            self._host, session_id, stream, transport, self._connections, visitor, request=request
+        ) as connection:
+            if is_open:
+                await connection.admit(encode(opened))
+            await send({"type": "websocket.accept"})
+            try:
+                failure = await connection.run()
+            except Exception:
+                if not connection.is_gone:  # a socket that only closes looks like a bad network
+                    bug = InternalError(INTERNAL)
+                    await _close(send, bug, Error(bug.code, bug.message, bug.retry))
+                raise
+        if not connection.is_gone:
+            await _close(send, failure)
+
+
+async def _close(send: Send, failure: MidstreamError | None, last: Error | None = None) -> None:
+    """Close the socket with what the `error` frame before it said; `last` is that frame, where it was not sent."""
+    with contextlib.suppress(OSError):  # the client may go at this very moment
+        if last is not None:
+            await send({"type": "websocket.send", "text": encode(last).decode()})
+        reason = failure.code if failure else ""
+        await send({"type": "websocket.close", "code": close_code_of(failure), "reason": reason})

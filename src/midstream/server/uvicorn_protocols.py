@@ -1,0 +1,220 @@
+"""Protocols of uvicorn with the limits that it lacks below ASGI, where no app is called.
+
+- Headers, trailers and handshakes without an end are refused; uvicorn waits for them and keeps them.
+- A refusal below the app is a problem, as all others are, and never quotes what was sent.
+- An answer that is cut looks cut, in HTTP/1.0 too (STREAM-27), where a body has no chunks.
+
+uvicorn has no public hook for these: they stand in methods that it calls and attributes that it has. Each has a
+test in `tests/server/test_uvicorn_protocols.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.server import ServerProtocol
+
+from midstream.server.api.problems import MEDIA_TYPE, Problem, internal_problem, problem_of_http
+
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as HttpProtocol
+except ImportError:  # an install without compiled parts
+    from uvicorn.protocols.http.h11_impl import H11Protocol as HttpProtocol  # type: ignore[assignment]
+
+HEADERS_S = 10.0
+"""Seconds for the headers of a request: who sends them a byte at a time holds a connection, and is nobody yet."""
+HELD_BYTES_MAX = 64 * 1024
+"""Bytes of a request line and its headers, or of trailers, that wait for their end: what is sent without one would
+fill the memory. h11 has the same limit by itself; what an app may be asked is less (`Limits.header_bytes_max`)."""
+_CHUNKED = b"\r\ntransfer-encoding: chunked"
+_CLOSE = b"\r\nconnection: close"
+_LINGER = "ii" if os.name == "posix" else "hh"
+_RESET = struct.pack(_LINGER, 1, 0)
+_END = struct.pack(_LINGER, 0, 0)
+"""What becomes of a connection that is closed, by us or by the system when this process dies."""
+
+
+class PlainHttp(HttpProtocol):
+    """HTTP/1.1 of uvicorn."""
+
+    url = b""
+    """As much of the address as came."""
+    _late: asyncio.TimerHandle | None = None
+    _held_bytes = 0
+    """Bytes that came since the last request or piece of a body was read."""
+    _is_reset_at_end = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer, and let a whole answer end as such."""
+        if self._is_reset_at_end and self._is_answered:
+            self._close_with(_END)
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and wait for the rest of a request's headers, or no longer."""
+        before: Any = self.cycle  # None before the first request
+        read = len(before.body) if before is not None else 0
+        super().data_received(data)
+        if self.transport.get_protocol() is not self:
+            self._stop_watching()
+            self.parser: Any = None  # they refer to each other: only the garbage collector would free both
+            return
+        begun: Any = self.cycle
+        has_read = begun is not before or (begun is not None and len(begun.body) > read)
+        self._held_bytes = 0 if has_read else self._held_bytes + len(data)
+        if self._held_bytes > HELD_BYTES_MAX and not self.transport.is_closing():
+            is_address = len(self.url) > HELD_BYTES_MAX // 2
+            self._refuse(HTTPStatus(414 if is_address else 431))
+        if begun is None or begun.response_complete:
+            self._watch()
+            return
+        self._stop_watching()
+        if not self._is_reset_at_end and begun.scope["http_version"] == "1.0":
+            # The end of its body is the end of the connection: one that is cut must not look like that (STREAM-27).
+            self._is_reset_at_end = True
+            self._close_with(_RESET)
+            begun.transport = _Unframed(begun)
+
+    def _close_with(self, linger: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is gone
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    @property
+    def _is_answered(self) -> bool:
+        under_way: Any = self.cycle  # None before the first request
+        return under_way is None or bool(under_way.response_complete)
+
+    @property
+    def _awaits_headers(self) -> bool:
+        return self._is_answered and self.timeout_keep_alive_task is None
+
+    def _watch(self) -> None:
+        if self._late is None and self._awaits_headers:
+            self._late = self.loop.call_later(HEADERS_S, self._give_up)
+
+    def _stop_watching(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _give_up(self) -> None:
+        self._late = None
+        if self._awaits_headers and self.transport.get_protocol() is self:  # else it is a WebSocket by now
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words
+        """Answer what is no HTTP."""
+        self._refuse(HTTPStatus.BAD_REQUEST)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        """Answer and close, unless an answer to what came before is under way: that one is cut."""
+        under_way: Any = self.cycle
+        if under_way is None or under_way.response_complete or not under_way.response_started:
+            self.transport.write(_refusal(status))
+        self.transport.close()
+
+
+class _Unframed:
+    """The transport of an answer in HTTP/1.0: its body has no chunks, and ends with the connection (RFC 9112, 6.1).
+
+    uvicorn cuts a body of unknown length into chunks whoever asks (h11 does not).
+    """
+
+    def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
+        self._cycle = cycle
+        self._transport: asyncio.Transport = cycle.transport
+        self._has_chunks: bool | None = None
+        self.is_closing = self._transport.is_closing
+        self.close = self._transport.close
+
+    def write(self, data: bytes) -> None:
+        """Write the head, or what is in the chunks of a body."""
+        if self._has_chunks is None:
+            head, end, body = data.partition(b"\r\n\r\n")
+            self._has_chunks = _CHUNKED in head
+            if self._has_chunks:
+                head = head.replace(_CHUNKED, b"" if _CLOSE in head else _CLOSE)
+                self._cycle.keep_alive = False
+            self._transport.write(head + end + body)
+        elif self._has_chunks:
+            self._transport.write(_within_chunks(data))
+        else:
+            self._transport.write(data)
+
+
+def _within_chunks(data: bytes) -> bytes:
+    """Return what whole chunks carry."""
+    pieces: list[bytes] = []
+    while data:
+        size, _, data = data.partition(b"\r\n")
+        length = int(size, 16)
+        pieces.append(data[:length])
+        data = data[length + 2 :]
+    return b"".join(pieces)
+
+
+class WebSockets(WebSocketsSansIOProtocol):
+    """WebSockets of uvicorn."""
+
+    def __init__(self, config: Config, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed on
+        super().__init__(config, *args, **kwargs)
+        self.conn = _Protocol(max_size=config.ws_max_size, logger=self.logger)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came. A handshake comes whole: one that is none by now is refused, where uvicorn would wait."""
+        super().data_received(data)
+        if not self.handshake_initiated:
+            # Its words for what is too long; for the rest it has none.
+            self.transport.write(b"".join(self.conn.data_to_send()) or _refusal(HTTPStatus.BAD_REQUEST))
+            self.transport.close()
+
+
+def _refusal(status: HTTPStatus) -> bytes:
+    """Return a whole answer that is a problem, after which the connection is closed."""
+    return _told(problem_of_http(HTTPException(status))).serialize()
+
+
+def _told(problem: Problem) -> Response:
+    body = msgspec.json.encode(problem)
+    headers = Headers(problem.headers)
+    headers.update({"connection": "close", "content-type": MEDIA_TYPE, "content-length": str(len(body))})
+    return Response(problem.status, HTTPStatus(problem.status).phrase, headers, body)
+
+
+class _Protocol(ServerProtocol):
+    def recv_frame(self, frame: Frame) -> None:
+        """Take a frame; a close may come between the fragments of a message, which is then none (RFC 6455, 5.4).
+
+        The library calls that a broken rule and closes with 1002, where the client is to hear its own code.
+        """
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
+
+    def reject(self, status: HTTPStatus | int, text: str) -> Response:  # noqa: ARG002 - may quote what was sent
+        """Return a problem in the place of the library's text."""
+        is_ours = status == HTTPStatus.INTERNAL_SERVER_ERROR
+        return _told(internal_problem() if is_ours else problem_of_http(HTTPException(int(status))))
+
+
+HTTP: type[asyncio.Protocol] = PlainHttp
+WEBSOCKETS: type[asyncio.Protocol] = WebSockets

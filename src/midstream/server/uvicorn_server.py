@@ -1,0 +1,240 @@
+"""Run the app on a port, and end well: tell every stream first, then stop, within a bound.
+
+uvicorn alone would wait for open streams for ever and never tell the app that it wants to end. So the app is asked to
+say goodbye first: WebSockets get an `error` frame with code `draining`, event streams are reset, both reconnect. Then
+it stops, so that whoever still waits for an answer gets it or is refused, and hears when to come back; what it cuts is
+in the journal. Connections are cut last: who is cut before has heard of nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Collection
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from midstream.environment import World
+from midstream.errors import PortTakenError, UsageError
+from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.server.auth.origins import LOOPBACK_NAMES, HostGuard
+from midstream.server.uvicorn_logs import PeerNoise
+from midstream.server.uvicorn_protocols import HTTP, WEBSOCKETS
+
+STOP_WITHIN_S = 10.0
+"""Seconds from the signal to the end of the process; supervisors kill after 10 (containers) to 90 (systemd)."""
+GOODBYE_S = 2.0
+"""Seconds for the last frames of all connections."""
+CUT_S = 1
+"""Whole seconds for requests that are still being answered, before they are cut."""
+LOOK_S = 0.01
+"""Seconds between two looks at whether the goodbyes were said, or a second signal came."""
+CLOSING_S = 2.0
+"""Seconds kept for closing what the host could not stop in its grace, and the store."""
+WS_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
+"""A WebSocket message just above our limit gets our answer; one above this is cut off by the WebSocket layer."""
+UNREAD_S = 30.0
+"""Seconds for which a peer may take nothing of what waits for it, before the system cuts its connection and forgets
+that: a large answer would stay in memory as long as somebody does not read it. Streams look after this themselves, on
+systems without such an option too."""
+PING_S = 20.0
+"""Seconds between WebSocket pings, and for the answer to one: finds peers that went without a word."""
+
+
+class Servable(Protocol):
+    """An app that can be told to end: `App` around an agent, `Gateway` around a model."""
+
+    @property
+    def world(self) -> World:
+        """Its clock."""
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether strangers are kept out."""
+
+    @property
+    def open_streams(self) -> int:
+        """How many answers have not come to their end."""
+
+    async def start(self) -> None:
+        """Make ready. Calling it again is harmless."""
+
+    def drain(self) -> None:
+        """Tell open streams to end, and refuse new ones."""
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Give what runs `grace_s` seconds, then close everything. Calling it again is harmless."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+
+
+async def serve(
+    app: Servable,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    shares_port: bool = False,
+    allowed_hosts: Collection[str] = (),
+    trusted_proxies: Collection[str] = (),
+    stop_within_s: float = STOP_WITHIN_S,
+    on_listening: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM (or `stop`), then drain and return within `stop_within_s` seconds.
+
+    A second signal cuts all that is still open.
+
+    Args:
+        app: From `asgi`, or from `gateway`.
+        host: Address to listen on; loopback by default.
+        port: 0 takes a free one.
+        shares_port: Whether other servers of this user may listen there too; the system then deals connections out.
+        allowed_hosts: Host names under which requests may come; those of this machine by default. Needed where
+            `host` is not loopback.
+        trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; nobody's by
+            default.
+        stop_within_s: Bound of the whole shutdown.
+        on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
+        stop: Set it to end as by a signal.
+
+    Raises:
+        PortTakenError: Another program listens there. Nothing was started.
+        UsageError: There is no such address; or it is open to the network, and the app asks nobody who they are or
+            `allowed_hosts` is empty.
+        StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
+    """
+    is_local = host in LOOPBACK_NAMES
+    if not is_local and not app.asks_who:
+        raise UsageError(f"listening on {host!r} lets the network in, and this app asks nobody who they are")
+    if not is_local and not allowed_hosts:
+        raise UsageError(
+            f"listening on {host!r} lets the network in: name the hosts that clients use (`*` for any)"
+        )
+    names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
+    listener = listen(host, port, shares_port=shares_port)
+    grace_s = max(0.0, stop_within_s - GOODBYE_S - CUT_S - CLOSING_S)
+    server = _Server(app, names, listener, trusted_proxies, on_listening, stop, grace_s)
+    noise = PeerNoise(app.world)
+    logging.getLogger("uvicorn.error").addFilter(noise)
+    try:
+        await app.start()
+        await server.serve(sockets=[listener])
+    finally:
+        logging.getLogger("uvicorn.error").removeFilter(noise)
+        listener.close()
+        await app.stop(grace_s=grace_s)  # where it was not served to its end
+
+
+def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        PortTakenError: Another program has the port (and does not share it, or we do not).
+        UsageError: This machine has no such address, the port needs more rights, or the system shares no ports.
+    """
+    if shares_port and not hasattr(socket, "SO_REUSEPORT"):
+        raise UsageError("this system shares no ports: put a proxy in front of several servers")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio lets small writes out at once only where the protocol is named: else a client waits 40 ms for the second.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # handed on to each connection
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * UNREAD_S))
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            message = f"another program listens on {host}:{port}: stop it, or choose another port"
+            raise PortTakenError(f"{message} (0 takes a free one)") from error
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}") from error
+    listener.setblocking(False)  # noqa: FBT003 - the standard library's interface
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with a goodbye."""
+
+    def __init__(
+        self,
+        app: Servable,
+        names: Collection[str],
+        listener: socket.socket,
+        trusted_proxies: Collection[str],
+        on_listening: Callable[[str], None] | None,
+        stop: asyncio.Event | None,
+        grace_s: float,
+    ) -> None:
+        config = uvicorn.Config(
+            HostGuard(app, names),
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # uvicorn would believe whoever asks from this machine.
+            proxy_headers=bool(trusted_proxies),
+            forwarded_allow_ips=[*trusted_proxies],
+            http=HTTP,
+            ws=WEBSOCKETS,
+            ws_max_size=WS_FRAME_BYTES_MAX,
+            # Half the client's time and much of the memory, for words that come a few at a time.
+            ws_per_message_deflate=False,
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=PING_S,
+            timeout_graceful_shutdown=CUT_S,
+        )
+        super().__init__(config)
+        self._app = app
+        self._listener = listener
+        self._on_listening = on_listening
+        self._stop = stop
+        self._grace_s = grace_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections, and say so."""
+        await super().startup(sockets=sockets)
+        if self._on_listening is not None:
+            address, port = self._listener.getsockname()[:2]
+            self._on_listening(f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look whether it is time to end; uvicorn asks ten times a second."""
+        return await super().on_tick(counter) or (self._stop is not None and self._stop.is_set())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
+        """Take a signal as the wish to end well; unlike uvicorn, do not die of it in the end."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say goodbye to every connection, stop the app, then let uvicorn cut what is left."""
+        for server in self.servers:
+            server.close()
+        self._app.drain()
+        for connection in [*self.server_state.connections]:
+            if isinstance(connection, HTTP):  # its end is its answer, or now: nobody is to ask here again
+                connection.shutdown()
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                while self._app.open_streams and not self.force_exit:
+                    await self._app.world.sleep(LOOK_S)
+        except TimeoutError:
+            pass
+        stopping = self._app.world.spawn(self._app.stop(grace_s=self._grace_s), name="stop the app")
+        while not (stopping.done() or self.force_exit):
+            await asyncio.wait({stopping}, timeout=LOOK_S)
+        await super().shutdown(sockets=sockets)
+        if not self.force_exit and (cut := [*self.server_state.tasks]):
+            await asyncio.wait(cut, timeout=CUT_S)  # they say so, where nothing was said yet
+        await stopping

@@ -1,0 +1,1 @@
+"""Records, commands, state and pending work of a session. Pure."""

@@ -1,0 +1,293 @@
+"""Sessions of client applications that resend their whole conversation with each request.
+
+The transcript that was sent last is the truth: a request that brings the results of the open calls goes on with the
+turn, and any other one closes what is open. Nothing waits for an application. What is journaled of a transcript is what
+is new of it; `compared` finds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.errors import JournalMovedError
+from midstream.history.messages import Entry, Exchange, Finish, History, Result, ToolSpec, UserMessage
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    ExchangeCommitted,
+    Record,
+    ReplyCompleted,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.turn import deciding, folding
+from midstream.session.turn.commands import Cancel, CancelExpired, Refused, SendTranscript
+from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
+
+RESPONSES_KEPT_MAX = 256
+"""Responses of one session that can be found by their number or their request."""
+LINK_BYTES = 16
+"""Bytes of a digest in the chain of a conversation's entries."""
+
+
+class Response(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One response to a client application, as far as it matters once it has begun.
+
+    Args:
+        number: Counts the responses of the session from 1.
+        id, digest, key: See `ApplicationRequest`.
+        turn, reply: Its first reply.
+        position: Position of its `TranscriptAccepted`.
+        entries: Entries of the history that it answers.
+        at: When it was requested, in seconds since 1970.
+        ended_at: When it ended; 0 while it is open.
+        status: How it ended.
+        has_begun: The model or agent had sent something by the time that it ended.
+        is_background: See `ApplicationRequest`.
+    """
+
+    number: int
+    id: str
+    digest: str
+    turn: int
+    reply: int
+    position: int
+    entries: int
+    at: float
+    key: str = ""
+    ended_at: float = 0.0
+    status: TurnStatus | None = None
+    has_begun: bool = False
+    is_background: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is being made."""
+        return not self.ended_at
+
+
+class Application(Struct, frozen=True, gc=False, omit_defaults=True):
+    """State of a session whose conversation a client application resends."""
+
+    count: int = 0
+    """Transcripts accepted so far."""
+    instructions: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    responses: tuple[Response, ...] = ()
+    """The newest, `RESPONSES_KEPT_MAX` at most, in order."""
+
+    @property
+    def newest(self) -> Response | None:
+        """The response that was requested last."""
+        return self.responses[-1] if self.responses else None
+
+    def response(self, number: int) -> Response | None:
+        """Return a response by its number, or None where it is not kept."""
+        at = number - self.count - 1
+        return self.responses[at] if self.responses and -len(self.responses) <= at < 0 else None
+
+
+NO_APPLICATION = Application()
+
+
+def decide_transcript(
+    application: Application,
+    state: TurnState,
+    sent: SendTranscript,
+    *,
+    turns_opened: int,
+    epoch: int,
+    at: float,
+) -> tuple[Record, ...]:
+    """Return the records that close what is open and request the next response.
+
+    Raises:
+        Refused: Another transcript was accepted meanwhile.
+    """
+    if sent.count != application.count:
+        raise Refused(JournalMovedError("another request of this conversation was faster: compare again"))
+    turn, reply = turns_opened + 1, 1
+    closing: tuple[Record, ...] = ()
+    if isinstance(state, RunningCalls) and sent.results and answered(state, sent.results):
+        turn, reply = state.turn, state.reply_no + 1
+        ended = (CallEnded(state.turn, state.reply_no, result, at) for result in sent.results)
+        closing = (*ended, ExchangeCommitted(state.turn, state.reply_no))
+    elif not isinstance(state, Idle):
+        closing = _cancelled(state, epoch=epoch, at=at)
+    accepted = TranscriptAccepted(
+        turn,
+        reply,
+        at,
+        sent.request,
+        sent.keep,
+        sent.tail,
+        None if sent.instructions == application.instructions else sent.instructions,
+        None if sent.tools == application.tools else sent.tools,
+    )
+    return (*closing, accepted, AttemptStarted(turn, reply, attempt=1, at=at))
+
+
+def _cancelled(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]:
+    decided = deciding.decide(state, Cancel(), epoch=epoch, at=at)
+    for record in decided:
+        state = folding.evolve(state, record, epoch=epoch)
+    if isinstance(state, Cancelling):
+        return (*decided, *deciding.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
+    return decided
+
+
+def answered(state: RunningCalls, results: Sequence[Result]) -> bool:
+    """Whether these are the results of all open calls, in order."""
+    return [call.call.id for call in state.calls] == [result.call_id for result in results]
+
+
+def accept(
+    application: Application, history: History, record: TranscriptAccepted, position: int
+) -> tuple[Application, History]:
+    """Fold a transcript: the application's state and the history after it."""
+    after = History((*history.entries[: record.keep], *record.tail))
+    asked = record.request
+    response = Response(
+        application.count + 1,
+        asked.id,
+        asked.digest,
+        record.turn,
+        record.reply,
+        position,
+        len(after.entries),
+        record.at,
+        asked.key,
+        is_background=asked.is_background,
+    )
+    changed = Application(
+        response.number,
+        application.instructions if record.instructions is None else record.instructions,
+        application.tools if record.tools is None else record.tools,
+        (*application.responses, response)[-RESPONSES_KEPT_MAX:],
+    )
+    return changed, after
+
+
+def note(application: Application, state: TurnState, record: ReplyCompleted | TurnEnded) -> Application:
+    """Fold what may end the newest response: a reply whose calls go to the application, or the end of its turn."""
+    newest = application.newest
+    if newest is None or not newest.is_open:
+        return application
+    if isinstance(record, TurnEnded):
+        has_begun = newest.has_begun or (isinstance(state, AwaitingModel) and bool(state.said))
+        newest = replace(newest, ended_at=record.at, status=record.status, has_begun=has_begun)
+    else:
+        newest = replace(newest, has_begun=True)
+        if record.body.calls and record.body.finish is not Finish.INTERRUPTED:
+            newest = replace(newest, ended_at=record.at, status=TurnStatus.COMPLETED)
+    return replace(application, responses=(*application.responses[:-1], newest))
+
+
+class Beginning(Struct, frozen=True):
+    """The first entries of a conversation: how many, and a digest that is equal where they are.
+
+    Compared is what an application resends: the text of a response, whatever it does to white space, its calls and
+    their results; not the thinking, and not the tools that an agent ran itself.
+    """
+
+    count: int = 0
+    link: bytes = b""
+
+    def then(self, entries: Sequence[Entry]) -> Beginning:
+        """Return it with the entries that follow."""
+        links = linked(self.link, entries)
+        return Beginning(self.count + len(links), links[-1]) if links else self
+
+
+class EntryChain(Struct, frozen=True):
+    """A session's history, with the digest of each of its beginnings."""
+
+    entries: tuple[Entry, ...] = ()
+    links: tuple[bytes, ...] = ()
+
+    def then(self, history: History) -> EntryChain:
+        """Return the chain of a history; one that begins with the entries known here costs only the others."""
+        entries, count = history.entries, len(self.entries)
+        if entries[:count] != self.entries:  # comparing tuples looks at identities first
+            return EntryChain(entries, linked(b"", entries))
+        last = self.links[-1] if self.links else b""
+        return EntryChain(entries, self.links + linked(last, entries[count:]))
+
+    def begins_with(self, beginning: Beginning) -> bool:
+        """Whether these are the history's first entries."""
+        count = beginning.count
+        return count <= len(self.links) and (not count or self.links[count - 1] == beginning.link)
+
+
+class Comparison(Struct, frozen=True):
+    """How a transcript differs from a session.
+
+    Args:
+        keep: How many entries of the history it begins with, the one that `results` complete included.
+        tail: The entries behind them.
+        results: The results of all open calls, where it has them.
+        links: The digests of the transcript's beginnings, see `EntryChain`.
+    """
+
+    keep: int
+    tail: tuple[Entry, ...]
+    results: tuple[Result, ...] = ()
+    links: tuple[bytes, ...] = ()
+
+
+def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Sequence[Entry]) -> Comparison:
+    """Compare a transcript with a session whose history is that of `chain`.
+
+    Args:
+        before: The beginning of the transcript: the history begins with it too.
+        tail: The entries that follow.
+    """
+    links = linked(before.link, tail)
+    keep = _kept(chain, before.count, links)
+    results: tuple[Result, ...] = ()
+    if keep == len(chain.entries) and isinstance(state, RunningCalls):
+        results = _results_of(state, tail[keep - before.count :])
+        if results:
+            chain = chain.then(History((*chain.entries, Exchange(state.reply, results))))
+            keep = _kept(chain, before.count, links)
+    whole = chain.links[: before.count] + links
+    return Comparison(keep, tuple(tail[keep - before.count :]), results, whole)
+
+
+def _kept(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
+    """Return how many entries are equal, where the first `count` are."""
+    for ours, theirs in zip(chain.links[count:], links, strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count
+
+
+def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[Result, ...]:
+    """Return the results that the next entry of a transcript has for the open calls; () where it answers others."""
+    first = entries[0] if entries else None
+    return first.results if isinstance(first, Exchange) and answered(state, first.results) else ()
+
+
+def linked(before: bytes, entries: Sequence[Entry]) -> tuple[bytes, ...]:
+    """Return the digests of a conversation up to each of these entries, which follow what `before` stands for."""
+    found: list[bytes] = []
+    for entry in entries:
+        before = blake2b(before + _content(entry), digest_size=LINK_BYTES).digest()
+        found.append(before)
+    return tuple(found)
+
+
+def _content(entry: Entry) -> bytes:
+    if isinstance(entry, UserMessage):
+        return b"u" + msgspec.json.encode(entry.parts)
+    calls = [(call.id, call.name, call.arguments) for call in entry.reply.calls]
+    results = [(result.call_id, result.content, result.outcome) for result in entry.results]
+    words = "".join(entry.reply.text.split())
+    return b"e" + msgspec.json.encode((words, calls, results) if calls else words)

@@ -1,0 +1,283 @@
+"""The life of one tool call, and the one judgement about running it.
+
+    planned ──[asked ──allowed]──▶ started(run 1) ──outcome──▶ ended
+                 │                    │
+              denied,        the owner died: in doubt
+              expired                 │
+                       by the tool's declared policy: started(run n+1), probed,
+                       asked (a person decides), or outcome unknown
+
+Server and client keep this life in their own journals and ask the same `judge`. The intent is journaled
+before the start, so "started without outcome under an older epoch" is exactly the doubtful case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct
+
+from midstream.history.messages import Call, Outcome, Result
+
+RERUNS_MAX = 2
+"""Automatic reruns of one call; a tool that kills its process must not do so for ever."""
+
+UNKNOWN_CONTENT = (
+    "The process running this tool stopped before its outcome was recorded. It may or may not have taken effect. "
+    "Check before repeating it."
+)
+STOPPED_CONTENT = "This tool was stopped on request while it ran. It may or may not have taken effect."
+NOT_STARTED_CONTENT = "This tool was not started, because the turn was stopped first."
+NO_ANSWER_CONTENT = "No client answered this call in time. It may or may not have taken effect."
+DAMAGED_CONTENT = (
+    "This call ended, but the record of its outcome cannot be read any more. It may or may not have taken effect. "
+    "Check before repeating it."
+)
+DENIED_CONTENT = "A person declined this call. It was not started."
+NO_DECISION_CONTENT = "Nobody approved this call in time. It was not started."
+NO_REPLY_CONTENT = "Nobody answered this question in time."
+SKIPPED_CONTENT = "A person decided not to run this call again. It may or may not have taken effect."
+HAPPENED_CONTENT = "A person confirmed that this call took effect. What it returned is not known."
+EDITED_CONTENT = "[a person changed the arguments before this ran, to: {arguments}]"
+
+
+class OnDoubt(StrEnum):
+    """Policy for a call that was started and whose outcome is unknown."""
+
+    UNKNOWN = "unknown"
+    """Tell the model that the outcome is unknown and to check. The default for tools with effects."""
+    RERUN = "rerun"
+    """Run it again: it only reads, or repeating it does no harm."""
+    RERUN_WITH_KEY = "rerun_with_key"
+    """Run it again with the same effect key, by which the outside world refuses the repetition."""
+    PROBE = "probe"
+    """Ask the outside world whether it happened, with the tool's own `probe` function."""
+    HOLD = "hold"
+    """Wait for a person to decide: it happened, run it again, or skip it."""
+    IN_TRANSACTION = "in_transaction"
+    """Its effect and its outcome are one transaction of the session's own database: without an outcome it did not
+    happen, so it runs again."""
+
+
+OnDoubtName = Literal["unknown", "rerun", "rerun_with_key", "probe", "hold", "in_transaction"]
+"""The values of `OnDoubt` as a program writes them."""
+
+
+class Site(StrEnum):
+    """Place where a call is answered."""
+
+    SERVER = "server"
+    CLIENT = "client"
+    PERSON = "person"
+    """Nothing runs: a person answers, through whichever client they are at."""
+    CHILD = "child"
+    """A session of its own does the work; its id follows from the place of the call, so it is always found again."""
+
+
+class QuestionKind(StrEnum):
+    """Kinds of questions to a person about a call."""
+
+    APPROVAL = "approval"
+    """May it run?"""
+    QUESTION = "question"
+    """The call is itself a question."""
+    DOUBT = "doubt"
+    """It was started and nobody knows whether it took effect: what now?"""
+
+
+class Choice(StrEnum):
+    """Decisions open to a person."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    REPLY = "reply"
+    """Answer a question in words."""
+    HAPPENED = "happened"
+    """It took effect; the words say what came of it."""
+    RERUN = "rerun"
+    """Run it again."""
+    SKIP = "skip"
+    """Do not run it again; its outcome stays unknown."""
+
+
+CHOICES = {
+    QuestionKind.APPROVAL: (Choice.ALLOW, Choice.DENY),
+    QuestionKind.QUESTION: (Choice.REPLY,),
+    QuestionKind.DOUBT: (Choice.HAPPENED, Choice.RERUN, Choice.SKIP),
+}
+"""The answers each question takes."""
+
+
+class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Facts known of a call when its reply was journaled: enough to go on without the tool's code.
+
+    Args:
+        call_id: The call's id within its reply.
+        digest: Digest of name and arguments; the same id with another digest is an error.
+        site: Where the tool lives.
+        has_effects: It changes something: it runs alone, in order, and its start is synced to disk.
+        on_doubt: The tool's declared policy.
+        timeout_s: Seconds until a running call is given up.
+        problem: Why it cannot be started at all (unknown tool, arguments that do not fit); the model reads it.
+        needs_approval: A person must allow it before each start.
+        question: What the person is asked; for a call that is itself a question, that question.
+        answer_s: Seconds a person has to answer; 0 for no limit.
+    """
+
+    call_id: str
+    digest: str
+    site: Site = Site.SERVER
+    has_effects: bool = True
+    on_doubt: OnDoubt = OnDoubt.UNKNOWN
+    timeout_s: float = 0.0
+    problem: str | None = None
+    needs_approval: bool = False
+    question: str = ""
+    answer_s: float = 0.0
+
+
+class CallState(Struct, frozen=True, gc=False):
+    """One call of the running batch, as folded from the journal."""
+
+    call: Call
+    plan: CallPlan
+    runs: int = 0
+    epoch: int = 0
+    """The epoch that started it last; 0 while it was never started."""
+    started_at: float = 0.0
+    is_in_doubt: bool = False
+    """Its owner died, and by its policy somebody is being asked whether it happened."""
+    asked: QuestionKind | None = None
+    """The question to a person that is open."""
+    asked_at: float = 0.0
+    expires_at: float = 0.0
+    """When the open question expires (seconds since 1970); 0 for never."""
+    is_allowed: bool = False
+    """A person allowed it and it has not started since: a start uses the permission up."""
+    child_position: int = 0
+    """Up to where the records of the session that does its work were shown here."""
+    is_edited: bool = False
+    """A person changed the arguments; `call` and `plan` hold the new ones, the reply the model's."""
+    is_outcome_lost: bool = False
+    """It ended, and the record of its outcome cannot be read any more."""
+    result: Result | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still needs a result."""
+        return self.result is None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, is not in doubt, and has not ended."""
+        return self.result is None and self.runs > 0 and not self.is_in_doubt
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it waits for a person."""
+        return self.result is None and self.asked is not None
+
+    @property
+    def wants_person(self) -> bool:
+        """Whether a person must be asked before anything else can happen to it, and was not asked yet."""
+        if self.result is not None or self.runs or self.asked is not None or self.plan.problem is not None:
+            return False
+        return self.plan.site is Site.PERSON or (self.plan.needs_approval and not self.is_allowed)
+
+
+class CallVerdict(StrEnum):
+    """Permission to start a call, or the reason against it."""
+
+    START = "start"
+    """Never started: start it."""
+    LEAVE = "leave"
+    """Running, or waiting for a client, a person or a probe: leave it."""
+    RERUN = "rerun"
+    """In doubt, and its policy allows another run."""
+    PROBE = "probe"
+    """In doubt, and the outside world can be asked."""
+    ASK = "ask"
+    """In doubt, and a person must decide."""
+    GIVE_UP = "give_up"
+    """In doubt, and nobody may run it again: its outcome is unknown."""
+    DONE = "done"
+    """It has its result."""
+
+
+def judge(call: CallState, *, epoch: int) -> CallVerdict:
+    """Say what the owner `epoch` may do about a call. This is the at-most-once rule, and there is no other.
+
+    A call that waits for a client is never in doubt here: the client keeps its own journal of it, and so does the
+    session that does the work of a sub-agent. A permission was
+    used up by the start, so that a call which needed one goes back to the person.
+    """
+    if call.result is not None:
+        return CallVerdict.DONE
+    if call.asked is not None or call.is_in_doubt:
+        return CallVerdict.LEAVE
+    if call.runs == 0:
+        return CallVerdict.START
+    if call.is_outcome_lost and call.plan.site is Site.CLIENT:
+        return CallVerdict.GIVE_UP  # its client has said what it had to say
+    if call.epoch == epoch or call.plan.site in (Site.CLIENT, Site.CHILD):
+        return CallVerdict.LEAVE
+    if call.is_outcome_lost and call.plan.on_doubt is OnDoubt.IN_TRANSACTION:
+        return CallVerdict.GIVE_UP  # it did happen: its effect is in the database
+    match call.plan.on_doubt:
+        case OnDoubt.UNKNOWN:
+            return CallVerdict.GIVE_UP
+        case OnDoubt.HOLD:
+            return CallVerdict.ASK
+        case OnDoubt.PROBE:
+            return CallVerdict.PROBE
+        case OnDoubt.RERUN | OnDoubt.RERUN_WITH_KEY | OnDoubt.IN_TRANSACTION:
+            if call.plan.needs_approval:
+                return CallVerdict.ASK
+            return CallVerdict.GIVE_UP if call.runs > RERUNS_MAX else CallVerdict.RERUN
+
+
+def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:
+    """Return the calls that may start now, in order.
+
+    Calls without effects run beside one another; one with effects runs alone, after all before it have ended. One
+    that waits for a person does not start, and keeps its place.
+    """
+    ready: list[CallState] = []
+    is_reading = is_clear = True
+    for call in calls:
+        is_due = is_clear or (is_reading and not call.plan.has_effects)
+        if is_due and call.runs == 0 and call.is_open and not (call.is_asking or call.wants_person):
+            ready.append(call)
+        if call.is_open:
+            is_clear = False
+            is_reading = is_reading and not call.plan.has_effects
+    return tuple(ready)
+
+
+def digest_of(name: str, arguments: str) -> str:
+    """Return the digest that binds a call to its name and arguments."""
+    hasher = hashlib.blake2b(digest_size=16, person=b"midstream-call")
+    hasher.update(name.encode("utf-8", "surrogatepass"))
+    hasher.update(b"\0")
+    hasher.update(arguments.encode("utf-8", "surrogatepass"))
+    return hasher.hexdigest()
+
+
+def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> Result:
+    """Return the result of a call that ends without an outcome of its own; `running` says why, if it ran."""
+    if call.result is not None:
+        return call.result
+    if call.is_outcome_lost:
+        return lost_result(call)
+    if call.runs == 0:
+        return Result(call.call.id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    return Result(call.call.id, UNKNOWN_CONTENT if call.is_in_doubt else running, Outcome.UNKNOWN)
+
+
+def lost_result(call: CallState) -> Result:
+    """Return the result of a call in doubt that nobody may run again; it says whose fault that is."""
+    content = DAMAGED_CONTENT if call.is_outcome_lost else UNKNOWN_CONTENT
+    return Result(call.call.id, content, Outcome.UNKNOWN)

@@ -1,0 +1,282 @@
+"""A turn that another loop drives: what it reports becomes the same records as ours.
+
+Our own runner does what a turn owes. Where a framework brings its own loop, that loop asks the model and calls the
+tools, and says before and after what it does; here it is judged. Nothing is started by a record of this file: calls
+start one by one, when their loop says so (it may ask a person first), and only the loop knows when the turn is over
+(a reply without calls may be sent back by a check of the output).
+
+    begin ──▶ ask ──▶ replied ──▶ start / ended, for each call ──▶ ask ──▶ ... ──▶ close
+
+After a crash the loop runs again from its beginning and is handed what the journal has of the turn; from there on
+it reports on. What it says about a call that started and has no outcome is judged by `core.calls`, as for ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.errors import SessionBusyError, UsageError
+from midstream.history.messages import Outcome, Reply, Result, UserMessage
+from midstream.session import session as sessions
+from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallVerdict, closing_result, judge
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    Delta,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.session import Received, Session
+from midstream.session.turn.commands import Refused, SendMessage
+from midstream.session.turn.deciding import partial_reply
+from midstream.session.turn.folding import evolve as evolve_turn
+from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
+
+NO_CLIENT = "driver"
+"""Stands in a keyed turn's stream for the digest of a secret: no secret has it, so that no client joins that stream."""
+
+
+class Begin(Struct, frozen=True):
+    """A user speaks, and `driver` will answer. The same key with the same message is accepted once."""
+
+    message: UserMessage
+    driver: str
+    key: str = ""
+    digest: str = ""
+    """Digest of the message; only looked at where there is a key."""
+
+
+class RequestReply(Struct, frozen=True):
+    """The loop is about to ask the model for reply `reply_no`.
+
+    `answers` are the results that the loop gave by itself to calls of the reply before (a call it refused, an output
+    it took): by call id.
+    """
+
+    reply_no: int
+    answers: Mapping[str, Result]
+
+
+class AddOutput(Struct, frozen=True):
+    """The model said some more."""
+
+    deltas: tuple[Delta, ...]
+
+
+class Replied(Struct, frozen=True):
+    """The model ended its reply."""
+
+    reply: Reply
+    plans: tuple[CallPlan, ...] = ()
+    native: str = ""
+
+
+class AttemptLost(Struct, frozen=True):
+    """The model gave no usable reply; whether it is asked again is the loop's business."""
+
+    code: str
+    message: str
+
+
+class BeginCall(Struct, frozen=True):
+    """The loop is about to run a call. `is_approved`: a person let it run, also after it was begun before."""
+
+    call_id: str
+    is_approved: bool = False
+
+
+class Ended(Struct, frozen=True):
+    """A tool ended."""
+
+    result: Result
+    native: str = ""
+
+
+class EndTurn(Struct, frozen=True):
+    """The turn is over."""
+
+    status: TurnStatus
+    answers: Mapping[str, Result]
+
+
+DrivenCommand = Begin | RequestReply | AddOutput | Replied | AttemptLost | BeginCall | Ended | EndTurn
+
+
+def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Return what must be appended because of `command`; nothing, where it changes nothing.
+
+    Raises:
+        Refused: It cannot be taken in this state.
+    """
+    match command:
+        case Begin():
+            return _begin(session, command, epoch=epoch, at=at)
+        case RequestReply():
+            return _ask(session, command, epoch=epoch, at=at)
+        case AddOutput():
+            return command.deltas if isinstance(session.turn, AwaitingModel) else ()
+        case Replied():
+            return _replied(_awaiting(session), command, at=at)
+        case AttemptLost():
+            state = _awaiting(session)
+            lost = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+            return (lost,)
+        case BeginCall():
+            return _start(_running(session), command, epoch=epoch, at=at)
+        case Ended():
+            return _ended(session, command, epoch=epoch, at=at)
+        case EndTurn():
+            return _close(session, command, at=at)
+        case _:
+            assert_never(command)
+
+
+def _begin(session: Session, command: Begin, *, epoch: int, at: float) -> tuple[Record, ...]:
+    said = SendMessage(command.message)
+    opened = (
+        sessions.decide(
+            session, Received(command.key, NO_CLIENT, 0, command.digest, said), epoch=epoch, at=at
+        )
+        if command.key
+        else sessions.decide(session, said, epoch=epoch, at=at)
+    )
+    return tuple(
+        replace(record, driver=command.driver) if isinstance(record, MessageAccepted) else record
+        for record in opened
+    )
+
+
+def _ask(session: Session, command: RequestReply, *, epoch: int, at: float) -> tuple[Record, ...]:
+    state = session.turn
+    match state:
+        case RunningCalls() if command.reply_no == state.reply_no + 1:
+            # DRIVEN-5: what no tool answered was answered by the loop itself; the exchange is whole now.
+            return (
+                *_answered(state, command.answers, at=at),
+                ExchangeCommitted(state.turn, state.reply_no),
+                AttemptStarted(state.turn, command.reply_no, attempt=1, at=at),
+            )
+        case AwaitingModel() if command.reply_no == state.reply_no:
+            is_unused = state.attempt == 1 and state.epoch == epoch and not state.failures and not state.said
+            if is_unused:
+                return ()  # it was announced with the end of the exchange before
+            return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)
+        case _:
+            raise Refused(
+                UsageError(f"the loop asks for reply {command.reply_no} of a turn that is not there")
+            )
+
+
+def _replied(state: AwaitingModel, command: Replied, *, at: float) -> tuple[Record, ...]:
+    completed = ReplyCompleted(
+        state.turn, state.reply_no, state.attempt, command.reply, at, command.plans, command.native
+    )
+    if command.reply.calls:
+        return (completed,)
+    # DRIVEN-4: the loop may yet ask again; it says when the turn is over.
+    return (completed, ExchangeCommitted(state.turn, state.reply_no))
+
+
+def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) -> tuple[Record, ...]:
+    call = next((each for each in state.calls if each.call.id == command.call_id), None)
+    if call is None:
+        raise Refused(UsageError(f"there is no call {command.call_id!r} in reply {state.reply_no}"))
+    started = CallStarted(state.turn, state.reply_no, call.call.id, call.runs + 1, at, call.plan.has_effects)
+    verdict = judge(call, epoch=epoch)
+    if verdict is CallVerdict.DONE:
+        return ()
+    if verdict in (CallVerdict.START, CallVerdict.RERUN) or command.is_approved:
+        return (started,)
+    if verdict is CallVerdict.LEAVE:
+        raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))
+    # DRIVEN-6: nobody may run it again, or only a person could say so, whom this loop has no way to ask.
+    lost = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    return _settled(state, CallEnded(state.turn, state.reply_no, lost, at), epoch=epoch, at=at)
+
+
+def _ended(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[Record, ...]:
+    state = session.turn
+    if not isinstance(state, RunningCalls):
+        return ()  # TURN-9: the turn was closed without it
+    call = next((each for each in state.calls if each.call.id == command.result.call_id), None)
+    if call is None or not call.is_open:
+        return ()
+    ended = CallEnded(state.turn, state.reply_no, command.result, at, command.native)
+    return _settled(state, ended, epoch=epoch, at=at)
+
+
+def _settled(state: RunningCalls, ended: CallEnded, *, epoch: int, at: float) -> tuple[Record, ...]:
+    after = evolve_turn(state, ended, epoch=epoch)
+    assert isinstance(after, RunningCalls)
+    if any(call.is_open for call in after.calls):
+        return (ended,)
+    return (
+        ended,
+        ExchangeCommitted(state.turn, state.reply_no),
+        AttemptStarted(state.turn, state.reply_no + 1, attempt=1, at=at),
+    )
+
+
+def _close(session: Session, command: EndTurn, *, at: float) -> tuple[Record, ...]:
+    state = session.turn
+    match state:
+        case Idle():
+            return ()
+        case AwaitingModel():
+            return (*_partial(state, at=at), TurnEnded(state.turn, command.status, at))
+        case RunningCalls() | Cancelling():
+            return (
+                *_answered(state, command.answers, at=at),
+                ExchangeCommitted(state.turn, state.reply_no),
+                TurnEnded(state.turn, command.status, at),
+            )
+        case _:
+            assert_never(state)
+
+
+def _partial(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
+    partial = partial_reply(state)
+    if partial is None:
+        return ()
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+    )
+
+
+def _answered(
+    state: RunningCalls | Cancelling, answers: Mapping[str, Result], *, at: float
+) -> tuple[Record, ...]:
+    """Close what is open: with the loop's own answer, or truthfully without one."""
+    return tuple(
+        CallEnded(
+            state.turn,
+            state.reply_no,
+            answers.get(call.call.id) or closing_result(call, running=UNKNOWN_CONTENT),
+            at,
+        )
+        for call in state.calls
+        if call.is_open
+    )
+
+
+def _awaiting(session: Session) -> AwaitingModel:
+    if not isinstance(session.turn, AwaitingModel):
+        raise Refused(UsageError("the loop speaks of a model call that nobody announced"))
+    return session.turn
+
+
+def _running(session: Session) -> RunningCalls:
+    if not isinstance(session.turn, RunningCalls):
+        raise Refused(UsageError("the loop runs a tool of a turn that has none to run"))
+    return session.turn

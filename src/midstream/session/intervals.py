@@ -1,0 +1,148 @@
+"""Durations of turns, model calls and tool calls, read off the records of journals.
+
+A fold for those who measure. It sees what is appended from some moment on, so that what began before is not there;
+what never ends is forgotten when too much is open.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.history.messages import Usage
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnResumed,
+)
+
+OPEN_MAX = 10_000
+"""Intervals that are open at once; beyond it the oldest is forgotten."""
+OK = "ok"
+
+
+class IntervalKind(StrEnum):
+    """Kind of work that took time."""
+
+    TURN = "turn"
+    MODEL = "model"
+    CALL = "call"
+
+
+class Interval(Struct, frozen=True):
+    """Something that began, and perhaps ended. It holds names, numbers and times, nothing anybody said.
+
+    Args:
+        kind, session, turn, reply, attempt, call_id: What, and where.
+        began_at, ended_at: Seconds since 1970; 0 while it has not ended.
+        name: Of a call that ran, its tool's; of a model call that gave a reply, the model's.
+        outcome: `ok`; for a turn how it ended; else the code of an error, or how a call ended.
+        code: The code of the error a turn ended with.
+        usage: Tokens of a reply, where the provider counted them.
+        finish: Why a reply ended.
+    """
+
+    kind: IntervalKind
+    session: str
+    turn: int
+    reply: int
+    attempt: int
+    call_id: str
+    began_at: float
+    ended_at: float = 0.0
+    name: str = ""
+    outcome: str = ""
+    code: str = ""
+    usage: Usage | None = None
+    finish: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return not self.ended_at
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; clocks of several owners may differ, but nothing took less than no time."""
+        return max(0.0, self.ended_at - self.began_at)
+
+
+_Key = tuple[IntervalKind, str, int, int, str]
+
+
+class Intervals:
+    """Fold records into intervals: each one is yielded when it begins and when it ends."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[_Key, Interval] = OrderedDict()
+        self._names: OrderedDict[tuple[str, int, int], dict[str, str]] = OrderedDict()
+        """Names of the calls of a session's newest replies."""
+
+    def add(self, session: str, record: Record) -> Iterator[Interval]:
+        """Take one record of a session, in its journal's order."""
+        match record:
+            case MessageAccepted() | TranscriptAccepted() | TurnResumed():
+                yield self._begin(Interval(IntervalKind.TURN, session, record.turn, 0, 0, "", record.at))
+            case AttemptStarted(turn, reply, attempt, at):
+                yield self._begin(Interval(IntervalKind.MODEL, session, turn, reply, attempt, "", at))
+            case AttemptFailed(turn, reply, _, code, _, at):
+                yield from self._end((IntervalKind.MODEL, session, turn, reply, ""), at, outcome=code)
+            case ReplyCompleted():
+                yield from self._replied(session, record)
+            case CallStarted():
+                name = self._names.get((session, record.turn, record.reply), {}).get(record.call_id, "")
+                began = Interval(
+                    IntervalKind.CALL,
+                    session,
+                    record.turn,
+                    record.reply,
+                    record.run,
+                    record.call_id,
+                    record.at,
+                )
+                yield self._begin(replace(began, name=name))
+            case CallEnded(turn, reply, result, at):
+                key = (IntervalKind.CALL, session, turn, reply, result.call_id)
+                yield from self._end(key, at, outcome=result.outcome.value)
+            case TurnEnded(turn, status, at, code):
+                yield from self._end(
+                    (IntervalKind.TURN, session, turn, 0, ""), at, outcome=status.value, code=code
+                )
+            case _:
+                pass
+
+    def _replied(self, session: str, record: ReplyCompleted) -> Iterator[Interval]:
+        reply = record.body
+        self._names[session, record.turn, record.reply] = {call.id: call.name for call in reply.calls}
+        if len(self._names) > OPEN_MAX:
+            self._names.popitem(last=False)
+        ended = {"name": reply.model, "usage": reply.usage, "finish": reply.finish.value}
+        key = (IntervalKind.MODEL, session, record.turn, record.reply, "")
+        for interval in self._end(key, record.at, outcome=OK):
+            yield replace(interval, **ended)
+
+    def _begin(self, interval: Interval) -> Interval:
+        self._open[_key_of(interval)] = interval
+        if len(self._open) > OPEN_MAX:
+            self._open.popitem(last=False)
+        return interval
+
+    def _end(self, key: _Key, at: float, *, outcome: str, code: str = "") -> Iterator[Interval]:
+        began = self._open.pop(key, None)
+        if began is not None:
+            yield replace(began, ended_at=at, outcome=outcome, code=code)
+
+
+def _key_of(interval: Interval) -> _Key:
+    return interval.kind, interval.session, interval.turn, interval.reply, interval.call_id

@@ -1,0 +1,135 @@
+"""How somebody wants an answer made (sampling, limits, its format, a tool that must be called), in nobody's dialect.
+
+Wishes are no part of a conversation: what an agent knows is judged without them. Whoever takes some says which
+(`grants`); the others are for whoever asked to hear of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+Json = dict[str, Any]
+
+ANY_TOOL = ""
+"""As a forced tool: whichever the model chooses."""
+
+_REASONING = re.compile(r"o\d|gpt-5(?!-chat)")
+"""How the models of OpenAI are called that refuse to be told how to draw their words."""
+
+
+class ModelSettings(Struct, frozen=True):
+    """Options of an answer; a default means no wish.
+
+    Args:
+        temperature, top_p, top_k, seed, frequency_penalty, presence_penalty: How words are drawn.
+        tokens_max: The longest answer.
+        stop: Texts before which an answer ends.
+        reply_format: The form of the answer, as the Responses API has it (`text.format`), such as
+            `{"type": "json_schema", "name": "…", "schema": {…}}`.
+        forced_tool: The name of a tool that must be called; `ANY_TOOL` for one of them.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    tokens_max: int | None = None
+    stop: tuple[str, ...] = ()
+    reply_format: Mapping[str, Any] | None = None
+    forced_tool: str | None = None
+
+    def only(self, grants: Collection[str]) -> ModelSettings:
+        """Return those of them that are granted."""
+        return ModelSettings(
+            **{name: value for name, value in msgspec.structs.asdict(self).items() if name in grants}
+        )
+
+
+DEFAULT_SETTINGS = ModelSettings()
+DRAWING = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
+"""How words are drawn."""
+CHAT_GRANTS = frozenset({*(DRAWING - {"top_k"}), "seed", "tokens_max", "stop", "reply_format", "forced_tool"})
+RESPONSES_GRANTS = frozenset({"temperature", "top_p", "tokens_max", "reply_format", "forced_tool"})
+MESSAGES_GRANTS = frozenset({"temperature", "top_p", "top_k", "tokens_max", "stop", "forced_tool"})
+"""What each API has a field for."""
+CHAT_NAMES = {"reply_format": "response_format", "forced_tool": "tool_choice"}
+RESPONSES_NAMES = {"tokens_max": "max_output_tokens", "reply_format": "text", "forced_tool": "tool_choice"}
+MESSAGES_NAMES = {"tokens_max": "max_tokens", "stop": "stop_sequences", "forced_tool": "tool_choice"}
+"""The fields of those wishes that have another name there."""
+
+
+def granted_by(
+    grants: frozenset[str], model: str, extra: Mapping[str, object], names: Mapping[str, str]
+) -> frozenset[str]:
+    """Return which wishes a server is told of.
+
+    Args:
+        grants: What its API has fields for.
+        model: Its model; those of OpenAI that reason refuse some.
+        extra: Fields of every request that stand over those made here.
+        names: The field of each wish, where it has another name.
+    """
+    fixed = {wish for wish in grants if names.get(wish, wish) in extra}
+    reasons = _REASONING.match(model.rpartition("/")[2]) is not None
+    return grants - fixed - (DRAWING | {"stop"} if reasons else frozenset())
+
+
+def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
+    """Return them as fields of chat completions; `limit` is what the server calls the longest answer."""
+    fields: Json = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "seed": settings.seed,
+        "frequency_penalty": settings.frequency_penalty,
+        "presence_penalty": settings.presence_penalty,
+        limit: settings.tokens_max,
+        "stop": list(settings.stop) or None,
+    }
+    if settings.reply_format is not None:
+        form = dict(settings.reply_format)
+        kind = form.pop("type")
+        fields["response_format"] = {"type": kind, kind: form} if form else {"type": kind}
+    if settings.forced_tool is not None:
+        named = {"type": "function", "function": {"name": settings.forced_tool}}
+        fields["tool_choice"] = named if settings.forced_tool else "required"
+    return _said(fields)
+
+
+def responses_fields(settings: ModelSettings) -> Json:
+    """Return them as fields of the Responses API."""
+    fields: Json = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_output_tokens": settings.tokens_max,
+        "text": None if settings.reply_format is None else {"format": dict(settings.reply_format)},
+    }
+    if settings.forced_tool is not None:
+        named = {"type": "function", "name": settings.forced_tool}
+        fields["tool_choice"] = named if settings.forced_tool else "required"
+    return _said(fields)
+
+
+def messages_fields(settings: ModelSettings) -> Json:
+    """Return them as fields of Anthropic's Messages."""
+    fields: Json = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "top_k": settings.top_k,
+        "max_tokens": settings.tokens_max,
+        "stop_sequences": list(settings.stop) or None,
+    }
+    if settings.forced_tool is not None:
+        named = {"type": "tool", "name": settings.forced_tool}
+        fields["tool_choice"] = named if settings.forced_tool else {"type": "any"}
+    return _said(fields)
+
+
+def _said(fields: Json) -> Json:
+    return {name: value for name, value in fields.items() if value is not None}

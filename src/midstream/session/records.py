@@ -1,0 +1,773 @@
+"""The facts a journal may hold: one tagged union, its codec, and how hard each must be synced.
+
+A record is a fact: it is never refused and never changed. Its JSON is both what the store keeps and what every
+reader is sent, encoded once. Old journals fold for ever: fields may be added with a default, never removed,
+renamed or given another meaning; a new kind of record is a new tag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import RecordUndecodableError
+from midstream.history.messages import Call, Entry, Reply, Result, ToolSpec, UpstreamCall, UserMessage
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
+from midstream.timing import StalledOn
+
+VERSION = 1
+"""Version of the record format, written into every `EpochStarted`."""
+
+
+class Sync(StrEnum):
+    """How durable an append is when it returns."""
+
+    FULL = "full"
+    """On the disk: survives a power cut."""
+    NORMAL = "normal"
+    """With the operating system: survives the death of the process; a power cut may lose the tail."""
+
+
+class TurnStatus(StrEnum):
+    """How a turn ended."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """Nobody went on with it in time, or it kept killing its owner; what had finished was kept."""
+
+
+class SessionStatus(StrEnum):
+    """The state of a session: the words of listings, snapshots, welcomes, commands and the page."""
+
+    NEW = ""
+    """No turn has begun."""
+    RUNNING = "running"
+    """A turn is open."""
+    WAITING = "waiting"
+    """A turn is open and waits for people only."""
+    LOCKED = "locked"
+    """A turn is open and waits for its client to bring the session's secret."""
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """The last four: how the last turn ended, see `TurnStatus`."""
+
+
+OPEN_STATUSES = frozenset((SessionStatus.RUNNING, SessionStatus.WAITING, SessionStatus.LOCKED))
+"""Those of a session with an open turn."""
+
+
+class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A tool that the client of this turn runs itself.
+
+    Args:
+        spec: What the model is told of it.
+        has_effects: It changes something: it runs alone, in order.
+        on_doubt: What is done about a call that may have happened (TURN-13).
+        timeout_s: Seconds until a running call is given up; 0 for no limit.
+    """
+
+    spec: ToolSpec
+    has_effects: bool = True
+    on_doubt: OnDoubt = OnDoubt.UNKNOWN
+    timeout_s: float = 0.0
+    needs_approval: bool = False
+    """A person must allow each call before the client is told to run it."""
+    answer_s: float = 0.0
+    """Seconds a person has to allow it; 0 for no limit."""
+
+
+class Parent(Struct, frozen=True, gc=False):
+    """The call whose work a session does.
+
+    Args:
+        session, turn, reply, call_id: Where the call stands.
+        path: Names of the sub-agents from the host's agent down to the one of this session.
+    """
+
+    session: str
+    turn: int
+    reply: int
+    call_id: str
+    path: tuple[str, ...]
+
+
+class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field="type"):
+    """A new owner took the session. What older epochs were doing is in doubt from here on.
+
+    `is_handover`: the owner before had given it up on purpose and did not die on it. `agent` and `agent_version` are
+    those that the new owner serves; "" in older journals. `suspected`: how many deaths of its owners this turn may
+    have caused, where the last one was such a death.
+    """
+
+    epoch: int
+    owner: str
+    at: float
+    version: int = VERSION
+    is_handover: bool = False
+    agent: str = ""
+    agent_version: str = ""
+    suspected: int = 0
+
+
+class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):
+    """Stands in the place of a record and of all before it: the session that they folded to.
+
+    It is no event: nobody is sent it. See `session.pruned` and `session.restored`.
+    """
+
+    state: msgspec.Raw
+    at: float
+    version: int = VERSION
+
+
+class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type", omit_defaults=True):
+    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again.
+
+    With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55). `connection` is
+    the number of the connection that brought the chunk; 0 where the client does not count.
+    """
+
+    stream: str
+    secret_digest: str
+    cancel_after_s: float | None = None
+    connection: int = 0
+
+
+class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
+    """A newer connection has the stream: nothing that older ones say is taken from here on, at whichever process.
+
+    They are told nothing that stands behind it (STREAM-101).
+    """
+
+    stream: str
+    connection: int
+
+
+class ChunkAccepted(Struct, frozen=True, gc=False, tag="chunk_accepted", tag_field="type"):
+    """The chunk `seqno` of a stream was taken, once. What it did follows in the same append."""
+
+    stream: str
+    seqno: int
+    digest: str
+
+
+class MessageAccepted(
+    Struct, frozen=True, gc=False, tag="message_accepted", tag_field="type", omit_defaults=True
+):
+    """A user's message opened turn number `turn`."""
+
+    turn: int
+    message: UserMessage
+    at: float
+    tools: tuple[ClientTool, ...] = ()
+    stream: str = ""
+    """The stream that carried it; empty where a host spoke without one."""
+    queued: int = 0
+    """Its number in the queue, where it waited there."""
+    timeout_s: float = 0.0
+    """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
+    replies_max: int = 0
+    """Replies it may take before it is asked once more to hand in what it has; 0 for the general limit."""
+    parent: Parent | None = None
+    driver: str = ""
+    """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
+
+
+class MessageQueued(
+    Struct, frozen=True, gc=False, tag="message_queued", tag_field="type", omit_defaults=True
+):
+    """A user's message came while a turn ran; it waits its turn. `number` counts a session's queued messages from 1."""
+
+    number: int
+    message: UserMessage
+    at: float
+    tools: tuple[ClientTool, ...] = ()
+    stream: str = ""
+    timeout_s: float = 0.0
+    replies_max: int = 0
+
+
+class MessageWithdrawn(
+    Struct, frozen=True, gc=False, tag="message_withdrawn", tag_field="type", omit_defaults=True
+):
+    """A queued message was taken back before its turn came; it never entered history."""
+
+    number: int
+    at: float
+    stream: str = ""
+
+
+class TranscriptAccepted(
+    Struct, frozen=True, gc=False, tag="transcript_accepted", tag_field="type", omit_defaults=True
+):
+    """A client application sent its whole conversation again and requests the next response.
+
+    The history is what the application sent: the first `keep` entries of what the session had, then `tail`. What was
+    open is closed before it: by the results of the application's tools, or by a cancellation.
+
+    Args:
+        turn, reply: The response's first reply. The turn goes on where the application brought its calls' results.
+        instructions, tools: As the application sent them; None where they are those of the request before.
+    """
+
+    turn: int
+    reply: int
+    at: float
+    request: ApplicationRequest
+    keep: int = 0
+    tail: tuple[Entry, ...] = ()
+    instructions: str | None = None
+    tools: tuple[ToolSpec, ...] | None = None
+
+    @property
+    def message(self) -> UserMessage:
+        """The newest message of a user in what is new; an empty one where there is none."""
+        said = (entry for entry in reversed(self.tail) if isinstance(entry, UserMessage))
+        return next(said, UserMessage(()))
+
+
+class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):
+    """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""
+
+    turn: int
+    reply: int
+    at: float
+    stream: str = ""
+    """The stream that asked for it, and whose turn it is from here on."""
+
+
+class AttemptStarted(
+    Struct, frozen=True, gc=False, tag="attempt_started", tag_field="type", omit_defaults=True
+):
+    """The model is asked for reply `reply`; what earlier attempts said of this reply is void for readers."""
+
+    turn: int
+    reply: int
+    attempt: int
+    at: float
+    not_before: float = 0.0
+    """Seconds since 1970 before which it is not sent: the backoff after a failed attempt."""
+    is_last: bool = False
+    """A limit was reached: the model is shown no tools and asked to hand in what it has."""
+
+
+class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
+    """Words of a reply that is being made. `part` counts the parts of the reply from 0.
+
+    A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
+    Then `kind` is `thinking` and `text` empty, so that a reader who does not know `call` shows nothing. So is it with
+    `requested` and `signature`, which only the response to a client application has.
+    """
+
+    turn: int
+    reply: int
+    attempt: int
+    part: int
+    kind: Literal["text", "thinking"]
+    text: str
+    call: UpstreamCall | None = None
+    requested: Call | None = None
+    """A tool call that the model requests, as soon as it is whole."""
+    signature: str = ""
+    """The provider's signature of this part, which ends it."""
+
+
+class AttemptFailed(
+    Struct, frozen=True, gc=False, tag="attempt_failed", tag_field="type", omit_defaults=True
+):
+    """The attempt gave no usable reply."""
+
+    turn: int
+    reply: int
+    attempt: int
+    code: str
+    message: str
+    at: float
+    retry_after_s: float | None = None
+    """Seconds after which the provider takes another request; only in the response to a client application."""
+
+
+class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", tag_field="type"):
+    """The provider keeps this attempt's reply, whoever listens; `token` is how to take it up again."""
+
+    turn: int
+    reply: int
+    attempt: int
+    token: str
+
+
+class AttemptContinued(
+    Struct, frozen=True, gc=False, tag="attempt_continued", tag_field="type", omit_defaults=True
+):
+    """A cut attempt goes on where it stopped: what readers were shown of it stands, and only what is new follows.
+
+    `number` counts the continuations of this attempt from 1.
+    """
+
+    turn: int
+    reply: int
+    attempt: int
+    number: int
+    at: float
+    not_before: float = 0.0
+
+
+class StallNoticed(Struct, frozen=True, gc=False, tag="stall_noticed", tag_field="type", omit_defaults=True):
+    """Nothing came for longer than usual, and it is still waited for. For readers: nothing follows from it.
+
+    Before the first token there is one more each time the silence is twice as long; otherwise one for each silence.
+
+    Args:
+        waiting_for: `first_token` or `between_tokens` of a model, or a `tool`.
+        silent_s: Seconds since the last sign of progress.
+        call_id: The call, for a tool.
+    """
+
+    turn: int
+    reply: int
+    waiting_for: StalledOn
+    silent_s: float
+    at: float
+    call_id: str = ""
+
+
+class StallEnded(Struct, frozen=True, gc=False, tag="stall_ended", tag_field="type", omit_defaults=True):
+    """Progress again, after `silent_s` seconds in all. What ended otherwise (cut, cancelled) has no such record."""
+
+    turn: int
+    reply: int
+    waiting_for: StalledOn
+    silent_s: float
+    at: float
+    call_id: str = ""
+
+
+class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", tag_field="type"):
+    """From this model call on, the model is shown nothing of the first `cut` entries of the history.
+
+    The conversation was longer than it can read. The history itself stays whole.
+    """
+
+    turn: int
+    reply: int
+    cut: int
+    at: float
+
+
+class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field="type", omit_defaults=True):
+    """The tools that come and go are others than the session's readers were told last.
+
+    `unreachable` names all sources that could not be asked now; their tools are among the removed.
+    """
+
+    turn: int
+    at: float
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
+
+
+class Judgement(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Judgement of a pool about a request, and how it continues. No words of the conversation.
+
+    Args:
+        kind: What the request is to the conversation that the upstream's agent remembers (docs/spec/reuse.md).
+        why: What was decisive, for people.
+        way: How the agent was got: resumed, forked, fresh, or aside (fresh, and leaving no trace).
+        field, index: What differs first, or where the new begins, and in which user message, counted from 0.
+        common, new: User messages that the agent knew, and those it did not.
+        rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
+            died), "stale", or "".
+    """
+
+    kind: str
+    why: str
+    way: str
+    field: str = ""
+    index: int | None = None
+    common: int = 0
+    new: int = 0
+    rebuilt: str = ""
+
+
+class MemoryJudged(Struct, frozen=True, gc=False, tag="memory_judged", tag_field="type"):
+    """How this attempt stands to what an upstream remembers. For readers: nothing follows from it.
+
+    One attempt has several where an agent failed and a fresh one took its place.
+    """
+
+    turn: int
+    reply: int
+    attempt: int
+    judgement: Judgement
+    at: float
+
+
+class PromptHead(Struct, frozen=True, gc=False):
+    """Digests of what a provider reads before the first message; equal ones mean equal bytes."""
+
+    system: str
+    tools: str
+
+
+class ReplyCompleted(
+    Struct, frozen=True, gc=False, tag="reply_completed", tag_field="type", omit_defaults=True
+):
+    """The reply is whole; none of its calls had started before this record."""
+
+    turn: int
+    reply: int
+    attempt: int
+    body: Reply
+    at: float
+    plans: tuple[CallPlan, ...] = ()
+    native: str = ""
+    """The reply in the JSON of the turn's driver, where `body` cannot hold all of it."""
+    prompt: PromptHead | None = None
+    """What stood before the messages it answers; None where the request was made by somebody else."""
+
+
+class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="type", omit_defaults=True):
+    """The intent to run a call, the `run`-th time. Written before the tool is touched."""
+
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    at: float
+    has_effects: bool = True
+    """Whether it may do something that could be there without this record, so that this must reach the disk first."""
+    arguments: str | None = None
+    """The arguments to run with (JSON text), where a person changed the model's."""
+
+
+class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
+    """A running tool said how far it is. For readers: nothing follows from it."""
+
+    turn: int
+    reply: int
+    call_id: str
+    run: int
+    text: str
+    at: float
+
+
+class ChildSaid(Struct, frozen=True, gc=False, tag="child_said", tag_field="type"):
+    """A record of the session that does the work of a call, for the readers of this one.
+
+    `position` is its place there; of nested sub-agents the record is again a `child_said`.
+    """
+
+    turn: int
+    reply: int
+    call_id: str
+    child: str
+    position: int
+    record: msgspec.Raw
+
+
+class CallDoubted(Struct, frozen=True, gc=False, tag="call_doubted", tag_field="type"):
+    """The owner that ran a call died without its outcome, and somebody is being asked whether it happened."""
+
+    turn: int
+    reply: int
+    call_id: str
+    at: float
+
+
+class QuestionAsked(
+    Struct, frozen=True, gc=False, tag="question_asked", tag_field="type", omit_defaults=True
+):
+    """A person must decide about a call; or, where `attempt` is set, about what an upstream's agent wants leave for.
+
+    Such an agent waits in the middle of its answer. Its question has an id of its own as `call_id`, and all that is to
+    be shown of it stands here.
+
+    Args:
+        digest: Digest of the call's name and arguments; an answer must repeat it.
+        text: What to show them beside the call.
+        expires_at: When it is too late (seconds since 1970); 0 for never.
+        attempt: The attempt at the reply whose agent waits; 0 for a call of the reply.
+        name, arguments: What the agent wants to do; the arguments are JSON text. "" for a call of the reply.
+        is_fixed: The arguments cannot be changed by the answer.
+        repeats: The earlier question whose answer was given and not used: it is this one's, too.
+    """
+
+    turn: int
+    reply: int
+    call_id: str
+    kind: QuestionKind
+    digest: str
+    at: float
+    text: str = ""
+    expires_at: float = 0.0
+    attempt: int = 0
+    name: str = ""
+    arguments: str = ""
+    is_fixed: bool = False
+    repeats: str = ""
+
+
+class QuestionAnswered(
+    Struct, frozen=True, gc=False, tag="question_answered", tag_field="type", omit_defaults=True
+):
+    """A person decided; what follows of it stands in the same append. See `commands.Answer` for the fields."""
+
+    turn: int
+    reply: int
+    call_id: str
+    kind: QuestionKind
+    digest: str
+    choice: Choice
+    at: float
+    text: str = ""
+    arguments: str | None = None
+    by: str = ""
+
+
+class WhyClosed(StrEnum):
+    """Why nobody needs to answer a question any more."""
+
+    EXPIRED = "expired"
+    """Its time is over."""
+    WITHDRAWN = "withdrawn"
+    """Who asked it waits no more: its answer was cut, stopped, or went on without it."""
+
+
+class QuestionClosed(Struct, frozen=True, gc=False, tag="question_closed", tag_field="type"):
+    """A question of an upstream's agent is no longer open, and nobody has answered it."""
+
+    turn: int
+    reply: int
+    call_id: str
+    why: WhyClosed
+    at: float
+
+
+class AnswerUsed(Struct, frozen=True, gc=False, tag="answer_used", tag_field="type"):
+    """The decision about what an upstream's agent wanted leave for is used up. Written before the agent hears it."""
+
+    turn: int
+    reply: int
+    attempt: int
+    call_id: str
+    at: float
+
+
+class CallEnded(Struct, frozen=True, gc=False, tag="call_ended", tag_field="type", omit_defaults=True):
+    """The one outcome of a call."""
+
+    turn: int
+    reply: int
+    result: Result
+    at: float
+    native: str = ""
+    """The outcome in the JSON of the turn's driver, where `result` cannot hold all of it."""
+
+
+class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late", tag_field="type"):
+    """Outcome of a call that had been closed as `unknown`. Kept for people; the history stays as it was."""
+
+    turn: int
+    reply: int
+    result: Result
+    at: float
+
+
+class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
+    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
+
+    turn: int
+    reply: int
+    call_id: str
+
+
+class ExchangeCommitted(Struct, frozen=True, gc=False, tag="exchange_committed", tag_field="type"):
+    """The reply and all its results entered history together."""
+
+    turn: int
+    reply: int
+
+
+class CancelRequested(
+    Struct, frozen=True, gc=False, tag="cancel_requested", tag_field="type", omit_defaults=True
+):
+    """The turn is stopped. Running tools have until `deadline_at` (seconds since 1970) to end.
+
+    `status` is how it will end: `cancelled` by somebody, `failed` by its own time limit.
+    """
+
+    turn: int
+    at: float
+    deadline_at: float
+    status: TurnStatus = TurnStatus.CANCELLED
+
+
+class TurnEnded(Struct, frozen=True, gc=False, tag="turn_ended", tag_field="type", omit_defaults=True):
+    """The turn is over; the next message may come."""
+
+    turn: int
+    status: TurnStatus
+    at: float
+    code: str = ""
+    message: str = ""
+
+
+Record = (
+    EpochStarted
+    | JournalPruned
+    | StreamOpened
+    | StreamTaken
+    | ChunkAccepted
+    | MessageAccepted
+    | MessageQueued
+    | MessageWithdrawn
+    | TranscriptAccepted
+    | TurnResumed
+    | AttemptStarted
+    | Delta
+    | AttemptFailed
+    | AttemptResumable
+    | AttemptContinued
+    | StallNoticed
+    | StallEnded
+    | HistoryCompacted
+    | ToolsChanged
+    | MemoryJudged
+    | ReplyCompleted
+    | CallStarted
+    | CallProgressed
+    | ChildSaid
+    | CallDoubted
+    | QuestionAsked
+    | QuestionAnswered
+    | QuestionClosed
+    | AnswerUsed
+    | CallEnded
+    | ResultArrivedLate
+    | OutcomeDamaged
+    | ExchangeCommitted
+    | CancelRequested
+    | TurnEnded
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record's JSON: what is stored and what is sent."""
+    return _encoder.encode(record)
+
+
+def decode(body: bytes) -> Record:
+    """Read one stored record.
+
+    Raises:
+        RecordUndecodableError: It is no record this version knows. Nothing had changed.
+    """
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordUndecodableError(f"a journal record cannot be read: {error}") from error
+
+
+_OUTCOME = re.compile(
+    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"reply":(\d{1,18}),'
+    rb'"result":\{"call_id":("(?:[^"\\]|\\.)*")'
+)
+
+
+def salvaged(body: bytes) -> OutcomeDamaged | None:
+    """Say which call's outcome a body was that `decode` refuses, or None where it is no outcome for certain."""
+    found = _OUTCOME.match(body)
+    if found is None:
+        return None
+    try:
+        call_id = msgspec.json.decode(found[3], type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return OutcomeDamaged(int(found[1]), int(found[2]), call_id)
+
+
+class JournalReader:
+    """Reads the records of one journal, in order, so that a damaged outcome costs only itself."""
+
+    def __init__(self) -> None:
+        self._version = VERSION
+        """Of whoever wrote the records that were read last."""
+
+    def read(self, body: bytes) -> Record:
+        """Return the next record; `OutcomeDamaged` in the place of an outcome that cannot be read any more.
+
+        Raises:
+            RecordUndecodableError: A record of a newer version, or damage. Of a newer version nothing is taken for
+                damaged: what cannot be read there is not understood.
+        """
+        try:
+            record = decode(body)
+        except RecordUndecodableError:
+            found = salvaged(body) if self._version <= VERSION else None
+            if found is None:
+                raise
+            return found
+        if isinstance(record, EpochStarted | JournalPruned):
+            self._version = record.version
+        return record
+
+
+_PRUNED = b'{"type":"journal_pruned",'
+
+
+def is_pruned(body: bytes) -> bool:
+    """Say whether a stored body is a `JournalPruned`, without reading it."""
+    return body.startswith(_PRUNED)
+
+
+def decode_all(bodies: Iterable[bytes]) -> tuple[Record, ...]:
+    """Read stored records in order; raises like `decode`."""
+    return tuple(decode(body) for body in bodies)
+
+
+ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
+    {
+        EpochStarted,
+        StreamOpened,
+        ChunkAccepted,
+        MessageAccepted,
+        MessageQueued,
+        MessageWithdrawn,
+        TranscriptAccepted,
+        TurnResumed,
+        QuestionAnswered,
+        AnswerUsed,
+        CancelRequested,
+        TurnEnded,
+    }
+)
+"""Kinds that are on the disk before anybody is told of one, whatever it says (see `is_durable`)."""
+
+
+def is_durable(record: Record) -> bool:
+    """Whether a record is on the disk before anybody is told of it (see `sync_of`)."""
+    return type(record) in ON_DISK_FIRST or (isinstance(record, CallStarted) and record.has_effects)
+
+
+def sync_of(records: Sequence[Record]) -> Sync:
+    """Return how hard one append of these records must be synced (design.md section 6, the table of appends).
+
+    A client's command, the end of a turn, a new epoch, the start of a call with effects and the use of a permission
+    reach the disk before anybody acts on them. Tokens, outcomes and read-only starts need only survive the process:
+    after a power cut a lost outcome shows as a call in doubt, never as silence.
+    """
+    return Sync.FULL if any(map(is_durable, records)) else Sync.NORMAL

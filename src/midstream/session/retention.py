@@ -1,0 +1,170 @@
+"""How much of a journal is kept for readers who come back, and from where on. Pure: told of sizes and times.
+
+What is pruned is the way to the words, not the words: the records up to a place are replaced by the session they
+folded to, which has every message, reply and result. Lost are the deltas, attempts and progress up to there, so that a
+reader who had not come so far gets a snapshot instead. Positions never change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import UsageError
+
+EVENTS_FOR_S = 7 * 24 * 60 * 60.0
+"""Seconds an event is kept at least where nothing else limits: a week, in which somebody may look how a turn went."""
+EVENTS_MAX = 100_000
+BYTES_MAX = 64 * 2**20
+"""Events, and bytes of events, of one session: some hundred long turns."""
+KEPT_SHARE = 0.5
+"""How much of a limit is left full when it was passed, so that the work of pruning is done once in a while."""
+PRUNED_AT_ONCE_MAX = 20_000
+"""Records that one prune removes at most: other sessions wait for that transaction."""
+
+
+class Retention(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a session's events can be replayed, and how long the session is kept. None is no limit.
+
+    A turn that runs is never disturbed: of it only the exchanges that are whole may be pruned, and only for
+    `events_max` and `bytes_max`. The conversation itself is not shortened by any of the first three.
+
+    Args:
+        events_for_s: Seconds an event of a finished turn can be replayed.
+        events_max: Events of one session that can be replayed.
+        bytes_max: Bytes of events of one session that can be replayed.
+        sessions_for_s: Seconds after its last change in which a session is kept, where no turn is open in it. Then it
+            is deleted, with its conversation and its sub-agents' sessions.
+
+    Raises:
+        UsageError: A limit is not above 0.
+    """
+
+    events_for_s: float | None = EVENTS_FOR_S
+    events_max: int | None = EVENTS_MAX
+    bytes_max: int | None = BYTES_MAX
+    sessions_for_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise UsageError(f"{name} of a retention is above 0, or None for no limit; not {limit!r}")
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether everything is kept for ever."""
+        return all(getattr(self, name) is None for name in self.__struct_fields__)
+
+
+class _Glance(Struct, frozen=True):
+    """Facts that a survey needs of a record."""
+
+    type: str
+    at: float = 0.0
+    driver: str = ""
+
+
+_glance: msgspec.json.Decoder[_Glance] = msgspec.json.Decoder(_Glance)
+
+
+class _Place(Struct, frozen=True):
+    """Possible beginning of a journal: everything up to and with this record is finished."""
+
+    position: int
+    epoch: int
+    bytes: int
+    """Of the records up to and with this one."""
+    at: float
+    is_turn_over: bool
+
+
+class PruningSurvey:
+    """Search for possible beginnings of a journal, in one walk over its records (`take` each page, in order)."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """Of all records taken, without the beginning of a pruned journal."""
+        self.end = 0
+        """Position of the last record taken."""
+        self._begin: int | None = None
+        """Position of what stands for the records that were pruned before; 0 where none were."""
+        self._places: list[_Place] = []
+        self._at = 0.0
+        self._is_driven = False
+        self._is_sound = True
+
+    @property
+    def count(self) -> int:
+        """Events taken."""
+        return self.end - (self._begin or 0)
+
+    def take(self, records: Iterable[tuple[int, int, bytes]]) -> None:
+        """Walk on over `(position, epoch, body)`. From a record that cannot be read on, nothing may be pruned."""
+        for position, epoch, body in records:
+            self.end = position
+            try:
+                seen = _glance.decode(body)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                seen = _Glance("")
+                self._is_sound = False
+            is_begin = (
+                seen.type == "journal_pruned"
+            )  # its time is that of the pruning, not of what came before
+            if self._begin is None:
+                self._begin = position if is_begin else position - 1
+            if not is_begin:
+                self.bytes += len(body)
+                self._at = max(self._at, seen.at)
+                self._note(_Place(position, epoch, self.bytes, self._at, seen.type == "turn_ended"), seen)
+
+    def _note(self, place: _Place, seen: _Glance) -> None:
+        if seen.type == "message_accepted":
+            self._is_driven = bool(seen.driver)
+        is_whole = seen.type == "exchange_committed" and not self._is_driven
+        if (place.is_turn_over or is_whole) and self._is_sound:
+            self._places.append(place)
+
+    def ripe_at(self, retention: Retention) -> float:
+        """Return when the first finished turn grows too old; infinity where none does as things stand."""
+        first = next((place.at for place in self._places if place.is_turn_over), math.inf)
+        return math.inf if retention.events_for_s is None else first + retention.events_for_s
+
+    def cut(self, retention: Retention, *, now: float) -> tuple[int, int] | None:
+        """Return position and epoch of the last record that should go, or None where all may stay."""
+        wanted = max(self._too_old(retention, now), self._too_many(retention), self._too_large(retention))
+        going = [place for place in self._places if place.position <= wanted]
+        if not going:
+            return None
+        most = (self._begin or 0) + PRUNED_AT_ONCE_MAX
+        last = next((place for place in reversed(going) if place.position <= most), going[0])
+        return last.position, last.epoch
+
+    def _too_old(self, retention: Retention, now: float) -> int:
+        """Return the last position that is too old; 0 for none."""
+        if retention.events_for_s is None:
+            return 0
+        since = now - retention.events_for_s
+        return max(
+            (each.position for each in self._places if each.is_turn_over and each.at <= since), default=0
+        )
+
+    def _too_many(self, retention: Retention) -> int:
+        if retention.events_max is None or self.count <= retention.events_max:
+            return 0
+        kept = int(retention.events_max * KEPT_SHARE)
+        return self._first(lambda place: self.end - place.position <= kept)
+
+    def _too_large(self, retention: Retention) -> int:
+        if retention.bytes_max is None or self.bytes <= retention.bytes_max:
+            return 0
+        kept = int(retention.bytes_max * KEPT_SHARE)
+        return self._first(lambda place: self.bytes - place.bytes <= kept)
+
+    def _first(self, is_enough: Callable[[_Place], bool]) -> int:
+        """Return the first place that is enough, the last one where none is, 0 where there is none."""
+        last = self._places[-1].position if self._places else 0
+        return next((place.position for place in self._places if is_enough(place)), last)

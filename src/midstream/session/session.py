@@ -1,0 +1,673 @@
+"""The fold of a whole session: history, turn, streams.
+
+`decide` here judges what concerns the session as a whole (streams, numbering, turns) and hands the rest to the
+turn. `evolve` folds one record at its position.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from midstream.errors import (
+    MalformedFrameError,
+    RecordUndecodableError,
+    SeqnoGapError,
+    SeqnoReusedError,
+    SessionBusyError,
+    SessionNotFoundError,
+    StreamFencedError,
+    StreamReusedError,
+    UsageError,
+    WrongSecretError,
+)
+from midstream.history.compaction import shown
+from midstream.history.messages import Exchange, History, Outcome, UserMessage
+from midstream.session import applications
+from midstream.session.applications import NO_APPLICATION, Application
+from midstream.session.calls import Site
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    ChunkAccepted,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    HistoryCompacted,
+    JournalPruned,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    Parent,
+    Record,
+    ReplyCompleted,
+    ResultArrivedLate,
+    SessionStatus,
+    StreamOpened,
+    StreamTaken,
+    ToolsChanged,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnResumed,
+)
+from midstream.session.turn import deciding, folding, pending, states
+from midstream.session.turn.commands import (
+    CallFinished,
+    Cancel,
+    CancelExpired,
+    Command,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    SendTranscript,
+    WhenBusy,
+    Withdraw,
+)
+from midstream.session.turn.pending import PendingWork
+from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls, TurnState
+
+STREAMS_KEPT_MAX = 1024
+"""Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
+CHUNKS_MAX = 10_000
+"""Chunks of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+NEWEST_MAX = 64
+"""Digests that are gathered before they go to the others."""
+
+
+QUEUE_MAX = 100
+"""Messages that may wait in one session; the next one is refused as if queueing were off."""
+EPOCHS_KEPT_MAX = 64
+"""Epochs of which a session remembers when they began: clients that come back are in one of the last."""
+UNSETTLED_MAX = 64
+"""Calls closed as `unknown` whose late results a session still takes; the oldest goes first."""
+CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
+"""What the model is told where a resumed turn had stopped in the middle of its words."""
+
+
+class Unsettled(Struct, frozen=True, gc=False):
+    """A call that was closed as `unknown` and may still tell what came of it."""
+
+    turn: int
+    reply: int
+    call_id: str
+    site: Site
+
+
+class StreamState(Struct, frozen=True, gc=False):
+    """One client's stream, as the journal knows it."""
+
+    secret_digest: str
+    since: int
+    """Position before its first record: where a reader of this stream begins."""
+    epoch: int = 0
+    """Epoch of the record at `since`, which with it makes an event id."""
+    turn: int = 0
+    """The turn it opened; 0 before."""
+    queued: int = 0
+    """The number of its message in the queue, where it had to wait."""
+    digests: tuple[str, ...] = ()
+    """Digest of each accepted chunk, but for the `newest`."""
+    newest: tuple[str, ...] = ()
+    """Those of the last ones, `NEWEST_MAX` at most: what a chunk adds to is short, however long the stream is."""
+    cancel_after_s: float | None = None
+    """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
+    connection: int = 0
+    """The highest number of a connection that is known to have had it; 0 where its client does not count."""
+
+    @property
+    def accepted(self) -> int:
+        """How many chunks were accepted, which is the seqno of the next one."""
+        return len(self.digests) + len(self.newest)
+
+    def digest_at(self, seqno: int) -> str:
+        """Return the digest of an accepted chunk."""
+        older = len(self.digests)
+        return self.digests[seqno] if seqno < older else self.newest[seqno - older]
+
+    def is_beyond(self, connection: int) -> bool:
+        """Whether a newer connection than the one of this number has it; 0 is of no age (STREAM-101)."""
+        return 0 < connection < self.connection
+
+    def with_chunk(self, digest: str) -> StreamState:
+        """Return the stream after one more chunk."""
+        newest = (*self.newest, digest)
+        if len(newest) < NEWEST_MAX:
+            return replace(self, newest=newest)
+        return replace(self, digests=self.digests + newest, newest=())
+
+
+class Received(Struct, frozen=True, gc=False):
+    """A client's chunk with its place in its stream, and the command it carries.
+
+    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
+    `cancel_after_s` says counts where the chunk opens its stream. `connection` is the number of the connection it came
+    by; 0 of a client that does not count.
+    """
+
+    stream: str
+    secret_digest: str
+    seqno: int
+    digest: str
+    command: Command | None
+    cancel_after_s: float | None = None
+    connection: int = 0
+
+
+class ToolsFound(Struct, frozen=True, gc=False):
+    """Tools that the agent's sources offer to the model call that is about to be made.
+
+    `names` are those of the tools, `unreachable` those of the sources that could not be asked.
+    """
+
+    turn: int
+    reply_no: int
+    attempt: int
+    names: frozenset[str]
+    unreachable: frozenset[str] = frozenset()
+
+
+class Session(Struct, frozen=True, gc=False):
+    """Everything there is to know of a session; equal journals give equal sessions.
+
+    A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
+    default, never removed, renamed or given another meaning.
+    """
+
+    position: int = 0
+    """Position of the last folded record; the first record stands at 1."""
+    epoch: int = 0
+    turn: TurnState = field(default_factory=Idle)
+    turns: int = 0
+    """Number of turns opened so far."""
+    history: History = field(default_factory=History)
+    has_blobs: bool = False
+    """Whether a result of the history is kept beside the journal."""
+    cut: int = 0
+    """How many of its entries, from the beginning, the model is no longer shown."""
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    queue: tuple[MessageQueued, ...] = ()
+    """Messages that wait for the running turn to end, in order."""
+    queued: int = 0
+    """Number of messages that ever had to wait."""
+    unsettled: tuple[Unsettled, ...] = ()
+    parent: Parent | None = None
+    """The call whose work this session does, for a sub-agent."""
+    driver: str = ""
+    """Whose loop runs the open turn, where it is not our own."""
+    last_turn: TurnEnded | None = None
+    found: frozenset[str] = frozenset()
+    """The tools that come and go, as its readers were told last."""
+    unreachable: frozenset[str] = frozenset()
+    """The sources of tools that could not be asked then."""
+    started_at: float = 0.0
+    """When its first epoch began, in seconds since 1970."""
+    agent: str = ""
+    """The name of the agent that was at work last; "" in journals that do not have it."""
+    agent_version: str = ""
+    epochs: tuple[tuple[int, float], ...] = ()
+    """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
+    owner: str = ""
+    """Who began the last epoch."""
+    suspected: int = 0
+    """Deaths of owners since the last message that the open turn may have caused: see `midstream.session.suspects`."""
+    application: Application = NO_APPLICATION
+    """Requests of a client application that resends the conversation; see `midstream.session.applications`."""
+
+    def began_at(self, epoch: int) -> float | None:
+        """Return when an epoch began, in seconds since 1970; None where that is not known any more."""
+        return next((at for number, at in reversed(self.epochs) if number == epoch), None)
+
+    @property
+    def shown(self) -> History:
+        """History as the model receives it: all of it, unless it was too long."""
+        return shown(self.history, self.cut)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a turn is open that has work left; not one whose calls are with a client application."""
+        return not (isinstance(self.turn, Idle) or self.is_with_application)
+
+    @property
+    def is_with_application(self) -> bool:
+        """Whether a client application has the calls of the open turn. It brings their results, or goes on without."""
+        return isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_application
+
+    @property
+    def status(self) -> SessionStatus:
+        """Status of the session, or of its last turn. `LOCKED` is the host's to see."""
+        if self.is_live:
+            return SessionStatus.WAITING if self.rests_on_people else SessionStatus.RUNNING
+        if self.is_with_application:
+            return SessionStatus.COMPLETED  # the response is whole
+        return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW
+
+    @property
+    def needs_owner(self) -> bool:
+        """Whether our loop must be at work on this session: a turn of ours waits for more than people."""
+        return self.is_live and not self.driver and not self.rests_on_people
+
+    def is_turn_of_other(self, agent: str, version: str) -> bool:
+        """Whether the open turn belongs to another agent. Versions count where both are known (TURN-86)."""
+        return self.is_live and not self.driver and not self.is_agent(agent, version)
+
+    def is_agent(self, name: str, version: str) -> bool:
+        """Whether the session's last epoch was of this agent; one that names no agent fits any (TURN-86)."""
+        is_other_version = bool(version and self.agent_version) and version != self.agent_version
+        return not self.agent or (name == self.agent and not is_other_version)
+
+    @property
+    def rests_on_people(self) -> bool:
+        """Whether the open turn waits for nothing but people who may take as long as they like."""
+        is_waiting = isinstance(self.turn, RunningCalls) and self.turn.is_waiting_for_person
+        return is_waiting and not pending.pending_work(self.turn)
+
+
+def decide(
+    session: Session, command: Command | Received | ToolsFound, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Return what must be appended because of `command`; nothing, where it changes nothing.
+
+    Raises:
+        Refused: It cannot be taken; its `error` is what the sender is told.
+    """
+    if isinstance(command, Received):
+        return _decide_received(session, command, epoch=epoch, at=at)
+    if isinstance(command, ToolsFound):
+        return _decide_tools(session, command, at=at)
+    if isinstance(command, Withdraw):
+        return _withdrawn(session, command, at=at)
+    if isinstance(command, SendMessage):
+        return _decide_message(session, command, at=at)
+    if isinstance(command, SendTranscript):
+        return applications.decide_transcript(
+            session.application, session.turn, command, turns_opened=session.turns, epoch=epoch, at=at
+        )
+    if isinstance(command, Recover):
+        command = replace(command, is_suspect=session.suspected > states.SUSPECTED_MAX)
+    did = deciding.decide(session.turn, command, epoch=epoch, at=at)
+    if session.driver:
+        return _without_driver(session, command, did, epoch=epoch, at=at)
+    if not did and isinstance(command, CallFinished):
+        return _kept_late(session, command, at=at)
+    if session.queue and did and isinstance(did[-1], TurnEnded):
+        return (
+            *did,
+            *_next_in_queue(session, at=at),
+        )  # TURN-28: the next turn begins in the append of this end
+    return did
+
+
+def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[Record, ...]:
+    if session.parent is not None and said.parent is None:
+        message = f"this session does the work of a call: speak to {session.parent.session!r} instead"
+        raise Refused(UsageError(message))
+    if session.parent is not None:
+        return ()  # TURN-50: told again, by an owner that did not know, it is the same task
+    if isinstance(session.turn, Idle):
+        return deciding.opening(session.turns + 1, said, at=at)
+    if said.when_busy is WhenBusy.REFUSE or session.driver:
+        running = session.turns
+        raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
+    if len(session.queue) >= QUEUE_MAX:
+        raise Refused(SessionBusyError(f"{QUEUE_MAX} messages wait in this session already"))
+    number = session.queued + 1
+    return (
+        MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.replies_max),
+    )
+
+
+def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
+    queued = session.queue[0]
+    said = SendMessage(
+        queued.message,
+        queued.tools,
+        queued.stream,
+        timeout_s=queued.timeout_s,
+        replies_max=queued.replies_max,
+    )
+    return deciding.opening(session.turns + 1, said, at=at, queued=queued.number)
+
+
+def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Record, ...]:
+    return tuple(
+        MessageWithdrawn(each.number, at, each.stream)
+        for each in session.queue
+        if command.number in (None, each.number)
+    )
+
+
+def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[Record, ...]:
+    """Keep what a call gave after it had been closed as `unknown` (TURN-31)."""
+    place = (finished.turn, finished.reply_no, finished.result.call_id)
+    is_real = finished.result.outcome in (Outcome.OK, Outcome.ERROR)
+    if is_real and any((each.turn, each.reply, each.call_id) == place for each in session.unsettled):
+        return (ResultArrivedLate(finished.turn, finished.reply_no, finished.result, at),)
+    return ()  # TURN-9
+
+
+def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
+    """Tell readers of a change, once (TURN-42)."""
+    asked = (command.turn, command.reply_no, command.attempt)
+    turn = session.turn
+    if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.reply_no, turn.attempt):
+        return ()  # TURN-9
+    added = tuple(sorted(command.names - session.found))
+    removed = tuple(sorted(session.found - command.names))
+    if not (added or removed) and command.unreachable == session.unreachable:
+        return ()
+    return (ToolsChanged(command.turn, at, added, removed, tuple(sorted(command.unreachable))),)
+
+
+def _without_driver(
+    session: Session, command: Command, decided: tuple[Record, ...], *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Return what of `decided` holds for a turn that another loop drives: only the driver recovers it (DRIVEN-2).
+
+    Whoever can append here holds the session, so the driver is gone: a cancel waits for none of its tools.
+    """
+    if isinstance(command, Recover):
+        return ()
+    if isinstance(command, Cancel):
+        state = session.turn
+        for record in decided:
+            state = folding.evolve(state, record, epoch=epoch)
+        if isinstance(state, Cancelling):
+            return (*decided, *deciding.decide(state, CancelExpired(state.turn), epoch=epoch, at=at))
+    return decided
+
+
+def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
+    known = session.streams.get(chunk.stream)
+    accepted = known.accepted if known else 0
+    if known and not hmac.compare_digest(known.secret_digest, chunk.secret_digest):
+        raise Refused(WrongSecretError("this stream was opened with another secret"))
+    if known and known.is_beyond(chunk.connection):
+        raise Refused(fenced())
+    if known and chunk.seqno < accepted:
+        if known.digest_at(chunk.seqno) != chunk.digest:
+            if chunk.seqno == 0:  # STREAM-52
+                raise Refused(StreamReusedError("this stream key was used for another first message"))
+            message = f"chunk {chunk.seqno} was already accepted with another payload"
+            raise Refused(SeqnoReusedError(message))
+        # STREAM-12, STREAM-101: it is acknowledged again, and changes nothing but who has the stream of a running turn
+        return _taken_by(known, chunk) if session.is_live else ()
+    if chunk.seqno > accepted or accepted >= CHUNKS_MAX:
+        message = f"chunk {chunk.seqno} came before chunk {accepted} (a stream takes {CHUNKS_MAX} at most)"
+        raise Refused(SeqnoGapError(message, expected=accepted))
+    command = chunk.command
+    if not session.turns and not isinstance(command, SendMessage):
+        # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
+        raise Refused(
+            SessionNotFoundError("nothing was said in this session yet, so there is nothing to answer")
+        )
+    if isinstance(command, Resume) and session.is_live:
+        # STREAM-36: it would have no turn of its own, and never end
+        raise Refused(SessionBusyError(f"turn {session.turns} runs already: follow it"))
+    if isinstance(command, SendMessage | Resume):
+        if known and (known.turn or known.queued):
+            raise Refused(
+                MalformedFrameError("a stream carries one message: open a new stream for the next turn")
+            )
+        command = replace(command, stream=chunk.stream)
+    if isinstance(command, Cancel) and command.turn is None and known and known.turn:
+        command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
+    elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
+        command = Withdraw(known.queued)  # nor one that came before it
+    if isinstance(command, CallFinished) and not _is_for_client(session, command):
+        command = None  # TURN-15: nobody but the server speaks for a tool of the server
+    begun = _taken_by(known, chunk) if known else (_opened_by(chunk),)
+    taken = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
+    did = () if command is None else decide(session, command, epoch=epoch, at=at)
+    return (*begun, taken, *did)
+
+
+def _opened_by(chunk: Received) -> StreamOpened:
+    return StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s, chunk.connection)
+
+
+def _taken_by(known: StreamState, chunk: Received) -> tuple[StreamTaken, ...]:
+    """Say that a newer connection has a stream, where the one that a chunk came by is one."""
+    return (StreamTaken(chunk.stream, chunk.connection),) if chunk.connection > known.connection else ()
+
+
+def notice_of(session: Session, stream: str, connection: int) -> Received | None:
+    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-102).
+
+    It is the last chunk that was accepted, over again, which does nothing else.
+    """
+    known = session.streams.get(stream)
+    if known is None or connection <= known.connection or not session.is_live or session.driver:
+        return None
+    last = known.accepted - 1
+    return Received(stream, known.secret_digest, last, known.digest_at(last), None, connection=connection)
+
+
+def fenced() -> StreamFencedError:
+    """Return what an older connection of a stream is told (STREAM-8)."""
+    return StreamFencedError("a newer connection of this client took the stream over")
+
+
+def _is_for_client(session: Session, finished: CallFinished) -> bool:
+    """Say whether a client may give this outcome, now or late."""
+    if pending.is_owed_by_client(session.turn, finished):
+        return True
+    late = Unsettled(finished.turn, finished.reply_no, finished.result.call_id, Site.CLIENT)
+    return late in session.unsettled
+
+
+def evolve(session: Session, record: Record, *, epoch: int) -> Session:
+    """Fold the next record; `epoch` is the one it was appended under."""
+    turn = folding.evolve(session.turn, record, epoch=epoch)
+    after = replace(session, position=session.position + 1, turn=turn)
+    if session.application.count and isinstance(record, ReplyCompleted | TurnEnded):
+        after = replace(after, application=applications.note(session.application, session.turn, record))
+    match record:
+        case AttemptStarted(attempt=1, is_last=False) if record.reply > 1 and _is_cut(session):
+            return replace(after, history=_continued(session.history))  # TURN-83
+        case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
+            return after  # of every step; what follows is looked through case by case
+        case ChunkAccepted():
+            stream = session.streams[record.stream].with_chunk(record.digest)
+            return replace(after, streams={**session.streams, record.stream: stream})
+        case CallEnded():
+            return _noted(after, _with_unsettled(session, record))
+        case ExchangeCommitted():
+            return _with_exchange(after, folding.exchange_of(session.turn))
+        case MessageAccepted():
+            return _with_message(after, session, record)
+        case TranscriptAccepted():
+            return _with_transcript(after, record)
+        case MessageQueued():
+            return replace(
+                after,
+                queue=(*session.queue, record),
+                queued=record.number,
+                streams=_with_stream(session, record.stream, queued=record.number),
+            )
+        case MessageWithdrawn():
+            return replace(after, queue=_without(session.queue, record.number))
+        case TurnResumed():
+            streams = _with_stream(session, record.stream, turn=record.turn)
+            return replace(after, history=_continued(session.history), streams=streams, suspected=0)
+        case ResultArrivedLate():
+            return replace(after, unsettled=_settled(session, record))
+        case HistoryCompacted():
+            return replace(after, cut=record.cut)
+        case ToolsChanged():
+            found = (session.found - frozenset(record.removed)) | frozenset(record.added)
+            return replace(after, found=found, unreachable=frozenset(record.unreachable))
+        case StreamOpened():
+            return replace(after, streams=_with_new_stream(session, record))
+        case StreamTaken():
+            return replace(after, streams=_with_stream(session, record.stream, connection=record.connection))
+        case JournalPruned():
+            return restored(record)
+        case EpochStarted():
+            return _with_epoch(after, record)
+        case TurnEnded():
+            ended = Idle() if session.driver else turn  # only its driver could go on with it
+            return replace(after, turn=ended, last_turn=record, driver="")
+        case _:
+            return after
+
+
+def _with_message(after: Session, before: Session, record: MessageAccepted) -> Session:
+    return replace(
+        after,
+        turns=record.turn,
+        history=before.history.then(record.message),
+        streams=_with_stream(before, record.stream, turn=record.turn),
+        queue=_without(before.queue, record.queued),
+        parent=record.parent or before.parent,
+        driver=record.driver,
+        suspected=0,
+    )
+
+
+def _with_transcript(session: Session, record: TranscriptAccepted) -> Session:
+    application, history = applications.accept(session.application, session.history, record, session.position)
+    cut = session.cut if session.cut <= record.keep else 0
+    return replace(session, turns=record.turn, history=history, application=application, cut=cut, suspected=0)
+
+
+def _with_epoch(session: Session, record: EpochStarted) -> Session:
+    """Return the session under a new owner; a record from before agents were named leaves theirs."""
+    named = record if record.agent else None
+    return replace(
+        session,
+        epoch=record.epoch,
+        started_at=session.started_at or record.at,
+        epochs=(*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:],
+        agent=named.agent if named else session.agent,
+        agent_version=named.agent_version if named else session.agent_version,
+        owner=record.owner,
+        suspected=max(session.suspected, record.suspected),
+    )
+
+
+def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, StreamState]:
+    kept = list(session.streams.items())[-(STREAMS_KEPT_MAX - 1) :]
+    stream = StreamState(
+        record.secret_digest,
+        since=session.position,
+        epoch=session.epoch,
+        cancel_after_s=record.cancel_after_s,
+        connection=record.connection,
+    )
+    return dict([*kept, (record.stream, stream)])
+
+
+def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
+    if exchange is None:
+        return session
+    has_blobs = session.has_blobs or any(result.blob for result in exchange.results)
+    return replace(session, history=session.history.then(exchange), has_blobs=has_blobs)
+
+
+def _with_stream(
+    session: Session, key: str, *, turn: int = 0, queued: int = 0, connection: int = 0
+) -> dict[str, StreamState]:
+    known = session.streams.get(key)
+    if known is None:
+        return session.streams
+    after = replace(
+        known,
+        turn=turn or known.turn,
+        queued=queued or known.queued,
+        connection=connection or known.connection,
+    )
+    return {**session.streams, key: after}
+
+
+def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueued, ...]:
+    return tuple(each for each in queue if each.number != number) if queue else queue
+
+
+def _is_cut(session: Session) -> bool:
+    """Whether the reply before was cut: behind a transcript just accepted, the application decides what comes last."""
+    newest = session.application.newest
+    return newest is None or len(session.history.entries) > newest.entries
+
+
+def _continued(history: History) -> History:
+    """Let the model go on after words that were cut; after results, or a question, it goes on by itself."""
+    last = history.entries[-1] if history.entries else None
+    is_cut = isinstance(last, Exchange) and not last.results
+    return history.then(UserMessage.of(CONTINUE)) if is_cut else history
+
+
+def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]:
+    state = session.turn
+    if ended.result.outcome is not Outcome.UNKNOWN or not isinstance(state, RunningCalls | Cancelling):
+        return session.unsettled
+    site = next((call.plan.site for call in state.calls if call.call.id == ended.result.call_id), Site.SERVER)
+    late = Unsettled(ended.turn, ended.reply, ended.result.call_id, site)
+    return (*session.unsettled, late)[-UNSETTLED_MAX:]
+
+
+def _noted(session: Session, unsettled: tuple[Unsettled, ...]) -> Session:
+    return session if unsettled is session.unsettled else replace(session, unsettled=unsettled)
+
+
+def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:
+    place = (came.turn, came.reply, came.result.call_id)
+    return tuple(each for each in session.unsettled if (each.turn, each.reply, each.call_id) != place)
+
+
+def limited(command: Command | Received, turn_s: float) -> Command | Received:
+    """Give a message the agent's limit for a turn, where it names none."""
+    if not turn_s:
+        return command
+    if isinstance(command, SendMessage):
+        return command if command.timeout_s else replace(command, timeout_s=turn_s)
+    if isinstance(command, Received) and isinstance(command.command, SendMessage):
+        return replace(command, command=limited(command.command, turn_s))
+    return command
+
+
+def fold(records: Iterable[tuple[int, Record]], session: Session | None = None) -> Session:
+    """Fold `(epoch, record)` pairs onto a session (an empty one by default)."""
+    state = session or Session()
+    for epoch, record in records:
+        state = evolve(state, record, epoch=epoch)
+    return state
+
+
+_session: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
+
+
+def is_prunable(session: Session) -> bool:
+    """Say whether a journal may begin here: no reply is being said, no call is open, nobody is asked anything.
+
+    Never within a turn of another loop: that loop takes it up from its records.
+    """
+    turn = session.turn
+    return isinstance(turn, Idle) or (isinstance(turn, AwaitingModel) and not (turn.said or session.driver))
+
+
+def pruned(session: Session, *, at: float) -> JournalPruned:
+    """Return what may stand for the records that folded to this session; only where `is_prunable`."""
+    return JournalPruned(msgspec.Raw(msgspec.json.encode(session)), at)
+
+
+def restored(record: JournalPruned) -> Session:
+    """Return the session that `pruned` was given.
+
+    Raises:
+        RecordUndecodableError: A newer version wrote it, or it is damaged.
+    """
+    try:
+        return _session.decode(record.state)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordUndecodableError(f"the beginning of a pruned journal cannot be read: {error}") from error
+
+
+def pending_work(session: Session) -> tuple[PendingWork, ...]:
+    """Return what the world owes this session; a turn that another loop drives is owed by that loop alone."""
+    return () if session.driver else pending.pending_work(session.turn)

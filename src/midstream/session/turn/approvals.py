@@ -1,0 +1,262 @@
+"""Permissions that an upstream's agent requests in the middle of its answer: asked, answered, given to the agent.
+
+    asked ──answered──▶ (the agent waits) ──used──▶ told
+      │                        │
+    closed: expired,    its attempt was cut: the answer is kept for the first question
+    withdrawn           like it that a later attempt of the same reply asks
+
+An answer is used up by a record that is written before the agent hears it; so it is never used twice, and after a crash
+in between it counts as used.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from midstream.errors import AnswerMismatchError, QuestionClosedError
+from midstream.session.calls import CHOICES, Choice, QuestionKind, digest_of
+from midstream.session.records import (
+    AnswerUsed,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionClosed,
+    Record,
+    WhyClosed,
+)
+from midstream.session.turn.commands import (
+    Answer,
+    PermissionAsked,
+    PermissionDropped,
+    QuestionExpired,
+    Refused,
+    UseAnswer,
+)
+from midstream.session.turn.states import AgentQuestion, AwaitingModel
+
+QUESTIONS_MAX = 64
+"""Questions of one attempt that may wait for a person at once; the next one is refused, and the agent told so."""
+
+_KIND = QuestionKind.APPROVAL
+
+
+def decide(
+    state: AwaitingModel,
+    command: PermissionAsked | PermissionDropped | UseAnswer | QuestionExpired,
+    *,
+    at: float,
+) -> tuple[Record, ...]:
+    """Return what follows of what an agent asked, dropped, is told, or was not answered in time."""
+    match command:
+        case PermissionAsked():
+            return _asked(state, command, at=at)
+        case PermissionDropped():
+            dropped = _find(state, command)
+            return () if dropped is None else (_closed(state, dropped, at=at),)
+        case UseAnswer():
+            told = _find(state, command)
+            if told is None or told.is_open:
+                raise closed_error(command)
+            return (AnswerUsed(state.turn, state.reply_no, state.attempt, told.id, at),)
+        case QuestionExpired():
+            late = open_question(state, command.turn, command.reply_no, command.call_id)
+            if late is None or not late.expires_at or at < late.expires_at:
+                return ()  # TURN-9
+            return (_closed(state, late, at=at, why=WhyClosed.EXPIRED),)
+        case _:
+            assert_never(command)
+
+
+def open_question(state: AwaitingModel, turn: int, reply_no: int, question_id: str) -> AgentQuestion | None:
+    """Return the question of this id that a person may answer, or None."""
+    if (turn, reply_no) != (state.turn, state.reply_no):
+        return None
+    return next((each for each in state.questions if each.id == question_id and each.is_open), None)
+
+
+def take_answer(
+    state: AwaitingModel, question: AgentQuestion, answer: Answer, *, at: float
+) -> tuple[Record, ...]:
+    """Keep what a person decided; the agent is told next.
+
+    Raises:
+        Refused: It is about other arguments, no choice of such a question, or has arguments that cannot be given.
+    """
+    if answer.digest != question.digest:
+        raise Refused(AnswerMismatchError("the answer is about other arguments than those of this question"))
+    if answer.choice not in CHOICES[_KIND]:
+        known = ", ".join(CHOICES[_KIND])
+        raise Refused(AnswerMismatchError(f"a question of kind {_KIND} is answered with: {known}"))
+    arguments = answer.arguments if answer.choice is Choice.ALLOW else None
+    if arguments is not None:
+        _refuse_unfit(question, arguments)
+    return (
+        QuestionAnswered(
+            state.turn,
+            state.reply_no,
+            question.id,
+            _KIND,
+            question.digest,
+            answer.choice,
+            at,
+            answer.text,
+            arguments,
+            answer.by,
+        ),
+    )
+
+
+def closed(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
+    """Return the ends of all questions that are open: nobody waits for their answers any more."""
+    return tuple(_closed(state, each, at=at) for each in state.questions if each.is_open)
+
+
+def answered(state: AwaitingModel) -> tuple[AgentQuestion, ...]:
+    """Return what outlives an attempt: what a person decided, and no agent was told."""
+    return tuple(each for each in state.questions if each.choice is not None)
+
+
+def closed_error(command: Answer | UseAnswer) -> Refused:
+    """Return the refusal of what comes after a question was closed."""
+    name = command.call_id if isinstance(command, Answer) else command.question_id
+    message = f"call {name!r} of turn {command.turn} has no open question: it was answered, or the turn ended"
+    return Refused(QuestionClosedError(message))
+
+
+def too_late(command: PermissionAsked) -> Refused:
+    """Return the refusal of a question of an attempt that has ended."""
+    message = (
+        f"attempt {command.attempt} of turn {command.turn} has ended: nothing can be asked in it any more"
+    )
+    return Refused(QuestionClosedError(message))
+
+
+def evolve(
+    state: AwaitingModel, record: QuestionAsked | QuestionAnswered | QuestionClosed | AnswerUsed
+) -> AwaitingModel:
+    """Fold a record about an agent's question."""
+    match record:
+        case QuestionAsked():
+            kept = tuple(each for each in state.questions if each.id != record.repeats)
+            since = state.waits_since or record.at
+            return replace(
+                state, questions=(*kept, _question(record)), waits_since=since, touched_at=record.at
+            )
+        case QuestionAnswered():
+            questions = tuple(
+                replace(each, choice=record.choice, words=record.text, edited=record.arguments, by=record.by)
+                if each.id == record.call_id
+                else each
+                for each in state.questions
+            )
+        case QuestionClosed(why=WhyClosed.EXPIRED):
+            questions = tuple(
+                replace(each, is_expired=True) if each.id == record.call_id else each
+                for each in state.questions
+            )
+        case QuestionClosed() | AnswerUsed():
+            questions = tuple(each for each in state.questions if each.id != record.call_id)
+        case _:
+            assert_never(record)
+    after = replace(state, questions=questions, touched_at=record.at)
+    if after.is_waiting_for_person or not after.waits_since:
+        return after
+    # Nobody's time ran while a person was being waited for (TURN-78).
+    waited_s = max(0.0, record.at - after.waits_since)
+    deadline_at = after.deadline_at + waited_s if after.deadline_at else 0.0
+    return replace(after, waits_since=0.0, deadline_at=deadline_at)
+
+
+def _asked(state: AwaitingModel, asked: PermissionAsked, *, at: float) -> tuple[Record, ...]:
+    if (asked.turn, asked.reply_no, asked.attempt) != (state.turn, state.reply_no, state.attempt):
+        raise too_late(asked)
+    if sum(each.is_open for each in state.questions) >= QUESTIONS_MAX:
+        message = f"{QUESTIONS_MAX} questions wait for a person already"
+        raise Refused(QuestionClosedError(message))
+    digest = digest_of(asked.name, asked.arguments)
+    given = None if asked.is_vague else _given(state, digest)
+    question = QuestionAsked(
+        state.turn,
+        state.reply_no,
+        asked.question_id,
+        _KIND,
+        digest,
+        at,
+        asked.text,
+        at + asked.answer_s if asked.answer_s else 0.0,
+        state.attempt,
+        asked.name,
+        asked.arguments,
+        asked.is_fixed,
+        given.id if given else "",
+    )
+    if given is None or given.choice is None:
+        return (question,)
+    answer = QuestionAnswered(
+        state.turn,
+        state.reply_no,
+        asked.question_id,
+        _KIND,
+        digest,
+        given.choice,
+        at,
+        given.words,
+        given.edited,
+        given.by,
+    )
+    return (question, answer)
+
+
+def _given(state: AwaitingModel, digest: str) -> AgentQuestion | None:
+    """Return the answer to the same question of an attempt that was cut before its agent was told."""
+    return next(
+        (
+            each
+            for each in state.questions
+            if each.attempt != state.attempt and each.digest == digest and each.choice is not None
+        ),
+        None,
+    )
+
+
+def _question(record: QuestionAsked) -> AgentQuestion:
+    return AgentQuestion(
+        record.call_id,
+        record.attempt,
+        record.name,
+        record.arguments,
+        record.digest,
+        record.at,
+        record.text,
+        record.expires_at,
+        record.is_fixed,
+    )
+
+
+def _find(state: AwaitingModel, command: PermissionDropped | UseAnswer) -> AgentQuestion | None:
+    if (command.turn, command.reply_no, command.attempt) != (state.turn, state.reply_no, state.attempt):
+        return None
+    ids = (command.question_id, state.attempt)
+    return next((each for each in state.questions if (each.id, each.attempt) == ids), None)
+
+
+def _closed(
+    state: AwaitingModel, question: AgentQuestion, *, at: float, why: WhyClosed = WhyClosed.WITHDRAWN
+) -> QuestionClosed:
+    return QuestionClosed(state.turn, state.reply_no, question.id, why, at)
+
+
+def _refuse_unfit(question: AgentQuestion, arguments: str) -> None:
+    if question.is_fixed:
+        message = (
+            f"{question.name!r} runs with the arguments its agent gave it: allow it as it is, or deny it"
+        )
+        raise Refused(AnswerMismatchError(message))
+    try:
+        is_object = isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.DecodeError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise Refused(AnswerMismatchError("arguments are a JSON object"))

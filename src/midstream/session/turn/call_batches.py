@@ -1,0 +1,337 @@
+"""The calls of one reply: which start, which ask a person, what each outcome leads to, how a batch is closed.
+
+Every function returns records and none acts; `and_then_settle` is where a batch goes on after any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from midstream.errors import AnswerMismatchError
+from midstream.history.messages import Outcome, Result
+from midstream.session.calls import (
+    CHOICES,
+    DENIED_CONTENT,
+    EDITED_CONTENT,
+    HAPPENED_CONTENT,
+    NO_ANSWER_CONTENT,
+    NO_DECISION_CONTENT,
+    NO_REPLY_CONTENT,
+    RERUNS_MAX,
+    SKIPPED_CONTENT,
+    STOPPED_CONTENT,
+    UNKNOWN_CONTENT,
+    CallState,
+    CallVerdict,
+    Choice,
+    OnDoubt,
+    QuestionKind,
+    Site,
+    closing_result,
+    judge,
+    lost_result,
+    startable,
+)
+from midstream.session.records import (
+    AttemptStarted,
+    CallDoubted,
+    CallEnded,
+    CallStarted,
+    ChildSaid,
+    ExchangeCommitted,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.turn.commands import Answer, CallProbed, ChildSpoke, QuestionExpired, Recover, Refused
+from midstream.session.turn.folding import evolve
+from midstream.session.turn.states import (
+    MODEL_CALLS_MAX,
+    MODEL_CALLS_MAX_CODE,
+    SUSPECTED_CODE,
+    SUSPECTED_MESSAGE,
+    TURN_TIMEOUT_CODE,
+    AwaitingModel,
+    Cancelling,
+    RunningCalls,
+    TurnState,
+)
+
+Batch = RunningCalls | Cancelling
+
+
+def and_then_settle(
+    state: TurnState, records: tuple[Record, ...], *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Return `records` and what follows from them at once: questions, starts, or the exchange's commit."""
+    after = state
+    for record in records:
+        after = evolve(after, record, epoch=epoch)
+    assert isinstance(after, RunningCalls)
+    open_calls = [call for call in after.calls if call.result is None]
+    if open_calls:
+        asked = (_asked(after, call, _kind_of(call), at=at) for call in open_calls if call.wants_person)
+        started = (_started(after, call, at=at) for call in startable(after.calls))
+        return (*records, *asked, *started)
+    committed = ExchangeCommitted(after.turn, after.reply_no)
+    if after.terms.has_grace and after.reply_no >= after.terms.replies_max:
+        return (*records, committed, AttemptStarted(after.turn, after.reply_no + 1, 1, at, is_last=True))
+    if after.reply_no >= MODEL_CALLS_MAX:
+        message = f"the turn was ended after {MODEL_CALLS_MAX} model calls"
+        end = TurnEnded(after.turn, TurnStatus.FAILED, at, MODEL_CALLS_MAX_CODE, message)
+        return (*records, committed, end)
+    return (*records, committed, AttemptStarted(after.turn, after.reply_no + 1, attempt=1, at=at))
+
+
+def ended(state: Batch | AwaitingModel, result: Result, *, at: float) -> CallEnded:
+    """Return the record of a call's one outcome."""
+    return CallEnded(state.turn, state.reply_no, result, at)
+
+
+def end_call(state: RunningCalls, result: Result, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Take the outcome of a call that ran."""
+    taken = (ended(state, _told(state, result), at=at),)
+    others = [call.runs for call in state.calls if call.result is None and call.call.id != result.call_id]
+    if others and 0 not in others:
+        return taken  # nobody is to be asked, nothing to be started: most results of a large batch
+    return and_then_settle(state, taken, epoch=epoch, at=at)
+
+
+def end_with_suspect(state: RunningCalls, result: Result, *, at: float) -> tuple[Record, ...]:
+    """Take the outcome of a sub-agent that killed its servers, and end the turn: it would start another one."""
+    last = ended(state, _told(state, result), at=at)
+    *closed, _ = close(
+        replace(state, calls=with_result(state.calls, last.result)), TurnStatus.INTERRUPTED, at=at
+    )
+    return (last, *closed, _suspected(state, at=at))
+
+
+def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> tuple[Record, ...]:
+    """Take an outcome that came during a cancel; the last one of a tool that ran here closes the exchange."""
+    last = ended(state, _told(state, result), at=at)
+    after = with_result(state.calls, last.result)
+    if has_running_tools(after):
+        return (last,)
+    return (last, *close(replace(state, calls=after), state.status, at=at))
+
+
+def show_child(state: Batch, spoke: ChildSpoke) -> tuple[Record, ...]:
+    """Show the readers of this session what a sub-agent did, each record once."""
+    call = _find(state, spoke.turn, spoke.reply_no, spoke.call_id)
+    shown = call.child_position if call else 0
+    return tuple(
+        ChildSaid(state.turn, state.reply_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
+        for position, body in spoke.records
+        if position > shown
+    )
+
+
+def give_up_client(state: RunningCalls, call_id: str, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Close a call whose client did not answer in time."""
+    return end_call(state, Result(call_id, NO_ANSWER_CONTENT, Outcome.UNKNOWN), epoch=epoch, at=at)
+
+
+def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False) -> tuple[Record, ...]:
+    """End a turn in the middle of a batch: real results stay, the rest is told apart (unknown, not started).
+
+    `is_lost` says that what ran died with its owner, rather than that it was stopped.
+    """
+    running = UNKNOWN_CONTENT if is_lost else STOPPED_CONTENT
+    results = (closing_result(call, running=running) for call in state.calls if call.is_open)
+    return (
+        *(ended(state, _told(state, result), at=at) for result in results),
+        ExchangeCommitted(state.turn, state.reply_no),
+        _after_closing(state, status, at=at),
+    )
+
+
+def _suspected(state: Batch, *, at: float) -> TurnEnded:
+    return TurnEnded(state.turn, TurnStatus.INTERRUPTED, at, SUSPECTED_CODE, SUSPECTED_MESSAGE)
+
+
+def _after_closing(state: Batch, status: TurnStatus, *, at: float) -> Record:
+    if status is not TurnStatus.FAILED:
+        return TurnEnded(state.turn, status, at)
+    if state.terms.has_grace:  # its time is over, and it may hand in what it has
+        return AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True)
+    return TurnEnded(state.turn, status, at, TURN_TIMEOUT_CODE, timeout_message(state))
+
+
+def timeout_message(state: Batch | AwaitingModel) -> str:
+    """Say why a turn was ended by its time limit."""
+    return f"the turn took longer than its {state.terms.timeout_s:g} s"
+
+
+def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Judge every call that an older owner left. One that waits for a person goes on waiting, however long."""
+    if command.is_suspect:
+        *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
+        return (*closed, _suspected(state, at=at))
+    is_old = at - state.touched_at > command.look_back_s
+    if is_old and not (state.is_waiting_for_person or has_children(state)):
+        return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
+    records: list[Record] = []
+    for call in state.calls:
+        doubted = CallDoubted(state.turn, state.reply_no, call.call.id, at)
+        match judge(call, epoch=epoch):
+            case CallVerdict.GIVE_UP:
+                records.append(ended(state, _told(state, lost_result(call)), at=at))
+            case CallVerdict.RERUN:
+                records.append(_started(state, call, at=at))
+            case CallVerdict.PROBE:
+                records.append(doubted)
+            case CallVerdict.ASK:
+                records += (doubted, _asked(state, call, QuestionKind.DOUBT, at=at))
+            case CallVerdict.START | CallVerdict.LEAVE | CallVerdict.DONE:
+                pass
+    return and_then_settle(state, tuple(records), epoch=epoch, at=at)
+
+
+def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Go on after the outside world was asked about a call in doubt."""
+    call = _find(state, probed.turn, probed.reply_no, probed.call_id)
+    if call is None or not call.is_in_doubt or call.asked is not None:
+        return ()  # TURN-9
+    if probed.result is not None:
+        return end_call(state, probed.result, epoch=epoch, at=at)
+    if not probed.may_run or call.runs > RERUNS_MAX:
+        unknown = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+        return end_call(state, unknown, epoch=epoch, at=at)
+    if call.plan.needs_approval:  # its permission was used up by the start
+        asked = _asked(state, call, QuestionKind.APPROVAL, at=at)
+        return and_then_settle(state, (asked,), epoch=epoch, at=at)
+    return and_then_settle(state, (_started(state, call, at=at),), epoch=epoch, at=at)
+
+
+# --- people ---------------------------------------------------------------------------------------------------
+
+
+def asking(state: RunningCalls, turn: int, reply_no: int, call_id: str) -> CallState | None:
+    """Return the call whose question is open, or None."""
+    call = _find(state, turn, reply_no, call_id)
+    return call if call is not None and call.is_asking else None
+
+
+def take_answer(
+    state: RunningCalls, call: CallState, answer: Answer, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Do what a person decided; their answer and what follows of it are one append."""
+    kind = call.asked
+    assert kind is not None
+    if answer.digest != call.plan.digest:
+        raise Refused(AnswerMismatchError("the answer is about other arguments than those of this call"))
+    if answer.choice not in CHOICES[kind]:
+        known = ", ".join(CHOICES[kind])
+        raise Refused(AnswerMismatchError(f"a question of kind {kind} is answered with: {known}"))
+    answered = QuestionAnswered(
+        state.turn,
+        state.reply_no,
+        call.call.id,
+        kind,
+        answer.digest,
+        answer.choice,
+        at,
+        answer.text,
+        answer.arguments if answer.choice is Choice.ALLOW else None,
+        answer.by,
+    )
+    if result := _result_of(call, answer):
+        return and_then_settle(
+            state, (answered, ended(state, _told(state, result), at=at)), epoch=epoch, at=at
+        )
+    if call.runs:  # in doubt until now; whoever lets it run again was told so
+        edited = evolve(state, answered, epoch=epoch)
+        assert isinstance(edited, RunningCalls)
+        again = next(each for each in edited.calls if each.call.id == call.call.id)
+        return and_then_settle(state, (answered, _started(edited, again, at=at)), epoch=epoch, at=at)
+    return and_then_settle(state, (answered,), epoch=epoch, at=at)
+
+
+def expire_question(
+    state: RunningCalls, expired: QuestionExpired, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    """Close a call whose question nobody answered in time."""
+    call = asking(state, expired.turn, expired.reply_no, expired.call_id)
+    if call is None or not call.expires_at or at < call.expires_at:
+        return ()  # TURN-9
+    match call.asked:
+        case QuestionKind.DOUBT:
+            result = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+        case QuestionKind.QUESTION:
+            result = Result(call.call.id, NO_REPLY_CONTENT, Outcome.CANCELLED)
+        case _:
+            result = Result(call.call.id, NO_DECISION_CONTENT, Outcome.CANCELLED)
+    return end_call(state, result, epoch=epoch, at=at)
+
+
+def _result_of(call: CallState, answer: Answer) -> Result | None:
+    """Return the outcome that an answer itself gives to a call, or None where the call goes on."""
+    call_id = call.call.id
+    match answer.choice:
+        case Choice.REPLY:
+            return Result(call_id, answer.text)
+        case Choice.DENY:
+            why = f" They said: {answer.text}" if answer.text else ""
+            return Result(call_id, f"{DENIED_CONTENT}{why}", Outcome.DENIED)
+        case Choice.HAPPENED:
+            return Result(call_id, answer.text or HAPPENED_CONTENT)
+        case Choice.SKIP:
+            return Result(call_id, SKIPPED_CONTENT, Outcome.UNKNOWN)
+        case Choice.ALLOW | Choice.RERUN:
+            return None
+
+
+def _kind_of(call: CallState) -> QuestionKind:
+    return QuestionKind.QUESTION if call.plan.site is Site.PERSON else QuestionKind.APPROVAL
+
+
+def _asked(state: Batch, call: CallState, kind: QuestionKind, *, at: float) -> QuestionAsked:
+    expires_at = at + call.plan.answer_s if call.plan.answer_s else 0.0
+    return QuestionAsked(
+        state.turn, state.reply_no, call.call.id, kind, call.plan.digest, at, call.plan.question, expires_at
+    )
+
+
+# --- calls ----------------------------------------------------------------------------------------------------
+
+
+def has_running_tools(calls: Iterable[CallState]) -> bool:
+    """Whether a tool of the server runs, so that a cancel must wait for it."""
+    return any(call.is_running and call.plan.site in (Site.SERVER, Site.CHILD) for call in calls)
+
+
+def with_result(calls: tuple[CallState, ...], result: Result) -> tuple[CallState, ...]:
+    """Return the calls with the outcome of one of them."""
+    return tuple(replace(call, result=result) if call.call.id == result.call_id else call for call in calls)
+
+
+def has_children(state: Batch) -> bool:
+    """Whether a sub-agent works, which itself knows whether it is too old or waits for a person."""
+    return any(call.is_running and call.plan.site is Site.CHILD for call in state.calls)
+
+
+def _find(state: Batch, turn: int, reply_no: int, call_id: str) -> CallState | None:
+    if (turn, reply_no) != (state.turn, state.reply_no):
+        return None
+    return next((call for call in state.calls if call.call.id == call_id and call.is_open), None)
+
+
+def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
+    arguments = call.call.arguments if call.is_edited else None
+    # An effect in the transaction of its outcome cannot be there without it: a start that a power cut loses, too.
+    has_effects = call.plan.has_effects and call.plan.on_doubt is not OnDoubt.IN_TRANSACTION
+    return CallStarted(state.turn, state.reply_no, call.call.id, call.runs + 1, at, has_effects, arguments)
+
+
+def _told(state: Batch, result: Result) -> Result:
+    """Tell the model that a call did not run with the arguments it wrote."""
+    for call in state.calls:
+        if call.is_edited and call.runs and call.call.id == result.call_id:
+            changed = EDITED_CONTENT.format(arguments=call.call.arguments)
+            return replace(result, content=f"{changed}\n{result.content}")
+    return result

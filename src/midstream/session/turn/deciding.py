@@ -1,0 +1,481 @@
+"""decide: judge a command in a state and return the records to append. One function for each state."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+from msgspec.structs import replace
+
+from midstream.errors import (
+    ContextOverflowError,
+    ModelForgotError,
+    NothingToResumeError,
+    SessionBusyError,
+)
+from midstream.history.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking, UpstreamCall
+from midstream.history.upstream_calls import Words, closed
+from midstream.session.calls import CallState
+from midstream.session.records import (
+    AttemptContinued,
+    AttemptFailed,
+    AttemptResumable,
+    AttemptStarted,
+    CallProgressed,
+    CancelRequested,
+    Delta,
+    ExchangeCommitted,
+    HistoryCompacted,
+    MemoryJudged,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StallEnded,
+    StallNoticed,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
+from midstream.session.turn import approvals, call_batches
+from midstream.session.turn.commands import (
+    Answer,
+    CallExpired,
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    Cancel,
+    CancelExpired,
+    ChildSpoke,
+    Command,
+    ModelFailed,
+    ModelHeld,
+    ModelRemembered,
+    ModelReplied,
+    ModelSaid,
+    PermissionAsked,
+    PermissionDropped,
+    QuestionExpired,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    Stalled,
+    StallOver,
+    TurnExpired,
+    UseAnswer,
+)
+from midstream.session.turn.states import (
+    ATTEMPTS_MAX,
+    CANCEL_GRACE_S,
+    CHILD_GRACE_S,
+    HANDED_IN_CODE,
+    HANDED_IN_CONTENT,
+    RETRY_AFTER_MAX_S,
+    SUSPECTED_CODE,
+    SUSPECTED_MESSAGE,
+    TURN_TIMEOUT_CODE,
+    AwaitingModel,
+    Cancelling,
+    Idle,
+    RunningCalls,
+    TurnState,
+)
+from midstream.timing import MODEL_BACKOFF
+
+
+def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Return what must be appended because of `command`; nothing, where it changes nothing.
+
+    Args:
+        epoch: The epoch under which the records will be appended.
+        at: Now, in seconds since 1970.
+
+    Raises:
+        Refused: The command cannot be taken in this state.
+    """
+    match state:
+        case Idle():
+            return _decide_idle(state, command, at=at)
+        case AwaitingModel():
+            return _decide_awaiting_model(state, command, epoch=epoch, at=at)
+        case RunningCalls():
+            return _decide_running_calls(state, command, epoch=epoch, at=at)
+        case Cancelling():
+            return _decide_cancelling(state, command, at=at)
+        case _:
+            assert_never(state)
+
+
+def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> tuple[Record, ...]:
+    """Return the records that open turn number `turn`; the session counts its turns."""
+    said = MessageAccepted(
+        turn,
+        command.message,
+        at,
+        command.tools,
+        command.stream,
+        queued,
+        command.timeout_s,
+        command.replies_max,
+        command.parent,
+    )
+    return (said, AttemptStarted(turn, reply=1, attempt=1, at=at))
+
+
+def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            return opening(1, command, at=at)
+        case Resume():
+            if state.left is None or command.turn not in (None, state.left.turn):
+                raise Refused(NothingToResumeError("there is no interrupted or failed turn to go on with"))
+            turn, reply_no = state.left.turn, state.left.reply_no
+            return (
+                TurnResumed(turn, reply_no, at, command.stream),
+                AttemptStarted(turn, reply_no, attempt=1, at=at),
+            )
+        case Answer() | UseAnswer():
+            raise approvals.closed_error(command)
+        case PermissionAsked():
+            raise approvals.too_late(command)
+        case _:
+            return ()  # TURN-9: the turn this is about has ended
+
+
+def _decide_awaiting_model(
+    state: AwaitingModel, command: Command, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            raise _busy(state.turn)
+        case ModelSaid():
+            return command.deltas if _is_current(state, command) else ()
+        case ModelHeld():
+            return _take_token(state, command) if _is_current(state, command) else ()
+        case ModelRemembered():
+            place = (state.turn, state.reply_no, state.attempt)
+            return (MemoryJudged(*place, command.judgement, at),) if _is_current(state, command) else ()
+        case Stalled() | StallOver() if _is_about_model(state, command):
+            return (_noticed(command, at=at),)
+        case Answer():
+            question = approvals.open_question(state, command.turn, command.reply_no, command.call_id)
+            if question is None:
+                raise approvals.closed_error(command)
+            return approvals.take_answer(state, question, command, at=at)
+        case PermissionAsked() | PermissionDropped() | UseAnswer() | QuestionExpired():
+            return approvals.decide(state, command, at=at)
+        case _:
+            did = _end_attempt(state, command, epoch=epoch, at=at)
+            # Nobody waits any more for what the attempt had asked (TURN-80).
+            return (*approvals.closed(state, at=at), *did) if did else did
+
+
+def _end_attempt(state: AwaitingModel, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
+    """Take what ends the attempt that runs: its reply, its failure, a stop, a new owner."""
+    match command:
+        case ModelReplied():
+            return _take_reply(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
+        case ModelFailed():
+            return _take_failure(state, command, at=at) if _is_current(state, command) else ()
+        case Cancel() if command.turn in (None, state.turn):
+            return (
+                CancelRequested(state.turn, at, deadline_at=at),
+                *_end_without_reply(state, TurnStatus.CANCELLED, at=at),
+            )
+        case TurnExpired() if command.turn == state.turn:
+            return _take_timeout(state, at=at)
+        case Recover():
+            return _recover_awaiting_model(state, command, epoch=epoch, at=at)
+        case _:
+            return ()  # TURN-9
+
+
+def _decide_running_calls(
+    state: RunningCalls, command: Command, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            raise _busy(state.turn)
+        case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+            if command.is_suspect:
+                return call_batches.end_with_suspect(state, command.result, at=at)
+            return call_batches.end_call(state, command.result, epoch=epoch, at=at)
+        case CallExpired() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return call_batches.give_up_client(state, command.call_id, epoch=epoch, at=at)
+        case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return (_progressed(command, at=at),)
+        case Stalled() | StallOver() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return (_noticed(command, at=at),)
+        case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return call_batches.show_child(state, command)
+        case CallProbed():
+            return call_batches.take_probe(state, command, epoch=epoch, at=at)
+        case Answer():
+            call = call_batches.asking(state, command.turn, command.reply_no, command.call_id)
+            if call is None:
+                raise approvals.closed_error(command)
+            return call_batches.take_answer(state, call, command, epoch=epoch, at=at)
+        case QuestionExpired():
+            return call_batches.expire_question(state, command, epoch=epoch, at=at)
+        case Cancel() if command.turn in (None, state.turn):
+            return _stop(state, TurnStatus.CANCELLED, at=at)
+        case TurnExpired() if command.turn == state.turn:
+            return _stop(state, TurnStatus.FAILED, at=at)
+        case Recover():
+            return call_batches.recover(state, command, epoch=epoch, at=at)
+        case UseAnswer():
+            raise approvals.closed_error(command)
+        case PermissionAsked():
+            raise approvals.too_late(command)
+        case _:
+            return ()  # TURN-9
+
+
+def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tuple[Record, ...]:
+    match command:
+        case SendMessage():
+            raise _busy(state.turn)
+        case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+            # An outcome that arrives during a cancel is kept (TURN-7).
+            return call_batches.end_call_while_stopping(state, command.result, at=at)
+        case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return (_progressed(command, at=at),)
+        case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
+            return call_batches.show_child(state, command)
+        case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
+            # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
+            return (CancelRequested(state.turn, at, state.deadline_at),)
+        case CancelExpired() if command.turn == state.turn:
+            return call_batches.close(state, state.status, at=at)
+        case Recover():
+            return call_batches.close(state, state.status, at=at, is_lost=True)
+        case Answer() | UseAnswer():
+            raise approvals.closed_error(command)
+        case PermissionAsked():
+            raise approvals.too_late(command)
+        case _:
+            return ()  # TURN-9; a second cancel changes nothing
+
+
+def is_open(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> bool:
+    """Say whether a call runs, so that its outcome can still come."""
+    return open_call(state, turn, reply_no, call_id) is not None
+
+
+def open_call(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> CallState | None:
+    """Return a call that runs, so that its outcome can still come; None where it does not, or not any more."""
+    if (turn, reply_no) != (state.turn, state.reply_no):
+        return None
+    for call in state.calls:
+        if call.call.id == call_id and call.is_running:
+            return call
+    return None
+
+
+def _busy(turn: int) -> Refused:
+    return Refused(SessionBusyError(f"turn {turn} is still running: wait for its end or cancel it"))
+
+
+def _progressed(said: CallProgress, *, at: float) -> Record:
+    return CallProgressed(said.turn, said.reply_no, said.call_id, said.run, said.text, at)
+
+
+def _noticed(seen: Stalled | StallOver, *, at: float) -> Record:
+    kind = StallNoticed if isinstance(seen, Stalled) else StallEnded
+    return kind(seen.turn, seen.reply_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
+
+
+def _is_current(
+    state: AwaitingModel, command: ModelSaid | ModelHeld | ModelRemembered | ModelReplied | ModelFailed
+) -> bool:
+    return (command.turn, command.reply_no, command.attempt) == (state.turn, state.reply_no, state.attempt)
+
+
+def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record, ...]:
+    """Stop a batch: at once where nothing runs here, else within the grace."""
+    grace_s = CANCEL_GRACE_S + (CHILD_GRACE_S if call_batches.has_children(state) else 0.0)
+    requested = CancelRequested(state.turn, at, at + grace_s, status)
+    if call_batches.has_running_tools(state.calls):
+        return (requested,)
+    return (requested, *call_batches.close(state, status, at=at))
+
+
+def _is_about_model(state: AwaitingModel, seen: Stalled | StallOver) -> bool:
+    return (seen.turn, seen.reply_no, seen.call_id) == (state.turn, state.reply_no, "")
+
+
+# --- replies --------------------------------------------------------------------------------------------------
+
+
+def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: float) -> tuple[Record, ...]:
+    place = (state.turn, state.reply_no, state.attempt)
+    completed = ReplyCompleted(*place, command.reply, at, command.plans, prompt=command.prompt)
+    if state.is_last or not command.reply.calls:
+        not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.reply.calls)
+        return (
+            completed,
+            *(call_batches.ended(state, result, at=at) for result in not_run),
+            ExchangeCommitted(state.turn, state.reply_no),
+            TurnEnded(state.turn, TurnStatus.COMPLETED, at, HANDED_IN_CODE if state.is_last else ""),
+        )
+    # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
+    impossible = tuple(
+        call_batches.ended(state, Result(plan.call_id, plan.problem, Outcome.ERROR), at=at)
+        for plan in command.plans
+        if plan.problem is not None
+    )
+    return call_batches.and_then_settle(state, (completed, *impossible), epoch=epoch, at=at)
+
+
+def _take_timeout(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
+    """End a turn whose time is over, or let it hand in what it has, once."""
+    if not state.terms.has_grace or state.is_last:
+        message = call_batches.timeout_message(state)
+        return _end_without_reply(state, TurnStatus.FAILED, at=at, code=TURN_TIMEOUT_CODE, message=message)
+    partial = partial_reply(state)
+    if partial is None:
+        return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, is_last=True),)
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+        AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True),
+    )
+
+
+def _take_token(state: AwaitingModel, command: ModelHeld) -> tuple[Record, ...]:
+    if command.token == state.token:
+        return ()
+    return (AttemptResumable(state.turn, state.reply_no, state.attempt, command.token),)
+
+
+def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
+    failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+    if state.terms.request is not None:  # its application retries, and shortens its conversation, by itself
+        failed = replace(failed, retry_after_s=command.retry_after_s)
+        status, code, message = TurnStatus.FAILED, command.code, command.message
+        return (failed, *_end_without_reply(state, status, at=at, code=code, message=message))
+    if command.code == ContextOverflowError.code:
+        return (failed, *_after_overflow(state, command, at=at))
+    if command.code == ModelForgotError.code and state.continued:
+        return _anew(state, at=at)  # TURN-61: taking it up was worth a try, and what cut it was counted
+    failures = state.failures + 1
+    if not command.is_retriable or failures >= ATTEMPTS_MAX:
+        ended = _end_without_reply(
+            state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
+        )
+        return (failed, *ended)
+    asked_s = min(command.retry_after_s or 0.0, RETRY_AFTER_MAX_S)
+    not_before = at + max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
+    if command.is_cut and state.token and not state.is_mute:
+        return (failed, _continued(state, at=at, not_before=not_before))
+    return (failed, *_anew(state, at=at, not_before=not_before))
+
+
+def _anew(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[Record, ...]:
+    """Ask the model again. What a stateful agent did in the cut attempt enters the history first (TURN-83)."""
+    partial = partial_reply(state)
+    if partial is None or not _has_acted(state, partial):
+        return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before),)
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+        AttemptStarted(state.turn, state.reply_no + 1, 1, at, not_before, is_last=state.is_last),
+    )
+
+
+def _has_acted(state: AwaitingModel, partial: Reply) -> bool:
+    """Whether a repetition would do something twice, or contradict the memory of an agent. Thinking is neither."""
+    has_called = any(isinstance(part, UpstreamCall) for part in partial.parts)
+    is_shown = state.is_upstream or state.terms.request is not None  # no dialect takes text back
+    return has_called or (is_shown and bool(partial.text.strip()))
+
+
+def _continued(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
+    place = (state.turn, state.reply_no, state.attempt)
+    return AttemptContinued(*place, state.continued + 1, at, not_before)
+
+
+def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
+    """Ask again with less to read, once for each model call (TURN-25)."""
+    if command.cut is not None and not state.is_compacted:
+        return (
+            HistoryCompacted(state.turn, state.reply_no, command.cut, at),
+            *_anew(state, at=at),
+        )
+    why = "without its older part too" if state.is_compacted else "and nothing of it can be left out"
+    message = f"the conversation is longer than the model can read, {why}: {command.message}"
+    return _end_without_reply(state, TurnStatus.FAILED, at=at, code=command.code, message=message)
+
+
+def _end_without_reply(
+    state: AwaitingModel, status: TurnStatus, *, at: float, code: str = "", message: str = ""
+) -> tuple[Record, ...]:
+    """End a turn whose reply never ended; the text readers were shown is kept as an interrupted reply."""
+    ended = TurnEnded(state.turn, status, at, code, message)
+    partial = partial_reply(state)
+    if partial is None:
+        return (ended,)
+    return (
+        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
+        ExchangeCommitted(state.turn, state.reply_no),
+        ended,
+    )
+
+
+def words_said(state: AwaitingModel) -> dict[int, Words]:
+    """Return what the running attempt has said so far, by part."""
+    deltas: list[Delta] = []
+    said = state.said
+    while said:
+        before, delta = said
+        assert isinstance(delta, Delta)
+        assert isinstance(before, tuple)
+        deltas.append(delta)
+        said = before
+    texts: dict[int, list[str]] = {}
+    kinds: dict[int, Literal["text", "thinking"]] = {}
+    calls: dict[int, UpstreamCall] = {}
+    for delta in reversed(deltas):
+        if delta.requested is not None or not (delta.text or delta.call):
+            continue  # for applications only
+        texts.setdefault(delta.part, []).append(delta.text)
+        kinds.setdefault(delta.part, delta.kind)
+        if delta.call is not None:
+            calls[delta.part] = delta.call
+    return {part: calls.get(part) or (kinds[part], "".join(texts[part])) for part in sorted(texts)}
+
+
+def reply_so_far(state: AwaitingModel) -> Reply | None:
+    """Return what the running attempt has said so far, or None if it said nothing. Calls upstream may still run."""
+    parts = [_part(words) for words in words_said(state).values()]
+    return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
+
+
+def partial_reply(state: AwaitingModel) -> Reply | None:
+    """Return the interrupted reply that the running attempt leaves, or None if it said nothing."""
+    said = reply_so_far(state)
+    if said is None:
+        return None
+    return replace(said, parts=tuple(closed(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
+
+
+def _part(words: Words) -> ReplyPart:
+    if isinstance(words, UpstreamCall):
+        return words
+    kind, text = words
+    return Thinking(text) if kind == "thinking" else Text(text)
+
+
+def _recover_awaiting_model(
+    state: AwaitingModel, command: Recover, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    if state.epoch == epoch:
+        return ()  # TURN-17: our own attempt was not cut
+    is_old = at - state.touched_at > command.look_back_s and not state.is_waiting_for_person
+    if command.is_suspect:
+        code, message = SUSPECTED_CODE, SUSPECTED_MESSAGE
+        return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at, code=code, message=message)
+    if is_old:
+        return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
+    if state.token:
+        return (_continued(state, at=at),)
+    return _anew(state, at=at)

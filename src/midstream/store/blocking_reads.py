@@ -1,0 +1,106 @@
+"""Reads a store from a program without an event loop, such as a command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from midstream.errors import UsageError
+from midstream.session.child_names import root_of
+from midstream.store.contract import ESCROW, KeyValueEntry, SessionInfo, StoredRecord, StoreReader
+
+T = TypeVar("T")
+
+ENTRY_MARK = b"\x02"
+"""First byte of an encrypted value of a key-value entry: see `store.encryption.ciphers`."""
+ENCRYPTED_MARKS = (b"\x01", ENTRY_MARK)
+"""First bytes of encrypted records."""
+LIST_PAGE = 200
+"""Sessions of a listing that are read at once."""
+
+
+class LoopThread:
+    """An event loop in a thread, for callers that may run in a loop of their own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns."""
+        return self._thread.submit(self._runner.run, work).result()
+
+    def close(self) -> None:
+        """Close what its coroutines left open, and end the thread."""
+        with self._thread:
+            self._thread.submit(self._runner.close).result()
+
+
+class ClosedStore:
+    """The methods of a `StoreReader`, without `await`. Make one with `opening.read_store`.
+
+    Args:
+        stored: The store as it is.
+        reader: The same, decrypted where its keys are here.
+        loop: Runs both.
+    """
+
+    def __init__(self, stored: StoreReader, reader: StoreReader, loop: LoopThread) -> None:
+        self._stored = stored
+        self._reader = reader
+        self._run = loop.run
+
+    def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
+        """See `StoreReader.read`."""
+        return self._run(self._reader.read(session, after=after, limit=limit))
+
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `StoreReader.blob`."""
+        return self._run(self._reader.blob(session, digest))
+
+    def find(self, session: str) -> SessionInfo | None:
+        """See `StoreReader.find`."""
+        return self._run(self._reader.find(session))
+
+    def list(self) -> Iterator[SessionInfo]:
+        """See `StoreReader.list`."""
+        lines = self._reader.list()
+        while page := self._run(_page_of(lines)):
+            yield from page
+
+    def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        """See `KeyValueReader.kv_list`."""
+        return self._run(self._reader.kv_list(namespace))
+
+    def is_under_client_key(self, session: str) -> bool:
+        """Return whether a session is encrypted under its client's secret too."""
+        return self._run(self._stored.kv_get(ESCROW, root_of(session))) is not None
+
+
+async def _page_of(lines: AsyncIterator[SessionInfo]) -> list[SessionInfo]:
+    page: list[SessionInfo] = []
+    async for line in lines:
+        page.append(line)
+        if len(page) == LIST_PAGE:
+            break
+    return page
+
+
+def decrypted(reader: StoreReader, key_file: Path) -> StoreReader:
+    """Return a store as it is read with the operator's keys.
+
+    Args:
+        key_file: The keys, as `midstream serve --key-file` takes them.
+
+    Raises:
+        UsageError: The extra is not installed, or the key file cannot be read.
+    """
+    try:
+        from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
+        from midstream.store.encryption.encrypted_store import EncryptedReader, OneForAll  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as error:
+        raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
+    return EncryptedReader(reader, OneForAll(FileKeys(key_file)))

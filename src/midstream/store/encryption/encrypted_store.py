@@ -1,0 +1,522 @@
+"""Any store, with everything that people, models and tools say encrypted under keys of the operator's or of clients.
+
+Whose keys wrap what belongs to a session is asked of `SessionKeys`: the operator's for all of them, or each client's
+for its own (`escrow`). What belongs to no session is always under the operator's.
+
+What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
+ended, the digests of large results. See `ciphers` for what holds of what is encrypted.
+
+A journal cannot be cut unseen either. Inside, a position is missing. At the end, the *seal* knows better: an append
+that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same transaction.
+Whoever reads to the end compares. What comes after the seal may be lost with the power, so that its loss says nothing.
+What this cannot show is a store that was set back as a whole, seals and all, to what it once was: that only its clients
+see, who know what came later (STREAM-100, STREAM-105).
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+from typing_extensions import override
+
+from midstream.environment import World
+from midstream.errors import (
+    EventsLostError,
+    MidstreamError,
+    SessionLockedError,
+    StoreDamagedError,
+    UsageError,
+)
+from midstream.session.blobs import Blob
+from midstream.session.child_names import PART_MARK
+from midstream.session.records import Sync, is_pruned
+from midstream.store.contract import (
+    Attempt,
+    Batch,
+    ForwardedCommand,
+    Immediate,
+    KeyValueEntry,
+    News,
+    SessionInfo,
+    Store,
+    StoredRecord,
+    StoreReader,
+    Transactional,
+)
+from midstream.store.encryption import ciphers
+from midstream.store.encryption.ciphers import ALONE, ID_BYTES, SHARED, DataKey, OperatorKeys
+
+KEYS_KNOWN_MAX = 4096
+"""Data keys that are kept in memory for reading; the longest unused is asked for again."""
+KEY_MARK = "key-"
+"""Begins the names of the blobs that hold wrapped keys: no digest does."""
+TITLE_MARK = "encrypted:"
+
+_log = logging.getLogger(__name__)
+
+
+class SessionKeys(Protocol):
+    """Selects the keys that wrap what belongs to a session."""
+
+    house: OperatorKeys
+    """The operator's: they wrap what belongs to no session."""
+
+    async def prepare(self) -> None:
+        """Make ready, when the store is.
+
+        Raises:
+            KeyMissingError: The operator's keys are not those this store was written under.
+        """
+
+    def close(self) -> None:
+        """Forget all keys that are not the operator's."""
+
+    def require_owner(self, session: str) -> None:
+        """Let a session be claimed.
+
+        Raises:
+            LeaseHeldError: Whoever has its keys may only look.
+        """
+
+    async def reading(self, session: str) -> OperatorKeys:
+        """Return the keys that open what is kept of a session.
+
+        Raises:
+            SessionLockedError: They are its client's, who is not here.
+        """
+
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:
+        """Return the keys for what an owner is about to append first under its epoch.
+
+        Raises:
+            MidstreamError: As `reading` does; or somebody else is its owner by now.
+        """
+
+    async def has_title(self, session: str) -> bool:
+        """Whether whoever lists sessions may read its title."""
+
+    def forget(self, session: str) -> None:
+        """The session was deleted."""
+
+
+class OneForAll(SessionKeys):
+    """The operator's keys, for every session."""
+
+    def __init__(self, keys: OperatorKeys) -> None:
+        self.house = keys
+
+    async def prepare(self) -> None:
+        """See `SessionKeys.prepare`."""
+
+    def close(self) -> None:
+        """See `SessionKeys.close`."""
+
+    def require_owner(self, session: str) -> None:
+        """See `SessionKeys.require_owner`."""
+
+    @override
+    async def reading(self, session: str) -> OperatorKeys:
+        return self.house
+
+    @override
+    async def writing(self, session: str, epoch: int) -> OperatorKeys:
+        return self.house
+
+    @override
+    async def has_title(self, session: str) -> bool:
+        return True
+
+    def forget(self, session: str) -> None:
+        """See `SessionKeys.forget`."""
+
+
+class _Writing(Struct):
+    """Key under which a session is written, until it has another epoch."""
+
+    epoch: int
+    key: DataKey
+    kept: Blob
+    has_title: bool
+    is_kept: bool = False
+    """Whether the wrapped key is certain to be in the store."""
+
+
+class EncryptedReader(StoreReader):
+    """The reading half of an encrypted store.
+
+    Args:
+        store: Keeps everything.
+        keys: Whose keys wrap what.
+        is_mixed: Also read what was written before there were keys.
+    """
+
+    def __init__(self, store: StoreReader, keys: SessionKeys, *, is_mixed: bool = False) -> None:
+        self.keys = keys
+        self._reader = store
+        self._is_mixed = is_mixed
+        self._known: dict[tuple[str, bytes], DataKey] = {}
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
+        """See `Store.read`.
+
+        Raises:
+            KeyMissingError: An operator's key is not here.
+            SessionLockedError: Its client's secret is not.
+            EventsLostError: Records were cut out, or off.
+            StoreDamagedError: A record was changed or moved.
+        """
+        page = await self._reader.read(session, after=after, limit=limit)
+        if not page:
+            await self._require_whole(session)
+            return page
+        keys = await self.keys.reading(session)
+        found: list[StoredRecord] = []
+        for stored in page:
+            place = _place_of_record(session, stored.position, stored.epoch)
+            try:
+                body = await self._plain(session, stored.body, place, keys)
+            except StoreDamagedError as error:
+                where = f"record {stored.position} of session {session!r}"
+                raise type(error)(f"{where}: {error.message}") from error
+            missing = found[-1].position + 1 if found else after + 1
+            if stored.position != missing and (found or not _begins(stored.body, body)):
+                raise _cut(session, f"has no record {missing}: it was cut out")
+            found.append(StoredRecord(stored.position, stored.epoch, body))
+        return found
+
+    async def _require_whole(self, session: str) -> None:
+        """Let a journal pass that ends where its last seal says, or later."""
+        found = await self._reader.find(session)
+        if found is None or not (found.end or found.seal) or (self._is_mixed and not found.seal):
+            return
+        if found.seal[:1] != b"%c" % SHARED:
+            raise _cut(session, "has no seal (`is_mixed` reads what was written before)")
+        try:
+            keys = await self.keys.reading(session)
+        except SessionLockedError:  # nobody reads, or writes, anything of it until its client is here
+            return
+        sealed = int(await self._plain(session, found.seal, _place_of_end(session), keys))
+        if found.end < sealed:
+            what = f"ends with record {found.end}, and was sealed with {sealed}: records were cut off"
+            raise _cut(session, what)
+
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`; raises as `read` does."""
+        found = None if digest.startswith(KEY_MARK) else await self._reader.blob(session, digest)
+        if found is None:
+            return None
+        keys = await self.keys.reading(session)
+        return await self._plain(session, found, _place_of_blob(session, digest), keys)
+
+    @override
+    async def find(self, session: str) -> SessionInfo | None:
+        found = await self._reader.find(session)
+        return None if found is None else replace(await self._with_title(found), seal=b"")
+
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """See `Store.list`. A title that cannot be read is empty."""
+        async for info in self._reader.list(live=live, of=of):
+            yield await self._with_title(info)
+
+    @override
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        found = await self._reader.kv_get(namespace, key)
+        return None if found is None else await self._opened(namespace, found)
+
+    @override
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        return [await self._opened(namespace, each) for each in await self._reader.kv_list(namespace)]
+
+    async def _opened(self, namespace: str, found: KeyValueEntry) -> KeyValueEntry:
+        if self._is_mixed and found.body[:1] != b"%c" % ALONE:
+            return found
+        body = await ciphers.decrypt_alone(found.body, _place_of_entry(namespace, found.key), self.keys.house)
+        return replace(found, body=body)
+
+    async def _plain(self, session: str, body: bytes, place: bytes, keys: OperatorKeys) -> bytes:
+        kind = body[0] if body else 0
+        if kind == SHARED:
+            key_id = body[1 : 1 + ID_BYTES]
+            key = self._known.get((session, key_id)) or await self._learnt(session, key_id, keys)
+            return key.decrypt(body, place)
+        if kind == ALONE:
+            return await ciphers.decrypt_alone(body, place, keys)
+        if self._is_mixed and keys is self.keys.house:
+            return body
+        raise StoreDamagedError("it is not encrypted (`is_mixed` reads what was written before)")
+
+    async def _learnt(self, session: str, key_id: bytes, keys: OperatorKeys) -> DataKey:
+        kept = await self._reader.blob(session, f"{KEY_MARK}{key_id.hex()}")
+        if kept is None:
+            raise StoreDamagedError("its key is not in the store any more")
+        key = await ciphers.opened_key(kept, keys, context=_place_of_key(session))
+        self._remember(session, key)
+        return key
+
+    def _remember(self, session: str, key: DataKey) -> None:
+        self._known[session, key.id] = key
+        if len(self._known) > KEYS_KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+    async def _with_title(self, info: SessionInfo) -> SessionInfo:
+        title = info.mark.title
+        if not title.startswith(TITLE_MARK):
+            return info
+        place = _place_of_title(info.session)
+        try:
+            encrypted = urlsafe_b64decode(title.removeprefix(TITLE_MARK))
+            plain = (await self._plain(info.session, encrypted, place, self.keys.house)).decode()
+        except (StoreDamagedError, Base64Error, UnicodeDecodeError):
+            plain = ""
+        return replace(info, mark=replace(info.mark, title=plain))
+
+
+class EncryptedStore(EncryptedReader, Store):
+    """A store in front of another one, which keeps everything encrypted and has the same abilities: see `encrypted`."""
+
+    def __init__(self, store: Store, keys: SessionKeys, *, world: World, is_mixed: bool = False) -> None:
+        super().__init__(store, keys, is_mixed=is_mixed)
+        self._store = store
+        self._world = world
+        self._writing: dict[str, _Writing] = {}
+
+    @override
+    async def open(self) -> None:
+        await self._store.open()
+        try:
+            await self.keys.prepare()
+        except MidstreamError:
+            await self._store.close()
+            raise
+
+    async def close(self) -> None:
+        """See `Store.close`. The keys are forgotten."""
+        await self._store.close()
+        self.keys.close()
+        self._writing.clear()
+        self._known.clear()
+
+    @override
+    async def claim(self, session: str, *, at: float) -> int:
+        self.keys.require_owner(session)
+        return await self._store.claim(session, at=at)
+
+    @override
+    async def release(self, session: str, *, epoch: int) -> None:
+        self._writing.pop(session, None)
+        await self._store.release(session, epoch=epoch)
+
+    async def append(self, session: str, batch: Batch) -> int:
+        """See `Store.append`. The seal is this store's own.
+
+        Raises:
+            UsageError: There is one already, of a store in front of this one. Nothing was written.
+        """
+        if batch.seal:
+            raise UsageError("a journal has one seal: encrypt it once")
+        writing = await self._key_for(session, batch.epoch)
+        end = await self._store.append(session, _encrypted(batch, writing, session))
+        writing.is_kept = writing.is_kept or bool(batch.bodies)
+        return end
+
+    @property
+    def immediate(self) -> Immediate | None:
+        """See `Store.immediate`: as of the store behind it."""
+        return None if self._store.immediate is None else self
+
+    def append_now(self, session: str, batch: Batch) -> int | None:
+        """See `Immediate.append_now`."""
+        behind, writing = self._store.immediate, self._writing.get(session)
+        if behind is None or writing is None or writing.epoch != batch.epoch or not writing.is_kept:
+            return None
+        if batch.seal:
+            return None
+        return behind.append_now(session, _encrypted(batch, writing, session))
+
+    @property
+    def transactional(self) -> Transactional | None:
+        """See `Store.transactional`: as of the store behind it."""
+        return None if self._store.transactional is None else self
+
+    async def append_within(
+        self, session: str, work: Callable[[Attempt], Batch], *, expected: int, epoch: int
+    ) -> Batch:
+        """See `Transactional.append_within`."""
+        behind = self._store.transactional
+        assert behind is not None, "this is offered only where the store behind it can"
+        writing = await self._key_for(session, epoch)
+        plain: list[Batch] = []
+
+        def encrypting(attempt: Attempt) -> Batch:
+            plain[:] = [work(attempt)]
+            return _encrypted(plain[0], writing, session)
+
+        await behind.append_within(session, encrypting, expected=expected, epoch=epoch)
+        writing.is_kept = writing.is_kept or bool(plain[0].bodies)
+        return plain[0]
+
+    @override
+    async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
+        place = _place_of_record(session, position, epoch)
+        keys = await self.keys.reading(session)
+        encrypted = await ciphers.encrypt_alone(body, place, keys, self._world)
+        return await self._store.prune(session, encrypted, position=position, epoch=epoch)
+
+    async def delete(self, session: str) -> bool:
+        """See `Store.delete`. Its wrapped keys go with it, so that no copy of a record that is left can be read."""
+        self.lock(session)
+        is_deleted = await self._store.delete(session)
+        self.keys.forget(session)
+        return is_deleted
+
+    def lock(self, session: str) -> None:
+        """Forget the data keys of a session and its parts: whoever asks for it needs the keys that wrap them."""
+        parts = f"{session}{PART_MARK}"
+        for name in [each for each in self._writing if each == session or each.startswith(parts)]:
+            del self._writing[name]
+        for place in [each for each in self._known if each[0] == session or each[0].startswith(parts)]:
+            del self._known[place]
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`. A forwarded command that cannot be read is told to nobody."""
+        news = await self._store.watch(followed)
+        forwarded_commands: list[ForwardedCommand] = []
+        for forwarded in news.forwarded_commands:
+            try:
+                keys = await self.keys.reading(forwarded.session)
+                body = await ciphers.decrypt_alone(
+                    forwarded.body, _place_of_forwarded(forwarded.session), keys
+                )
+            except SessionLockedError:  # its sender has the key, and is told again once it owns the session
+                _log.debug("a command waits for its client", extra={"session": forwarded.session})
+            except MidstreamError as error:
+                _log.error("a command cannot be read: %s", error.code, extra={"session": forwarded.session})
+            else:
+                forwarded_commands.append(replace(forwarded, body=body))
+        return replace(news, forwarded_commands=tuple(forwarded_commands))
+
+    @override
+    async def forward(self, session: str, body: bytes) -> bytes:
+        keys = await self.keys.reading(session)
+        encrypted = await ciphers.encrypt_alone(body, _place_of_forwarded(session), keys, self._world)
+        answer = await self._store.forward(session, encrypted)
+        return await ciphers.decrypt_alone(answer, PLACE_OF_ANSWER, self.keys.house)
+
+    @override
+    async def answer(self, forwarded: int, body: bytes) -> None:
+        encrypted = await ciphers.encrypt_alone(body, PLACE_OF_ANSWER, self.keys.house, self._world)
+        await self._store.answer(forwarded, encrypted)
+
+    # --- keys
+
+    async def _key_for(self, session: str, epoch: int) -> _Writing:
+        """Return what to encrypt with under an epoch: a key that no other process and no other epoch has."""
+        found = self._writing.get(session)
+        if found is None or found.epoch != epoch:
+            keys, key = await self.keys.writing(session, epoch), ciphers.fresh_key(self._world)
+            data_key = DataKey(key)
+            kept = await ciphers.kept_key(key, keys, context=_place_of_key(session))
+            has_title = await self.keys.has_title(session)
+            found = _Writing(epoch, data_key, Blob(f"{KEY_MARK}{data_key.id.hex()}", kept), has_title)
+            self._writing[session] = found
+            self._remember(session, data_key)
+        return found
+
+    @override
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        place = _place_of_entry(namespace, key)
+        encrypted = await ciphers.encrypt_alone(body, place, self.keys.house, self._world)
+        return await self._store.kv_put(namespace, key, encrypted, expected=expected, at=at)
+
+    @override
+    async def kv_delete(self, namespace: str, key: str, *, expected: int) -> bool:
+        return await self._store.kv_delete(namespace, key, expected=expected)
+
+
+def encrypted(
+    store: Store, keys: OperatorKeys, *, is_mixed: bool = False, world: World = World()
+) -> EncryptedStore:
+    """Return a store that keeps everything in `store`, encrypted, and can do whatever `store` can.
+
+    Args:
+        keys: The operator's: `ciphers.FileKeys`, or your own in front of a key management service.
+        is_mixed: Also read what was written before there were keys. Otherwise that is refused, as somebody might have
+            put it there.
+        world: Where data keys come from.
+    """
+    return EncryptedStore(store, OneForAll(keys), world=world, is_mixed=is_mixed)
+
+
+def _cut(session: str, what: str) -> EventsLostError:
+    error = EventsLostError(f"session {session!r} {what}")
+    _log.error(error.message, extra={"session": session})
+    return error
+
+
+def _begins(encrypted: bytes, body: bytes) -> bool:
+    """Whether a journal may begin with this record: nothing else in it has a key of its own, or was not encrypted."""
+    return encrypted[:1] == b"%c" % ALONE or (encrypted is body and is_pruned(body))
+
+
+def _encrypted(batch: Batch, writing: _Writing, session: str) -> Batch:
+    encrypt = writing.key.encrypt
+    bodies = [
+        encrypt(body, _place_of_record(session, position, writing.epoch))
+        for position, body in enumerate(batch.bodies, start=batch.expected + 1)
+    ]
+    blobs = [
+        Blob(blob.digest, encrypt(blob.body, _place_of_blob(session, blob.digest))) for blob in batch.blobs
+    ]
+    if not writing.is_kept:
+        blobs.insert(0, writing.kept)
+    mark = batch.mark
+    if mark is not None and mark.title and not writing.has_title:
+        mark = replace(mark, title="")
+    elif mark is not None and mark.title:
+        title = encrypt(mark.title.encode("utf-8", "replace"), _place_of_title(session))
+        mark = replace(mark, title=TITLE_MARK + urlsafe_b64encode(title).decode())
+    seal = b""
+    if bodies and (batch.sync is Sync.FULL or not writing.is_kept):
+        seal = encrypt(b"%d" % batch.end, _place_of_end(session))
+    return replace(batch, bodies=bodies, mark=mark, blobs=blobs, seal=seal)
+
+
+# --- what stands in the associated data: the kind first, numbers next, one name last, so that no two are the same
+
+PLACE_OF_ANSWER = b"midstream 1 answer"
+
+
+def _place_of_record(session: str, position: int, epoch: int) -> bytes:
+    return f"midstream 1 record {position} {epoch} {session}".encode()
+
+
+def _place_of_end(session: str) -> bytes:
+    return f"midstream 1 end {session}".encode()
+
+
+def _place_of_blob(session: str, digest: str) -> bytes:
+    return f"midstream 1 blob {len(digest)} {digest} {session}".encode()
+
+
+def _place_of_key(session: str) -> bytes:
+    return f"midstream 1 key {session}".encode()
+
+
+def _place_of_title(session: str) -> bytes:
+    return f"midstream 1 title {session}".encode()
+
+
+def _place_of_forwarded(session: str) -> bytes:
+    return f"midstream 1 letter {session}".encode()
+
+
+def _place_of_entry(namespace: str, key: str) -> bytes:
+    return f"midstream 1 entry {len(namespace)} {namespace} {key}".encode()

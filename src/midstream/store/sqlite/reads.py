@@ -1,0 +1,189 @@
+"""Reads of a database, on a connection that only reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+from typing_extensions import override
+
+from midstream.environment import World
+from midstream.errors import NotFoundError
+from midstream.session.child_names import PART_MARK, PART_MARK_END
+from midstream.store.contract import KeyValueEntry, SessionInfo, SessionListing, StoredRecord, StoreReader
+from midstream.store.sqlite import key_values
+from midstream.store.sqlite.database import DatabaseFile
+
+T = TypeVar("T")
+
+FIND_RECORDS = """
+select position, epoch, body from record
+where session_id = (select id from session where name = ?) and position > ? order by position limit ?
+"""
+FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
+COLUMNS = """
+select session.id, session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
+    session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
+    (select ifnull(min(position), 0) from record where session_id = session.id)
+"""
+LINE = f"{COLUMNS} from session"
+FIND_LINE = f"{LINE} where name = ?"
+FIND_SEALED = f"{COLUMNS}, seal from session where name = ?"
+HAS_SEALS = "select 1 from pragma_table_info('session') where name = 'seal'"
+LIST_NUMBERS = """
+select id from session where ?1 is null or is_live = ?1 order by changed_at desc, id desc
+"""
+LIST_NUMBERS_OF = """
+select session.id, changed_at from json_each(?2) as wanted join session on name = wanted.value
+where ?1 is null or is_live = ?1
+union
+select session.id, changed_at from json_each(?2) as wanted
+join session on name > wanted.value || ?3 and name < wanted.value || ?4
+where ?1 is null or is_live = ?1
+order by changed_at desc, 1 desc
+"""
+LIST_LINES = f"{LINE}, json_each(?) as wanted where session.id = wanted.value order by wanted.key"
+
+
+LIST_PAGE = 200
+"""Sessions a listing reads at once."""
+
+
+class ReadConnection:
+    """A connection that only reads. It belongs to the thread that uses it (the store's: to its reader's thread)."""
+
+    def __init__(self, file: DatabaseFile, db: apsw.Connection) -> None:
+        self._file = file
+        self._db = db
+        self._has_seals = bool(self.rows(HAS_SEALS, ()))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    def records(self, session: str, after: int, limit: int) -> list[StoredRecord]:
+        """See `Store.read`."""
+        return [StoredRecord(*row) for row in self.rows(FIND_RECORDS, (session, after, limit))]
+
+    def blob(self, session: str, digest: str) -> bytes | None:
+        """See `Store.blob`."""
+        rows = self.rows(FIND_BLOB, (session, digest))
+        return rows[0][0] if rows else None
+
+    def find(self, session: str) -> SessionInfo | None:
+        """See `Store.find`; a file of an older version has no seal."""
+        rows = self.rows(FIND_SEALED if self._has_seals else FIND_LINE, (session,))
+        return _line(rows[0]) if rows else None
+
+    def numbers(self, live: bool | None, of: Collection[str] | None = None) -> list[int]:  # noqa: FBT001 - three values, one column
+        """Return the rows of a listing, last changed first."""
+        if of is None:
+            return [number for (number,) in self.rows(LIST_NUMBERS, (live,))]
+        values = (live, json.dumps([*of]), PART_MARK, PART_MARK_END)
+        return [number for number, _ in self.rows(LIST_NUMBERS_OF, values)]
+
+    def lines(self, numbers: Sequence[int]) -> list[SessionInfo]:
+        """Return the lines of these rows, in their order; what was deleted meanwhile is left out."""
+        wanted = ",".join(map(str, numbers))
+        return [_line(row) for row in self.rows(LIST_LINES, (f"[{wanted}]",))]
+
+    def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        """See `KeyValue.kv_get`. A file of an older version has none."""
+        return key_values.get(self.rows, namespace, key)
+
+    def kv_list(self, namespace: str) -> list[KeyValueEntry]:
+        """See `KeyValue.kv_list`. A file of an older version has none."""
+        return key_values.entries(self.rows, namespace)
+
+    def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:  # as SQLite has them
+        """Run a query and return its rows."""
+        with self._file.named_errors(self._db):
+            return self._file.patiently(lambda: self._db.execute(query, values).fetchall())
+
+
+class SQLiteReads(StoreReader):
+    """The reading half of a SQLite store, on a connection that `_ask` selects."""
+
+    async def _ask(self, name: str, question: Callable[[ReadConnection], T]) -> T:
+        """Answer a question about what has this name."""
+        raise NotImplementedError
+
+    @override
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
+        return await self._ask(session, lambda reader: reader.records(session, after, limit))
+
+    @override
+    async def blob(self, session: str, digest: str) -> bytes | None:
+        return await self._ask(session, lambda reader: reader.blob(session, digest))
+
+    @override
+    async def find(self, session: str) -> SessionInfo | None:
+        return await self._ask(session, lambda reader: reader.find(session))
+
+    async def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        """See `StoreReader.list`. The order is that of the first step; what is deleted meanwhile is left out."""
+        numbers = await self._ask("", lambda reader: reader.numbers(live, of))
+        for start in range(0, len(numbers), LIST_PAGE):
+            page = numbers[start : start + LIST_PAGE]
+            for line in await self._ask("", partial(ReadConnection.lines, numbers=page)):
+                yield line
+
+    @override
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        return await self._ask(namespace + key, lambda reader: reader.kv_get(namespace, key))
+
+    @override
+    async def kv_list(self, namespace: str) -> Sequence[KeyValueEntry]:
+        return await self._ask(namespace, lambda reader: reader.kv_list(namespace))
+
+
+class SQLiteReader(SQLiteReads):
+    """A database that is opened for reading only.
+
+    Args:
+        reader: Its connection.
+    """
+
+    def __init__(self, reader: ReadConnection) -> None:
+        self._reader = reader
+
+    async def _ask(self, name: str, question: Callable[[ReadConnection], T]) -> T:  # noqa: ARG002 - see SQLiteReads
+        return question(self._reader)
+
+
+@contextlib.contextmanager
+def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnection]:
+    """Look into a database without making, locking or writing anything, also while a server works on it.
+
+    Raises:
+        NotFoundError: There is no such file, or nothing was ever stored in it.
+        UsageError: The file is not ours, or may not be read.
+        StoreDamagedError: It is no intact database.
+    """
+    file = DatabaseFile(Path(path), world, None)
+    if not file.path.is_file():
+        raise NotFoundError(
+            f"there is no database {str(file.path)!r}: name one with --store, or start a server"
+        )
+    with file.named_errors():
+        db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        with file.named_errors(db):
+            if not file.patiently(partial(file.require_ours, db)):
+                raise NotFoundError(f"nothing was stored in {str(file.path)!r} yet")
+        yield ReadConnection(file, db)
+    finally:
+        db.close()
+
+
+def _line(row: tuple[Any, ...]) -> SessionInfo:  # as SQLite has them
+    _, session, end, epoch, created_at, is_live, at, title, turns, status, is_free, oldest, *seal = row
+    mark = SessionListing(bool(is_live), at, title, turns, status)
+    return SessionInfo(session, end, epoch, created_at, mark, bool(is_free), oldest, *seal)

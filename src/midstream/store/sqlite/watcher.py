@@ -1,0 +1,244 @@
+"""The thread of a store that looks around: who else is alive, and what did they leave?
+
+It polls, because that works on every system and for every kind of death: a few system calls a look while there are
+neighbours, next to nothing while there are none. Two things cost a query only when another connection has committed.
+Nobody waits in a lock, so that closing the store ends the thread at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import MidstreamError
+from midstream.store.contract import ForwardedCommand, News
+from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
+from midstream.store.sqlite.liveness import Peers
+
+T = TypeVar("T")
+
+ALONE_S = 0.25
+"""Seconds between two looks while there is no other owner: so long may the first one of them go unseen."""
+QUIET_S = 0.02
+"""Seconds between two looks while there are others: at most so late a death is seen."""
+BUSY_S = 0.002
+"""Seconds between two looks right after there were news, or while an answer is awaited. From there the pause grows by
+half a look at a time: a stream of words is followed closely, a silence costs little."""
+BACKSTOP_S = 1.0
+"""Seconds after which everything is looked at, whatever the signs say."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Told(Struct):
+    """News, and what counts as told once they have been taken."""
+
+    news: News
+    forwarded_commands: frozenset[tuple[int, int]]
+    orphans: frozenset[tuple[str, int]]
+    changes: int
+    """How often the peers had changed when it was looked."""
+
+
+class _Waiting:
+    """A `watch` that waits."""
+
+    def __init__(self, followed: Mapping[str, int]) -> None:
+        self.followed = dict(followed)
+        self.told: asyncio.Future[_Told] = asyncio.get_running_loop().create_future()
+        self.is_over = False
+        """There were news for it."""
+
+
+class Watcher:
+    """Looks around in a thread of its own, from `start` to `close`; beats for its owner meanwhile.
+
+    Args:
+        owner: Who looks.
+        peers: The other owners, and how to find them.
+        sight: Opens the view of the database, in the thread that looks.
+        world: The clock.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        peers: Peers,
+        sight: Callable[[], contextlib.AbstractContextManager[Sight]],
+        world: World,
+    ) -> None:
+        self._owner = owner
+        self._peers = peers
+        self._sight = sight
+        self._world = world
+        self._loop = asyncio.get_running_loop()
+        self._nudged = threading.Event()
+        self._is_over = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: _Waiting | None = None
+        self._awaited: dict[int, asyncio.Future[bytes]] = {}
+        self._asked = 0
+        """How often somebody here began to wait for something."""
+        self._told = _Told(News(peers=-1), frozenset(), frozenset(), changes=-1)
+        self._seen = (-1, -1)
+        """What `_asked` and the version of the database were at the last look."""
+        self._changes = 0
+        self._all_looked_at = 0.0
+        self._pause_s = BUSY_S
+
+    # --- on the event loop
+
+    def start(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._work, name="midstream-store-watcher", daemon=True).start()
+
+    async def close(self) -> None:
+        """End the thread. Who waits for news or answers is cancelled."""
+        self._is_over = True
+        self._nudged.set()
+        await asyncio.shield(self._ended)
+        if self._waiting is not None:
+            self._waiting.told.cancel()
+        for answer in self._awaited.values():
+            answer.cancel()
+        await self._world.sleep(0)  # who was cancelled has something to tidy up
+
+    async def watch(self, followed: Mapping[str, int]) -> News:
+        """See `Store.watch`."""
+        waiting = self._waiting = _Waiting(followed)
+        self._look_soon()
+        try:
+            self._told = await waiting.told  # only now: a cancelled call has told nothing
+        finally:
+            if self._waiting is waiting:
+                self._waiting = None
+        return self._told.news
+
+    async def answer_to(self, forwarded: int) -> bytes:
+        """Wait for the answer to a letter of this owner."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._awaited[forwarded] = answer
+        self._look_soon()
+        try:
+            return await answer
+        finally:
+            del self._awaited[forwarded]
+
+    def _look_soon(self) -> None:
+        self._asked += 1
+        self._nudged.set()
+
+    # --- in the thread
+
+    def _work(self) -> None:
+        try:
+            with contextlib.ExitStack() as closing:
+                sight: Sight | None = None
+                while not self._is_over:
+                    try:
+                        self._changes += self._peers.look(now=self._world.monotonic())
+                        if self._is_anybody_waiting():
+                            sight = sight or closing.enter_context(self._sight())
+                            self._look(sight)
+                    except (MidstreamError, OSError) as error:
+                        self._seen = (-1, -1)
+                        _log.debug("the store cannot be looked at: %s", error)
+                    self._nudged.wait(self._next_pause_s())
+                    self._nudged.clear()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+    def _is_anybody_waiting(self) -> bool:
+        waiting = self._waiting  # until the event loop has taken its news it stands here, and waits no more
+        return (waiting is not None and not waiting.is_over) or bool(self._awaited)
+
+    def _next_pause_s(self) -> float:
+        if self._awaited:
+            return BUSY_S
+        if not (self._peers.living or self._peers.frozen):
+            return ALONE_S
+        self._pause_s = min(1.5 * self._pause_s, QUIET_S)
+        return self._pause_s
+
+    def _look(self, sight: Sight) -> None:
+        now, changes = self._world.monotonic(), self._changes
+        is_all = changes != self._told.changes or now - self._all_looked_at >= BACKSTOP_S
+        before, self._seen = self._seen, (self._asked, sight.version())
+        if self._seen == before and not is_all:
+            return
+        if self._awaited:
+            self._settle_answers(dict(sight.answers(self._owner)))
+        waiting = self._waiting
+        if waiting is None or waiting.is_over:
+            return
+        if is_all:
+            self._all_looked_at = now
+        told = self._look_for(waiting.followed, sight, changes, is_all=is_all)
+        if told.news == News(peers=self._told.news.peers):
+            self._told = told
+        else:
+            waiting.is_over = True
+            self._pause_s = BUSY_S
+            _tell(waiting.told, told)
+
+    def _look_for(self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool) -> _Told:
+        """Return what is not yet told, and what of it to remember as told."""
+        forwarded_commands = [each for each in sight.undecided() if self._is_ours(each.owner)]
+        senders = {sender for sender in {each.sender for each in forwarded_commands} if self._waits(sender)}
+        forwarded_commands = [each for each in forwarded_commands if each.sender in senders]
+        fresh = [
+            each
+            for each in forwarded_commands
+            if (each.number, each.epoch) not in self._told.forwarded_commands
+        ][:LETTERS_MAX]
+        orphans = self._orphans(sight) if is_all else sight.given_up()
+        lost = [each for each in orphans if each not in self._told.orphans]
+        news = News(
+            sight.moved(followed) if followed else frozenset(),
+            tuple(ForwardedCommand(each.number, each.session, each.body) for each in fresh),
+            tuple(session for session, _ in lost),
+            len(self._peers.living),
+        )
+        # What is gone from the tables is forgotten here too.
+        still = self._told.forwarded_commands.intersection(
+            (each.number, each.epoch) for each in forwarded_commands
+        )
+        known = self._told.orphans.intersection(orphans) if is_all else self._told.orphans
+        told_letters = still.union((each.number, each.epoch) for each in fresh)
+        return _Told(news, told_letters, known.union(lost), changes if is_all else self._told.changes)
+
+    def _orphans(self, sight: Sight) -> list[tuple[str, int]]:
+        living = {self._owner, *self._peers.living}
+        # Asked again: an owner that came a moment ago is alive, and what is told of it now is not told again.
+        return [(name, epoch) for name, epoch, owner in sight.orphans(living) if self._is_ours(owner)]
+
+    def _is_ours(self, owner: str | None) -> bool:
+        """Whether a session is this owner's, or nobody's who lives."""
+        return owner is None or owner == self._owner or not self._peers.may_hold(owner)
+
+    def _waits(self, sender: str) -> bool:
+        """Whether the sender of a forwarded command may still wait for its answer."""
+        return sender == self._owner or self._peers.may_hold(sender)
+
+    def _settle_answers(self, answers: Mapping[int, bytes]) -> None:
+        for number, future in [*self._awaited.items()]:
+            if number in answers:
+                _tell(future, answers[number])
+
+
+def _tell(future: asyncio.Future[T], result: T) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        future.get_loop().call_soon_threadsafe(_settle, future, result)
+
+
+def _settle(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)

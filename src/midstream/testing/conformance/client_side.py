@@ -1,0 +1,182 @@
+"""Play a server to a client and look at what it says: the steps of a client's script, run against ours.
+
+Steps:
+
+- `submit`: the application says this payload. `abort`: it stops the turn. `detach`: it leaves.
+- `connected`: a connection is made, which the client wants. `lost`: it is gone.
+- `receive`: this frame comes. `text`: this text comes, which may be no frame.
+- `sent`: since the step before that asked, exactly these frames were sent, each fitting its pattern.
+- `told`: since then, the application was told exactly the events of these ids; `forget` stands for a line that is gone.
+- `handled`: the application is done with the event of this id.
+- `waits`: the client wants no connection now, and will want one later. `dropped`: it gave up the one it had.
+- `silence`: it hears nothing until its patience ends.
+- `restart`: its process dies, and the next one goes on with the checkpoint.
+- `acknowledged`, `reconnecting`, `degraded`, `kept`: what the client says of itself, true or false.
+- `ended`: the stream is over, with the error of this code, or well (null).
+
+After the last step nothing may be left that was sent or told and no step asked for.
+
+Names: `$stream`, `$secret`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.protocol.client_stream import Applied, ClientStream
+from midstream.protocol.frames import EventId, decode_payload
+from midstream.testing.conformance.matching import Names, difference, filled
+from midstream.testing.conformance.scripts import Json, Script
+from midstream.testing.conformance.server_side import ScriptOutcome
+
+STREAM = "stream-of-the-script"
+SECRET = "s" * 43
+
+
+def kept_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
+    """Return what a checkpoint in memory is after a write; None where nothing is kept any more."""
+    if kept is None:
+        return None
+    match write:
+        case ChunkKept(seqno, payload):
+            return replace(kept, next_seqno=seqno + 1, unacked=(*kept.unacked, (seqno, payload)))
+        case ChunksAcked(seqno):
+            return replace(kept, unacked=tuple(each for each in kept.unacked if each[0] > seqno))
+        case CursorMoved(event_id, promised, known):
+            return replace(kept, event_id=event_id, promised=promised, known=known)
+        case Forgotten():
+            return None
+
+
+class ClientTrial:
+    """Our client, a checkpoint in memory, and a clock that stands still unless the script waits."""
+
+    def __init__(self) -> None:
+        self._names: Names = {"stream": STREAM, "secret": SECRET}
+        self._checkpoint: Checkpoint | None = Checkpoint(STREAM, SECRET)
+        self._lives = 0
+        self._now = 0.0
+        self._sent: list[Json] = []
+        self._told: list[str] = []
+        self._begin()
+
+    def run(self, script: Script) -> ScriptOutcome:
+        """Run one script, and say how it went."""
+        for number, step in enumerate(script.steps, start=1):
+            if (what := self._difference(step)) is not None:
+                heard = tuple(msgspec.json.encode(frame).decode() for frame in self._sent[-3:])
+                return ScriptOutcome(script.name, script.clauses, what, number, heard)
+        problem = self._left_over() or ""
+        return ScriptOutcome(script.name, script.clauses, problem, len(script.steps) + 1 if problem else 0)
+
+    def _left_over(self) -> str | None:
+        """Return what came in the end that no step asked for."""
+        what = self._difference_of_sent([])
+        return what or (f"in the end the application was told {self._told}" if self._told else None)
+
+    def _begin(self) -> None:
+        assert self._checkpoint is not None
+        self._stream = ClientStream.resume(self._checkpoint, life=self._lives, now=self._now)
+        self._lives += 1
+
+    def _settle(self) -> None:
+        if self._stream.wants_secret:
+            self._stream.show(SECRET)  # which nobody changes
+        for write in self._stream.writes():
+            self._checkpoint = kept_after(self._checkpoint, write)
+        self._sent += [msgspec.json.decode(frame) for frame in self._stream.frames_to_send()]
+        self._told += [
+            str(event.event_id) if isinstance(event, Applied) else "forget" for event in self._stream.events()
+        ]
+
+    def _difference(self, step: Json) -> str | None:
+        match step:
+            case {"sent": list(patterns)}:
+                return self._difference_of_sent(patterns)
+            case {"told": list(wanted)}:
+                told, self._told = self._told, []
+                return None if told == wanted else f"the application was told {told}, not {wanted}"
+            case {"waits": _}:
+                is_waiting = not (self._stream.is_connection_wanted or self._stream.is_ended)
+                return None if is_waiting else "the client does not wait"
+            case {"dropped": _}:
+                return "the connection was kept" if self._stream.is_connection_wanted else None
+            case {"ended": code}:
+                return self._difference_of_end(code)
+            case _:
+                return (
+                    self._difference_of_state(step)
+                    if len(step) == 1 and step.keys() <= STATES
+                    else self._act(step)
+                )
+
+    def _act(self, step: Json) -> str | None:
+        stream = self._stream
+        match step:
+            case {"submit": dict(payload)}:
+                stream.submit(decode_payload(msgspec.json.encode(filled(payload, self._names))))
+            case {"abort": _}:
+                stream.abort()
+            case {"detach": _}:
+                stream.detach()
+            case {"connected": _}:
+                self._wait()
+                if not stream.is_connection_wanted:
+                    return "no connection is wanted"
+                stream.connected(now=self._now)
+            case {"receive": dict(frame)}:
+                stream.receive(msgspec.json.encode(filled(frame, self._names)), now=self._now)
+            case {"text": str(text)}:
+                stream.receive(text.encode(), now=self._now)
+            case {"lost": _}:
+                stream.disconnected(chance=0.0, now=self._now)
+            case {"silence": _}:
+                self._wait()
+            case {"handled": str(event_id)}:
+                stream.handled(EventId.parse(event_id))
+            case {"restart": _}:
+                if self._checkpoint is None:
+                    return "nothing was kept to go on with"
+                self._begin()
+            case _:
+                return f"the script has a step that nobody knows: {sorted(step)}"
+        self._settle()
+        return None
+
+    def _wait(self) -> None:
+        """Let time pass until the client owes something, and do that."""
+        deadline = self._stream.next_deadline()
+        if deadline is not None:
+            self._now = max(self._now, deadline.at)
+            self._stream.handle_deadline(now=self._now)
+
+    def _difference_of_sent(self, patterns: list[Json]) -> str | None:
+        sent, self._sent = self._sent, []
+        if len(sent) != len(patterns):
+            return f"{len(sent)} frames were sent, not {len(patterns)}: {[frame['type'] for frame in sent]}"
+        for number, (pattern, frame) in enumerate(zip(patterns, sent, strict=True)):
+            if (what := difference(pattern, frame, self._names)) is not None:
+                return f"frame {number}: {what}"
+        return None
+
+    def _difference_of_end(self, code: str | None) -> str | None:
+        if not self._stream.is_ended:
+            return "the stream has not ended"
+        found = self._stream.error.code if self._stream.error else None
+        return None if found == code else f"the stream ended with {found!r}, not {code!r}"
+
+    def _difference_of_state(self, step: Json) -> str | None:
+        ((name, wanted),) = step.items()
+        found = {
+            "acknowledged": self._stream.is_acknowledged,
+            "reconnecting": self._stream.is_reconnecting,
+            "degraded": self._stream.is_degraded,
+            "kept": self._checkpoint is not None,
+        }[name]
+        return None if found is wanted else f"{name} is {found}"
+
+
+STATES = frozenset({"acknowledged", "reconnecting", "degraded", "kept"})
+"""Steps that ask what a client says of itself."""

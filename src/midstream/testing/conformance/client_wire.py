@@ -1,0 +1,248 @@
+"""Play a server to a client over a real line: the steps of a client's script, against a client in any language.
+
+`ClientTrial` (`client_side`) is told what our own half does; this knows a client by what it says to a `ScriptedServer`,
+over one transport after the other, and by the few things that `ProbedClient` asks of it: drive your client
+behind it. The steps are the same; time is the client's own, which `ProbedClient.pass_time` lets pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from midstream.client.transport_selection import TransportKind
+from midstream.environment import World
+from midstream.testing.conformance.client_side import STATES
+from midstream.testing.conformance.matching import Names, difference, filled
+from midstream.testing.conformance.scripted_server import ScriptedConnection, ScriptedServer
+from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
+from midstream.testing.conformance.server_side import ScriptOutcome
+
+WAIT_S = 20.0
+"""Seconds a client has for whatever it owes."""
+LOOK_S = 0.02
+"""Seconds between two looks at a client."""
+GRACE_S = 0.5
+"""Seconds for what a client does that cannot tell what it has heard and said."""
+
+
+class ClientView(Struct, frozen=True):
+    """A client, when all that was due is written down, sent and delivered.
+
+    Args:
+        phase: `waiting` (for the next try), `connecting` (until the welcome), `live`, `ended`.
+        code: With `ended`, the code of its error; None where it ended well.
+        told: The ids of all events its application was ever told in this life, in order; `forget` stands for a line
+            that is gone.
+        is_acknowledged, is_reconnecting, is_degraded, is_kept: See the steps of a script.
+        heard: Frames it took off the wire in this life; None where it cannot tell.
+        said: Frames it gave to its newest connection; None where it cannot tell.
+    """
+
+    phase: Literal["waiting", "connecting", "live", "ended"]
+    code: str | None
+    told: tuple[str, ...]
+    is_acknowledged: bool
+    is_reconnecting: bool
+    is_degraded: bool
+    is_kept: bool
+    heard: int | None = None
+    said: int | None = None
+
+
+class ProbedClient(Protocol):
+    """A client under trial: one stream at a time, at the server whose address it was given."""
+
+    async def begin(self, session: str, way: TransportKind) -> None:
+        """Be a new client, which will say its first words in this session, over this transport and no other."""
+
+    async def submit(self, payload: Json) -> None:
+        """Let the application say this: a `say` opens the stream, an `abort` follows on it."""
+
+    async def detach(self) -> None:
+        """Let the application leave, and keep what was written down."""
+
+    async def handled(self, event_id: str) -> None:
+        """Let the application be done with this event."""
+
+    async def restart(self) -> None:
+        """Die without a word, and go on with the checkpoint."""
+
+    async def pass_time(self) -> None:
+        """Let the client's clock go on to whatever it owes next: a try, or the end of its patience with silence."""
+
+    async def seen(self) -> ClientView:
+        """Look at it."""
+
+    async def end(self) -> None:
+        """Be no client any more."""
+
+
+class WireTrial:
+    """Plays scripts to one client.
+
+    Args:
+        server: Listening.
+        subject: The client.
+    """
+
+    def __init__(self, server: ScriptedServer, subject: ProbedClient, *, world: World = World()) -> None:
+        self._server = server
+        self._subject = subject
+        self._world = world
+        self._session = ""
+        self._lines: list[ScriptedConnection] = []
+        """Those of this script, the newest last."""
+        self._asked = 0
+        """Frames of theirs that a step has asked for."""
+        self._told = 0
+        self._names: Names = {}
+
+    async def run(self, script: Script, way: TransportKind) -> ScriptOutcome:
+        """Play one script over one transport, and say how it went; what no client can show there is kept."""
+        if "pipelining" in script.needs and way is not TransportKind.WEBSOCKET:
+            return ScriptOutcome(script.name, script.clauses, transport=way)  # STREAM-38
+        self._session = self._world.new_id(KEPT_ELSEWHERE)
+        self._lines, self._asked, self._told, self._names = [], 0, 0, {}
+        await self._subject.begin(self._session, way)
+        try:
+            for number, step in enumerate((*script.steps, {"nothing more": True}), start=1):
+                try:
+                    what = await self._difference(step)
+                except TimeoutError:
+                    what = f"nothing came of it within {WAIT_S:g} s"
+                if what is not None:
+                    return ScriptOutcome(script.name, script.clauses, what, number, transport=way)
+        finally:
+            await self._subject.end()
+        return ScriptOutcome(script.name, script.clauses, transport=way)
+
+    async def _difference(self, step: Json) -> str | None:
+        async with asyncio.timeout(WAIT_S):
+            match step:
+                case {"sent": list(patterns)}:
+                    return await self._difference_of_sent(patterns)
+                case {"told": list(wanted)}:
+                    return await self._difference_of_told(wanted)
+                case {"nothing more": _}:
+                    return await self._difference_of_sent([]) or await self._difference_of_told([])
+                case {"connected": _}:
+                    return await self._connected()
+                case {"waits": _}:
+                    await self._until(lambda seen: seen.phase == "waiting")
+                case {"dropped": _}:
+                    await self._until(self._is_without)
+                case {"ended": code}:
+                    seen = await self._until(lambda seen: seen.phase == "ended")
+                    return None if seen.code == code else f"it ended with {seen.code!r}, not {code!r}"
+                case _ if len(step) == 1 and step.keys() <= STATES:
+                    return await self._difference_of_state(*next(iter(step.items())))
+                case _:
+                    return await self._act(step)
+        return None
+
+    async def _act(self, step: Json) -> str | None:
+        match step:
+            case {"submit": dict(payload)}:
+                await self._subject.submit(filled(payload, self._names))
+            case {"abort": _}:
+                await self._subject.submit({"type": "abort"})
+            case {"detach": _}:
+                await self._subject.detach()
+            case {"handled": str(event_id)}:
+                await self._subject.handled(event_id)
+                await self._subject.seen()  # a cursor may be written down later; what follows wants it there
+            case {"restart": _}:
+                while not (arrived := self._server.arrived(self._session)).empty():
+                    arrived.get_nowait()
+                await self._subject.restart()
+                self._told = 0
+            case {"receive": dict(frame)}:
+                await self._receive(filled(frame, self._names))
+            case {"text": str(text)} if self._lines:
+                await self._lines[-1].say_text(text)
+            case {"lost": _} if self._lines:
+                self._lines[-1].cut()
+                await self._until(self._is_without)
+            case {"silence": _}:
+                await self._subject.pass_time()
+            case _:
+                return f"the script has a step that nobody knows: {sorted(step)}"
+        return None
+
+    async def _connected(self) -> str | None:
+        """Take the connection that the client makes, when it is time, and hear its `open`."""
+        arrived = self._server.arrived(self._session)
+        while arrived.empty():
+            seen = await self._subject.seen()
+            if seen.phase == "ended":
+                return "no connection is wanted"
+            if seen.phase == "waiting":
+                await self._subject.pass_time()
+            await self._world.sleep(LOOK_S)
+        line = arrived.get_nowait()
+        self._lines.append(line)
+        while not line.said:
+            await self._server.news()
+        opening = line.said[0]
+        self._names.setdefault("stream", opening.get("stream"))
+        self._names.setdefault("secret", opening.get("secret"))
+        return None
+
+    async def _receive(self, frame: Json) -> None:
+        assert self._lines, "a script connects first"
+        before = (await self._subject.seen()).heard
+        await self._lines[-1].say(frame)
+        if before is None:
+            await self._world.sleep(GRACE_S)
+        else:
+            await self._until(lambda seen: seen.heard is None or seen.heard > before)
+
+    def _is_without(self, seen: ClientView) -> bool:
+        """Whether the client has its connection no more: it waits, it has ended, or there is a newer one."""
+        has_newer = not self._server.arrived(self._session).empty()
+        return has_newer or seen.phase in ("waiting", "ended")
+
+    def _has_all_said(self, seen: ClientView) -> bool:
+        """Whether everything is here that the client said on the connection that was taken last."""
+        is_another = not self._lines or not self._server.arrived(self._session).empty()
+        return is_another or seen.said is None or len(self._lines[-1].said) >= seen.said
+
+    async def _until(self, is_so: Callable[[ClientView], bool]) -> ClientView:
+        while not is_so(seen := await self._subject.seen()):
+            await self._world.sleep(LOOK_S)
+        return seen
+
+    # --- what is compared -------------------------------------------------------------------------------------------
+
+    async def _difference_of_sent(self, patterns: list[Json]) -> str | None:
+        if (await self._subject.seen()).said is None:
+            await self._world.sleep(GRACE_S)
+        await self._until(self._has_all_said)
+        said = [frame for line in self._lines for frame in line.said][self._asked :]
+        self._asked += len(said)
+        if len(said) != len(patterns):
+            kinds = [frame["type"] for frame in said]
+            return f"{len(said)} frames were sent, not {len(patterns)}: {kinds}"
+        for number, (pattern, frame) in enumerate(zip(patterns, said, strict=True)):
+            if (what := difference(pattern, frame, self._names)) is not None:
+                return f"frame {number}: {what}"
+        return None
+
+    async def _difference_of_told(self, wanted: list[str]) -> str | None:
+        seen = await self._subject.seen()
+        told, self._told = list(seen.told[self._told :]), len(seen.told)
+        return None if told == wanted else f"the application was told {told}, not {wanted}"
+
+    async def _difference_of_state(self, name: str, wanted: bool) -> str | None:  # noqa: FBT001 - a script's word
+        seen = await self._subject.seen()
+        found = {
+            "acknowledged": seen.is_acknowledged,
+            "reconnecting": seen.is_reconnecting,
+            "degraded": seen.is_degraded,
+            "kept": seen.is_kept,
+        }[name]
+        return None if found is wanted else f"{name} is {found}"

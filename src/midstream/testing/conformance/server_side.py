@@ -1,0 +1,506 @@
+"""Say a script to a server and look at what it answers.
+
+Steps, each on the connection that `on` names ("a" where it does not):
+
+- `connect`: make a connection and say nothing.
+- `open`: make one and send an `open` with these fields; `stream` and `secret` are the script's own where they are not
+  said, and left out where they are null.
+- `send`: send a frame. `text`: send text that may be none.
+- `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern. An ack of a later chunk fits too,
+  and an ack that says nothing new may come anywhere (STREAM-13).
+- `events`: read events until one with a record of this type; `capture` gives a name to its id.
+- `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
+- `closed`: the server ends the connection, and says nothing more before that but events.
+- `refused`: an `error` of this code ends the connection, at once or behind its welcome.
+- `heartbeat`: while nothing is asked, one comes and nothing else, within three times the silence that the welcome spoke
+  of (or the time for any answer, where that is longer).
+- `drop`: cut the connection without a word.
+
+On every connection it is checked besides: the first frame is `welcome` or `error`; a welcome that is degraded says why;
+events follow one another without gap from where the welcome says; and after the last step it is `quiet`, if it is still
+open, so that nothing comes that the script did not ask for. A reader shows the script's secret where the server said
+that the session is encrypted (STREAM-84). Where the server has had enough of its caller for now (STREAM-74), a script
+waits and begins anew. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long` (text
+above every limit).
+
+A transport is made of one connection or of requests. Of requests, a refusal is the `error` that it stands for
+(STREAM-37), and the end of the stream's turn ends the connection too (STREAM-27).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from midstream.client.transport_selection import TransportKind
+from midstream.environment import World
+from midstream.errors import ConnectionLostError, LimitReachedError, MidstreamError
+from midstream.protocol.client_stream import HEARTBEATS_MISSED_MAX
+from midstream.protocol.frames import FRAME_BYTES_MAX, HEARTBEAT_S, Error, EventId, encode
+from midstream.testing.conformance.matching import Names, difference, filled, is_event_id
+from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
+
+WAIT_S = 30.0
+"""Seconds a server has for each answer; an agent may think before its turn ends."""
+BUSY_S = 120.0
+"""Seconds a script waits, all in all, for a server that has had enough: two of the minutes that one counts in."""
+BUSY_S_MIN = 1.0
+"""Seconds to wait where it does not say how long."""
+_PING = b'{"type":"ping"}'
+_HEARTBEAT: Json = {
+    "event_id": {"$event_id": True},
+    "waiting_on": {"$one_of": ["model", "tool", "client", "person", "nothing"]},
+}
+_ENDED = frozenset(("completed", "cancelled", "failed", "interrupted", "ended"))
+"""What a welcome says of a turn that is over."""
+
+
+class ProbedConnection(Protocol):
+    """One connection to the server that is tried; the transports of `midstream.client` are such."""
+
+    async def receive(self) -> bytes:
+        """Return the next frame; `ConnectionLostError` where there will be none."""
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Send frames in order."""
+
+    async def close(self) -> None:
+        """End the connection."""
+
+
+T = TypeVar("T")
+Connect = Callable[[str], Awaitable[ProbedConnection]]
+"""Makes a connection to a session."""
+
+
+class ScriptOutcome(Struct, frozen=True):
+    """How a script went. `problem` is the first difference, "" where there was none; `step` counts from 1.
+
+    A step behind the last one is the look for what should not have come.
+    """
+
+    script: str
+    clauses: tuple[str, ...]
+    problem: str = ""
+    step: int = 0
+    heard: tuple[str, ...] = ()
+    """The last frames that came before the difference."""
+    transport: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether everything came as it should."""
+        return not self.problem
+
+
+_PLACED = {"welcome": "resume_from", "gone": "resume_from", "snapshot": "event_id"}
+"""Frames that say from where events go on, and by which member."""
+
+
+class _DifferenceError(Exception):
+    """The server said something else than the script."""
+
+
+class _Heard:
+    """One connection and what came through it.
+
+    Args:
+        stream: Whose it is; "" for a reader.
+    """
+
+    def __init__(self, wire: ProbedConnection, stream: str) -> None:
+        self.wire = wire
+        self.frames: list[Json] = []
+        self.events: list[Json] = []
+        self.position: EventId | None = None
+        self.is_over = False
+        """The server ended it, or the script did."""
+        self.is_turn_over = False
+        """The turn of its stream has ended."""
+        self.is_encrypted = False
+        """The server said so of the session."""
+        self.heartbeat_s = HEARTBEAT_S
+        self.newest_said = -1
+        """The highest number of a chunk that the server has, or was sent here."""
+        self._newest_acked = -1
+        self._acked_ahead = -1
+        """An ack of so many came where one of fewer was enough: it is also those that a script asks for next."""
+        self._stream = stream
+        self._turn = 0
+
+    async def next(self, wait_s: float) -> Json:
+        """Return the next frame, its events checked and kept.
+
+        Raises:
+            ConnectionLostError: There will be none.
+            LimitReachedError: The server has had enough for now.
+        """
+        frame = _read(await self._body(wait_s))
+        _require_patience(frame)
+        if not self.frames and frame["type"] not in {"welcome", "error"}:
+            raise _DifferenceError(f"the first frame is {frame['type']!r}")
+        self.frames.append(frame)
+        if frame["type"] == "welcome":
+            if frame.get("is_degraded") and not frame.get("reason"):
+                raise _DifferenceError("the welcome is degraded and does not say why")
+            self.is_encrypted = frame.get("is_encrypted") is True
+            self.heartbeat_s = _seconds(frame.get("heartbeat_s"))
+            if isinstance(acked := frame.get("acked"), int):
+                self._newest_acked = acked - 1
+                self.newest_said = max(self.newest_said, acked - 1)
+            self._turn = frame.get("turn", 0)
+            self.is_turn_over = bool(self._stream) and frame.get("turn_status") in _ENDED
+        if frame["type"] in _PLACED:
+            place = frame.get(_PLACED[frame["type"]])
+            if not isinstance(place, str) or not is_event_id(place):
+                raise _DifferenceError(f"{_PLACED[frame['type']]} is {place!r} and no event id")
+            self.position = EventId.parse(place)
+        for event in frame.get("events", ()) if frame["type"] == "events" else ():
+            self._take(event)
+        return frame
+
+    async def _body(self, wait_s: float) -> bytes:
+        if self.is_over:
+            raise ConnectionLostError("the connection has ended")
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self.wire.receive()
+        except TimeoutError:
+            raise _DifferenceError(f"nothing came within {wait_s:g} s") from None
+        except ConnectionLostError:
+            self.is_over = True
+            raise
+        except MidstreamError as refusal:  # in words of HTTP
+            self.is_over = True
+            asked_s = refusal.retry_after_s
+            return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
+
+    async def news(self, wait_s: float) -> Json:
+        """Return the next frame that says something: an ack may be repeated at any time (STREAM-13).
+
+        Raises:
+            ConnectionLostError, LimitReachedError: As `next` does.
+        """
+        while (frame := await self.next(wait_s))["type"] == "ack" and self._is_known(frame):
+            pass
+        return frame
+
+    async def acknowledged(self, seqno: int, wait_s: float) -> Json | None:
+        """Return what came in the place of an ack of this chunk; None where one came, or came before.
+
+        An ack of a later chunk is one of this chunk too.
+
+        Raises:
+            ConnectionLostError, LimitReachedError: As `next` does.
+        """
+        if seqno <= self._acked_ahead:
+            if seqno == self._acked_ahead:
+                self._acked_ahead = -1
+            return None
+        while (frame := await self.next(wait_s))["type"] in {"events", "heartbeat"} or (
+            frame["type"] == "ack" and frame.get("seqno") != seqno and self._is_known(frame)
+        ):
+            pass
+        found = frame.get("seqno")
+        if (
+            frame["type"] != "ack"
+            or not isinstance(found, int)
+            or not seqno <= found <= max(seqno, self.newest_said)
+        ):
+            return frame
+        if found > seqno and frame.get("is_single"):
+            return frame
+        self._newest_acked = max(self._newest_acked, found)
+        self._acked_ahead = found if found > seqno else -1
+        return None
+
+    def _is_known(self, ack: Json) -> bool:
+        found = ack.get("seqno")
+        return isinstance(found, int) and 0 <= found <= self._newest_acked
+
+    def has_accepted(self, pattern: Json) -> bool:
+        """Whether an event says what an ack would have said (STREAM-13)."""
+        accepted = {"type": "chunk_accepted", "stream": self._stream, "seqno": pattern.get("seqno")}
+        return any(accepted.items() <= event["record"].items() for event in self.events)
+
+    def _take(self, event: Json) -> None:
+        if not is_event_id(event.get("id")) or "type" not in event.get("record", {}):
+            raise _DifferenceError(f"an event has the id {event.get('id')!r} and no record with a type")
+        event_id, before = EventId.parse(event["id"]), self.position
+        assert before is not None
+        if event_id.position != before.position + 1 or event_id.epoch < before.epoch:
+            raise _DifferenceError(f"event {event_id} does not follow {before}")
+        self.position = event_id
+        self.events.append(event)
+        match event["record"]:
+            case {"type": "message_accepted" | "turn_resumed", "stream": stream, "turn": int(turn)}:
+                self._turn = turn if stream == self._stream else self._turn
+            case {"type": "turn_ended", "turn": turn} if turn == self._turn:
+                self.is_turn_over = bool(self._stream)
+
+
+def _read(body: bytes) -> Json:
+    try:
+        frame = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _DifferenceError(f"a frame is no JSON: {error}") from error
+    if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
+        raise _DifferenceError("a frame is no object with a type")
+    return frame
+
+
+class ServerTrial:
+    """Runs scripts against one server.
+
+    Args:
+        connect: Makes connections.
+        way: How these carry frames.
+        world: Gives the scripts their names.
+        wait_s: Seconds for each answer.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        way: TransportKind = TransportKind.WEBSOCKET,
+        world: World,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._connect = connect
+        self._way = way
+        self._world = world
+        self._wait_s = wait_s
+        self.sessions: dict[str, str] = {}
+        """Those that scripts were run on, and the secrets that open them."""
+
+    async def run(self, script: Script) -> ScriptOutcome:
+        """Run one script on a session of its own, and say how it went."""
+        left_s = BUSY_S
+        while True:
+            try:
+                return await self._run(script)
+            except LimitReachedError as error:
+                wait_s = max(error.retry_after_s or 0.0, BUSY_S_MIN)
+                left_s -= wait_s
+                if left_s < 0:
+                    problem = f"{error.code}: {error.message}, for {BUSY_S:g} s"
+                    return ScriptOutcome(script.name, script.clauses, problem, transport=self._way)
+            await self._world.sleep(wait_s)
+
+    async def _run(self, script: Script) -> ScriptOutcome:
+        names: Names = {
+            "session": self._world.new_id(KEPT_ELSEWHERE),
+            "stream": self._world.new_id("stream"),
+            "other": self._world.new_id("stream"),
+            "secret": self._world.new_secret(),
+            "wrong": self._world.new_secret(),
+            "long": "x" * (FRAME_BYTES_MAX + 1),
+        }
+        self.sessions[names["session"]] = names["secret"]
+        connections: dict[str, _Heard] = {}
+        steps = [*script.steps, {"over": True}]
+        try:
+            for number, step in enumerate(steps, start=1):
+                problem = await self._problem(step, connections, names)
+                if problem is not None:
+                    last = connections.get(step.get("on", "a"))
+                    heard = tuple(_shown(frame) for frame in (last.frames[-3:] if last else ()))
+                    return ScriptOutcome(script.name, script.clauses, problem, number, heard, self._way)
+        finally:
+            for each in connections.values():
+                await each.wire.close()
+        return ScriptOutcome(script.name, script.clauses, transport=self._way)
+
+    async def _problem(self, step: Json, connections: dict[str, _Heard], names: Names) -> str | None:
+        try:
+            await self._do(step, connections, names)
+        except _DifferenceError as found:
+            return str(found)
+        except LimitReachedError:
+            raise
+        except MidstreamError as error:
+            return f"{error.code}: {error.message}"
+        return None
+
+    async def _do(self, step: Json, connections: dict[str, _Heard], names: Names) -> None:
+        if "over" in step:
+            for name, each in connections.items():
+                await self._over(each, name)
+            return
+        on = step.get("on", "a")
+        opening = _opening(step, names)
+        if opening is not None:
+            if any(each.is_encrypted for each in connections.values()):
+                opening.setdefault("secret", names["secret"])
+            if on in connections:
+                await connections[on].wire.close()
+            wire = await self._connect(names["session"])
+            connections[on] = _Heard(wire, opening.get("stream", ""))
+        heard = connections[on]
+        match step:
+            case {"connect": _}:
+                pass
+            case {"open": _}:
+                await heard.wire.send([msgspec.json.encode(opening)])
+            case {"send": dict(frame)}:
+                if isinstance(seqno := frame.get("seqno"), int):
+                    heard.newest_said = max(heard.newest_said, seqno)
+                await heard.wire.send([msgspec.json.encode(filled(frame, names))])
+            case {"text": str(text)}:
+                await heard.wire.send([str(filled(text, names)).encode()])
+            case {"expect": dict(pattern)}:
+                await self._expect(heard, pattern, names)
+            case {"events": str(kind)}:
+                names[step.get("capture", "event")] = await self._events(heard, kind)
+            case {"quiet": _}:
+                await _within(self._wait_s, self._quiet(heard))
+            case {"closed": _}:
+                await _within(self._wait_s, self._closed(heard))
+            case {"refused": str(code)}:
+                await _within(self._wait_s, self._refused(heard, code, names))
+            case {"heartbeat": _}:
+                await self._heartbeat(heard)
+            case {"drop": _}:
+                heard.is_over = True
+                await heard.wire.close()
+            case _:
+                raise _DifferenceError(f"the script has a step that nobody knows: {sorted(step)}")
+
+    async def _over(self, heard: _Heard, name: str) -> None:
+        """Look for what nobody asked for."""
+        if heard.is_over:
+            return
+        try:
+            await _within(self._wait_s, self._quiet(heard))
+        except _DifferenceError as found:
+            raise _DifferenceError(f"in the end, on {name!r}: {found}") from None
+
+    async def _expect(self, heard: _Heard, pattern: Json, names: Names) -> None:
+        try:
+            frame = await _within(self._wait_s, self._answer(heard, pattern))
+        except ConnectionLostError as error:
+            # The end of the turn may overtake the answer to what was said in it.
+            is_told = pattern.get("type") == "ack" and heard.has_accepted(filled(pattern, names))
+            if not (is_told and self._ends_with_turn(heard)):
+                raise _DifferenceError("the server ended the connection") from error
+            return
+        if frame is not None and (what := difference(pattern, frame, names)) is not None:
+            raise _DifferenceError(f"{frame['type']}: {what}")
+
+    async def _answer(self, heard: _Heard, pattern: Json) -> Json | None:
+        if pattern.get("type") == "ack":
+            return await heard.acknowledged(pattern["seqno"], self._wait_s)
+        while (frame := await heard.news(self._wait_s))["type"] in {"events", "heartbeat"}:
+            pass
+        return frame
+
+    async def _events(self, heard: _Heard, kind: str) -> str:
+        seen = 0
+        while True:
+            for event in heard.events[seen:]:
+                seen += 1
+                if event["record"]["type"] == kind:
+                    return str(event["id"])
+            frame = await _within(self._wait_s, self._next_but_heartbeats(heard))
+            if frame["type"] != "events":
+                raise _DifferenceError(f"{_shown(frame)} came in the place of an event {kind!r}")
+
+    async def _quiet(self, heard: _Heard) -> None:
+        if self._ends_with_turn(heard):
+            await self._closed(heard)
+            return
+        await heard.wire.send([_PING])
+        while (frame := await self._next(heard))["type"] != "heartbeat":
+            if frame["type"] != "events":
+                raise _DifferenceError(f"{_shown(frame)} came where nothing was to come")
+            if self._ends_with_turn(heard):
+                await self._closed(heard)
+                return
+        _require_heartbeat(frame)
+
+    async def _heartbeat(self, heard: _Heard) -> None:
+        frame = await self._next(heard, max(HEARTBEATS_MISSED_MAX * heard.heartbeat_s, self._wait_s))
+        if frame["type"] != "heartbeat":
+            raise _DifferenceError(f"{_shown(frame)} came where nothing but a heartbeat was to come")
+        _require_heartbeat(frame)
+
+    def _ends_with_turn(self, heard: _Heard) -> bool:
+        return self._way is not TransportKind.WEBSOCKET and heard.is_turn_over
+
+    async def _closed(self, heard: _Heard) -> None:
+        while True:
+            try:
+                frame = await heard.news(self._wait_s)
+            except ConnectionLostError:
+                return
+            if frame["type"] not in {"events", "heartbeat"}:
+                raise _DifferenceError(f"{_shown(frame)} came where the connection was to end")
+
+    async def _refused(self, heard: _Heard, code: str, names: Names) -> None:
+        while (frame := await self._next(heard))["type"] in {"welcome", "events", "heartbeat"}:
+            pass
+        error = {"type": "error", "code": code, "seqno": {"$none": True}}
+        if (what := difference(error, frame, names)) is not None:
+            raise _DifferenceError(f"{frame['type']}: {what}")
+        await self._closed(heard)
+
+    async def _next_but_heartbeats(self, heard: _Heard) -> Json:
+        while (frame := await self._next(heard))["type"] == "heartbeat":
+            pass
+        return frame
+
+    async def _next(self, heard: _Heard, wait_s: float | None = None) -> Json:
+        try:
+            return await heard.news(self._wait_s if wait_s is None else wait_s)
+        except ConnectionLostError as error:
+            raise _DifferenceError("the server ended the connection") from error
+
+
+async def _within(wait_s: float, answer: Awaitable[T]) -> T:
+    """Wait for an answer, whatever else comes meanwhile: signs of life are none."""
+    try:
+        async with asyncio.timeout(wait_s):
+            return await answer
+    except TimeoutError:
+        raise _DifferenceError(f"nothing came within {wait_s:g} s") from None
+
+
+def _require_patience(frame: Json) -> None:
+    """Raise where a server said that its caller is to come back later."""
+    if frame["type"] == "error" and frame.get("code") == LimitReachedError.code:
+        told = frame.get("retry_after_s")
+        wait_s = None if told is None else _seconds(told)
+        raise LimitReachedError(str(frame.get("message", "")), retry_after_s=wait_s)
+
+
+def _require_heartbeat(frame: Json) -> None:
+    if (what := difference(_HEARTBEAT, frame, {})) is not None:
+        raise _DifferenceError(f"heartbeat: {what}")
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise _DifferenceError(f"{value!r} is no number of seconds")
+    return float(value)
+
+
+def _opening(step: Json, names: Names) -> Json | None:
+    """Return the `open` with which a step makes a connection; None where it makes none."""
+    match step:
+        case {"connect": _}:
+            return {}
+        case {"open": dict(fields)}:
+            said = {"type": "open", "stream": "$stream", "secret": "$secret", **fields}
+            return {key: value for key, value in filled(said, names).items() if value is not None}
+        case _:
+            return None
+
+
+def _shown(frame: Json) -> str:
+    """Return a frame as a person reads it: what long texts it carries is not said."""
+    return msgspec.json.encode({key: value for key, value in frame.items() if key != "events"}).decode()[:300]

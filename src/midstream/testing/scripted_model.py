@@ -1,0 +1,115 @@
+"""A model that says what the test tells it to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from msgspec import Struct
+
+from midstream.environment import World
+from midstream.errors import ModelError
+from midstream.history.messages import Exchange, Finish, History, UserMessage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.session.model_settings import ModelSettings
+
+
+class Pause(Struct, frozen=True):
+    """Say nothing for so many seconds."""
+
+    seconds: float
+
+
+class Stall(Struct, frozen=True):
+    """Say nothing for ever: the provider that accepted the request and went silent."""
+
+
+class Gate(Struct, frozen=True):
+    """Wait until the test sets the event."""
+
+    event: asyncio.Event
+
+
+Step = ModelEvent | Pause | Stall | Gate | ModelError
+Reply = Sequence[Step]
+Script = Sequence[Reply] | Callable[[ModelRequest], Reply]
+
+
+def text(words: str, *, tokens: int | None = None) -> list[Step]:
+    """Return the steps of a reply that says `words` in pieces (one per word, or `tokens` equal ones)."""
+    if tokens is None:
+        pieces = [piece for piece in words.replace(" ", "\0 ").split("\0") if piece]
+    else:
+        size = max(1, -(-len(words) // tokens))
+        pieces = [words[at : at + size] for at in range(0, len(words), size)]
+    return [*(TextDelta(piece) for piece in pieces), Finished()]
+
+
+def calls(*requests: tuple[str, str] | tuple[str, str, str], say: str = "") -> list[Step]:
+    """Return the steps of a reply that asks for tools: `(name, arguments)` or `(id, name, arguments)` each."""
+    steps: list[Step] = [TextDelta(say)] if say else []
+    for number, request in enumerate(requests, start=1):
+        call_id, name, arguments = request if len(request) == 3 else (f"c{number}", *request)  # noqa: PLR2004 - the triple
+        steps.append(CallRequested(call_id, name, arguments))
+    return [*steps, Finished(Finish.CALLS)]
+
+
+class ScriptedModel:
+    """Answer each request by a script.
+
+    Args:
+        script: A reply for each model call of a turn, by its number in the conversation since the last user message
+            (so a script needs no memory and a new process goes on where the old one died); or a function of the
+            request. A call beyond the script says "done".
+        name: What people see.
+        delay_s: Seconds before each step.
+        world: Whose clock it waits on.
+
+    Each reply is a sequence of events, `Pause`, `Stall`, `Gate` or a `ModelError` to raise.
+    """
+
+    def __init__(
+        self, script: Script, *, name: str = "scripted", delay_s: float = 0.0, world: World = World()
+    ) -> None:
+        self.name = name
+        self.grants = frozenset(ModelSettings.__struct_fields__)
+        """It takes every wish for the making of an answer, and does nothing about it."""
+        self.requests: list[ModelRequest] = []
+        """Every request so far, for tests to look at."""
+        self._script = script
+        self._delay_s = delay_s
+        self._world = world
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        """Play the reply this request stands at."""
+        self.requests.append(request)
+        for step in self._reply_to(request):
+            if self._delay_s:
+                await self._world.sleep(self._delay_s)
+            match step:
+                case Pause():
+                    await self._world.sleep(step.seconds)
+                case Stall():
+                    await asyncio.Event().wait()
+                case Gate():
+                    await step.event.wait()
+                case ModelError():
+                    raise step.again()
+                case _:
+                    yield step
+
+    def _reply_to(self, request: ModelRequest) -> Reply:
+        if callable(self._script):
+            return self._script(request)
+        number = exchanges_since_user(request.history)
+        return self._script[number] if number < len(self._script) else text("done")
+
+
+def exchanges_since_user(history: History) -> int:
+    """Count the exchanges after the last user message: which model call of the turn this is, from 0."""
+    count = 0
+    for entry in reversed(history.entries):
+        if isinstance(entry, UserMessage):
+            break
+        count += isinstance(entry, Exchange)
+    return count

@@ -1,0 +1,371 @@
+"""An upstream that really remembers what its agents were told, and fails as it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct, field
+from typing_extensions import override
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.prior_transcript import DONE
+from midstream.agents.upstreams import (
+    Marked,
+    MessageTaken,
+    Setup,
+    UpstreamAgent,
+    UpstreamEvent,
+    UpstreamMessage,
+)
+from midstream.environment import World
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelRejectedError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+)
+from midstream.history.messages import Exchange, Text, Usage, UserMessage
+from midstream.models.replies import Finished, TextDelta, UpstreamCallStarted
+
+RETRY_AFTER_S = 2.0
+"""What a rate limit of this upstream asks for."""
+
+
+class Trouble(StrEnum):
+    """Faults that can happen with one message, or with opening the agent for it."""
+
+    GONE_AT_OPEN = "gone_at_open"
+    """The agent is not remembered, and that shows when it is resumed."""
+    GONE = "gone"
+    """The agent is not remembered, and that shows when it is spoken to."""
+    FAILED = "failed"
+    """The run fails with nothing said: what a dead agent looks like to some upstreams."""
+    UNAVAILABLE = "unavailable"
+    """The connection is refused."""
+    ACK_LOST = "ack_lost"
+    """The connection breaks after the message arrived, before the upstream said so."""
+    RATE_LIMIT = "rate_limit"
+    """It asks to come back after `RETRY_AFTER_S`."""
+    BUSY = "busy"
+    """The agent is in another run, until that is ended by force."""
+    HANGS = "hangs"
+    """Nothing is taken and nothing comes."""
+    HANGS_TAKEN = "hangs_taken"
+    """The message is taken without a word, and then nothing comes."""
+    HANGS_OPENED = "hangs_opened"
+    """The message is taken, and then nothing comes."""
+    HANGS_SPEAKING = "hangs_speaking"
+    """Nothing comes after the first words."""
+    HANGS_IN_TOOL = "hangs_in_tool"
+    """A tool of the upstream never ends."""
+    DIES_OPENED = "dies_opened"
+    """The run fails after the message was taken, before the first word."""
+    DIES_SPEAKING = "dies_speaking"
+    """The run fails after the first words."""
+    CUT = "cut"
+    """The answer just ends, without being finished."""
+    NEW_CHAT = "new_chat"
+    """It silently begins an empty conversation instead of going on, and says so only by its ids."""
+    UNAUTHENTICATED = "unauthenticated"
+    """It says that the key is wrong; whether it is, `ScriptedUpstream.is_key_good` knows."""
+    REJECTED = "rejected"
+    """It will not have this."""
+    OVERFLOW = "overflow"
+    """It is too long."""
+    FILTERED = "filtered"
+    """A filter refused it."""
+
+
+class ReceivedMessage(Struct, frozen=True):
+    """One message that an agent took."""
+
+    said: UpstreamMessage
+    setup: Setup
+    key: str
+
+
+class AgentConversation(Struct):
+    """A conversation: what its agent was told, in order, and the replies to it."""
+
+    name: str
+    heard: list[ReceivedMessage] = field(default_factory=list)
+    replies: list[str] = field(default_factory=list)
+    run: int = 0
+    """Number of the run under way, 0 while there is none."""
+    unacked: set[str] = field(default_factory=set)
+    """Keys of messages that were taken without a word; said again, they are not taken twice."""
+    is_wedged: bool = False
+    """Whether a run that nobody waits for holds it."""
+
+    @property
+    def words(self) -> str:
+        """All that it was told, as text."""
+        return "\n".join(words_of(heard.said) for heard in self.heard)
+
+
+class UpstreamMemory:
+    """Shared memory of upstreams that are the same service seen from several processes."""
+
+    def __init__(self) -> None:
+        self.talks: dict[str, AgentConversation] = {}
+        self.forgotten: list[str] = []
+        """Agents that were deleted on request."""
+        self.arrived: list[tuple[str, UpstreamMessage]] = []
+        """Every message that was taken, with the agent that took it, in order; also of those forgotten since."""
+        self.numbers = itertools.count(1)
+        self._talk_numbers = itertools.count(1)
+        self.wrongs: list[str] = []
+        """What no caller may do: speak to an agent that is speaking, or use a key for two things."""
+        self._keys: dict[str, tuple[str, str]] = {}
+
+    def check_key(self, key: str, agent: str, words: str) -> None:
+        """Note it where a key is used for another message, or for another agent."""
+        if self._keys.setdefault(key, (agent, words)) != (agent, words):
+            self.wrongs.append(f"key {key!r} stands for two things")
+
+    def begin(self) -> AgentConversation:
+        """Begin an empty conversation."""
+        talk = AgentConversation(f"agent-{next(self._talk_numbers)}")
+        self.talks[talk.name] = talk
+        return talk
+
+    def expire(self, agent: str) -> None:
+        """Forget a conversation without a word to anybody."""
+        self.talks.pop(agent, None)
+
+
+Answer = Callable[[AgentConversation], Sequence[UpstreamEvent]]
+"""What an agent says, by what it was told."""
+
+
+def answers_by_number(talk: AgentConversation) -> Sequence[UpstreamEvent]:
+    """Answer with the number of messages that were taken, in two pieces; the tokens are the characters of the last one.
+
+    An agent that is given a cut answer of its own goes on behind the first piece.
+    """
+    words = words_of(talk.heard[-1].said)
+    begun = [] if DONE in words else [TextDelta("answer ")]
+    return [*begun, TextDelta(str(len(talk.heard))), Finished(usage=Usage(len(words), 2))]
+
+
+class ScriptedUpstream:
+    """A stateful upstream in this process, for tests of what stands on upstreams.
+
+    Args:
+        memory: What it remembers; give several upstreams the same one, as processes share a service.
+        answer: What its agents say to a message; `MessageTaken` is said before it.
+        identity, abilities, name: As `Upstream` has them.
+        troubles: What goes wrong with the next messages, in order; None for one with which nothing does.
+        world: Where others get a turn between two of its events.
+    """
+
+    def __init__(
+        self,
+        memory: UpstreamMemory | None = None,
+        *,
+        answer: Answer = answers_by_number,
+        identity: Mapping[str, str] | None = None,
+        abilities: Abilities = Abilities(),  # noqa: B008 - frozen
+        name: str = "scripted",
+        troubles: Iterable[Trouble | None] = (),
+        world: World = World(),
+    ) -> None:
+        self.memory = UpstreamMemory() if memory is None else memory
+        self.name = name
+        self.identity: Mapping[str, str] = dict(identity or {})
+        self.abilities = abilities
+        self.answer = answer
+        self.troubles: deque[Trouble | None] = deque(troubles)
+        self.world = world
+        self.is_key_good = True
+        self.opened: list[str] = []
+        """What was opened so far: the agent that was resumed, or "" for a fresh one."""
+        self.sends: list[ReceivedMessage] = []
+        """Every message that was sent, taken or not, repeated or not."""
+        self.live = 0
+        """Agents that are open now."""
+        self.live_max = 0
+        """How many were open at once."""
+        self.is_closed = False
+
+    async def open(self, setup: Setup, *, resume: str = "") -> ScriptedAgent:
+        """See `Upstream.open`."""
+        if resume and (resume not in self.memory.talks or self._has_next(Trouble.GONE_AT_OPEN)):
+            raise UpstreamGoneError(f"there is no agent {resume!r}")
+        self.opened.append(resume)
+        return ScriptedAgent(self, setup, resume)
+
+    async def fork(self, setup: Setup, *, agent: str, mark: str) -> ScriptedAgent:
+        """See `ForkingUpstream.fork`; a mark is the number of messages that were taken before it."""
+        origin = self.memory.talks.get(agent)
+        if origin is None:
+            raise UpstreamGoneError(f"there is no agent {agent!r}")
+        talk = self.memory.begin()
+        talk.heard += origin.heard[: int(mark)]
+        talk.replies += origin.replies[: int(mark)]
+        self.opened.append(f"{agent}@{mark}")
+        return ScriptedAgent(self, setup, talk.name, came_from=agent)
+
+    async def verify(self) -> bool:
+        """See `Upstream.verify`."""
+        return self.is_key_good
+
+    async def forget(self, agent: str) -> None:
+        """See `Upstream.forget`."""
+        self.memory.forgotten.append(agent)
+        self.memory.expire(agent)
+
+    async def aclose(self) -> None:
+        """See `Upstream.aclose`."""
+        self.is_closed = True
+
+    def next_trouble(self) -> Trouble | None:
+        """Return what goes wrong with the next message, and forget about it."""
+        return self.troubles.popleft() if self.troubles else None
+
+    def _has_next(self, trouble: Trouble) -> bool:
+        if self.troubles and self.troubles[0] is trouble:
+            self.troubles.popleft()
+            return True
+        return False
+
+
+class ScriptedAgent(UpstreamAgent):
+    """One conversation. Made by `ScriptedUpstream`."""
+
+    def __init__(
+        self, upstream: ScriptedUpstream, setup: Setup, resumed: str, *, came_from: str = ""
+    ) -> None:
+        self._upstream = upstream
+        self._setup = setup
+        self._name = resumed
+        self._came_from = came_from or resumed
+        self._is_open = True
+        self._has_spoken = False
+        self._number = next(upstream.memory.numbers)
+        upstream.live += 1
+        upstream.live_max = max(upstream.live_max, upstream.live)
+
+    @override
+    async def send(
+        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        heard = ReceivedMessage(said, self._setup, key)
+        self._upstream.sends.append(heard)
+        memory, trouble = self._upstream.memory, self._upstream.next_trouble()
+        memory.check_key(key, self._came_from or f"fresh-{self._number}", words_of(said))
+        await self._upstream.world.sleep(0)
+        resumed = self._came_from
+        if self._name and self._name not in memory.talks:
+            raise UpstreamGoneError(f"there is no agent {self._name!r}")
+        if trouble is Trouble.NEW_CHAT and resumed:
+            self._name, resumed = "", ""
+        talk = memory.talks[self._name] if self._name else memory.begin()
+        if talk.run:
+            memory.wrongs.append(f"{talk.name} was spoken to while it spoke")
+        await _refuse(trouble, talk, is_forced=is_forced)
+        if key not in talk.unacked:
+            talk.heard.append(heard)
+            memory.arrived.append((talk.name, said))
+        talk.unacked.discard(key)
+        if trouble is Trouble.ACK_LOST:
+            talk.unacked.add(key)
+            self._name = self._came_from and talk.name
+            raise ModelUnavailableError("the connection broke")
+        if trouble is Trouble.HANGS_TAKEN:
+            self._name = self._came_from and talk.name
+            await asyncio.Event().wait()
+        talk.run = run = next(memory.numbers)
+        try:
+            self._name = self._came_from = talk.name
+            # Some software says what it goes on from only when it is told so, not from one message to the next.
+            yield MessageTaken(talk.name, "" if self._has_spoken else resumed)
+            self._has_spoken = True
+            async for event in self._answered(talk, trouble):
+                if talk.run != run:
+                    raise UpstreamFailedError("another run took its place")
+                yield event
+        finally:
+            talk.run = 0 if talk.run == run else talk.run
+
+    async def _answered(
+        self, talk: AgentConversation, trouble: Trouble | None
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        if trouble is Trouble.HANGS_OPENED:
+            await asyncio.Event().wait()
+        if trouble is Trouble.DIES_OPENED:
+            raise UpstreamFailedError("the run ended with status 'error'")
+        if trouble is Trouble.HANGS_IN_TOOL:
+            yield UpstreamCallStarted("call", "build", "{}")
+            await asyncio.Event().wait()
+        words: list[str] = []
+        for event in self._upstream.answer(talk):
+            await self._upstream.world.sleep(0)
+            if isinstance(event, Finished):
+                if trouble is Trouble.CUT:
+                    return
+                talk.replies.append("".join(words))
+                if self._upstream.abilities.can_fork:
+                    yield Marked(str(len(talk.heard)))
+            yield event
+            if isinstance(event, TextDelta):
+                words.append(event.text)
+                if trouble is Trouble.HANGS_SPEAKING:
+                    await asyncio.Event().wait()
+                if trouble is Trouble.DIES_SPEAKING:
+                    raise UpstreamFailedError("the run ended with status 'error'")
+
+    @override
+    async def aclose(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._upstream.live -= 1
+
+
+async def _refuse(trouble: Trouble | None, talk: AgentConversation, *, is_forced: bool) -> None:
+    """Do what goes wrong before a message is taken."""
+    if trouble is Trouble.BUSY:
+        talk.is_wedged = True
+    if is_forced:
+        talk.is_wedged, talk.run = False, 0
+    if trouble is Trouble.HANGS:
+        await asyncio.Event().wait()
+    if talk.is_wedged or talk.run:
+        raise UpstreamBusyError(f"agent {talk.name!r} is in another run")
+    if trouble in _REFUSALS:
+        refusal = _REFUSALS[trouble]()
+        raise refusal
+
+
+_REFUSALS: dict[Trouble | None, Callable[[], ModelError]] = {
+    Trouble.GONE: lambda: UpstreamGoneError("there is no such agent"),
+    Trouble.FAILED: lambda: UpstreamFailedError("the run ended with status 'error'"),
+    Trouble.UNAVAILABLE: lambda: ModelUnavailableError("the connection was refused"),
+    Trouble.RATE_LIMIT: lambda: ModelUnavailableError("too many requests", retry_after_s=RETRY_AFTER_S),
+    Trouble.UNAUTHENTICATED: lambda: ModelAccessError("unauthenticated"),
+    Trouble.REJECTED: lambda: ModelRejectedError("tool_use ids were found without tool_result blocks"),
+    Trouble.OVERFLOW: lambda: ContextOverflowError("too long"),
+    Trouble.FILTERED: lambda: ModelFilteredError("refused by a filter"),
+}
+
+
+def words_of(said: UpstreamMessage) -> str:
+    """Return all the text that a message carries, with what came before it, and its results."""
+    entries = [*(said.before.entries if said.before else ()), said.message]
+    lines: list[str] = [result.content for result in said.results]
+    for entry in entries:
+        match entry:
+            case UserMessage():
+                lines += [part.text for part in entry.parts if isinstance(part, Text)]
+            case Exchange():
+                lines += [entry.reply.text, *(result.content for result in entry.results)]
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,1 @@
+"""Tools: functions with a schema, their bounded execution, MCP servers."""

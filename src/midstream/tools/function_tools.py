@@ -1,0 +1,614 @@
+"""Tools: a Python function, the schema a model is shown of it, and one bounded way to call it.
+
+Used by the server (`engine/`) and by clients that run tools themselves (`client/`), so that a tool means the
+same on both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+import re
+import threading
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, overload, runtime_checkable
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import ToolDefinitionError, UsageError
+from midstream.history.messages import Call, Outcome, Result, ToolSpec, storable
+from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
+from midstream.session.records import ClientTool
+from midstream.store.contract import Transaction
+
+TIMEOUT_S = 120.0
+"""Seconds a tool may run where it names no timeout (the longest build the originals' users waited for)."""
+TRANSACTION_S = 1.0
+"""Seconds a tool may take that runs in the transaction of its outcome, whatever timeout it names: all sessions of the
+process wait for it, and so do other processes on the same database, which give up after two."""
+RESULT_CHARS_MAX = 4 * 1024 * 1024
+"""Characters of one result; a longer one is cut, with a mark that says by how much. People get all of it, a model
+`core.blobs.SHOWN_CHARS_MAX` of them."""
+PROGRESS_CHARS_MAX = 2000
+"""Characters of one progress report; more is cut off."""
+THREADS_MAX = 256
+"""Plain functions at work in one process, abandoned ones that hang included; one more is refused, not started."""
+
+_log = logging.getLogger(__name__)
+
+
+class Happened(Struct, frozen=True):
+    """Answer of a `probe` for a call that took effect; `value` is what the call itself would have returned."""
+
+    value: Any = ""
+
+
+class DidNotHappen(Struct, frozen=True):
+    """Answer of a `probe` for a call that took no effect and never will: it may run again."""
+
+
+Probed = Happened | DidNotHappen | None
+"""The answer of a `probe`; None where the outside world cannot tell."""
+
+
+class Tool(Struct, frozen=True):
+    """Something a model can call. Make one with `@tool`, or with `question` one that a person answers.
+
+    Args:
+        spec: What the model is told.
+        function: What is called, with the arguments as keywords; a coroutine function or a plain one.
+        arguments: The types the arguments are checked and converted against; None where somebody else knows them
+            (a foreign schema in `spec`): any JSON object is handed on as it is.
+        has_effects: It changes something in the world: it runs alone and its start is synced to disk.
+        on_doubt: What to do with a call that started and whose outcome nobody knows.
+        timeout_s: Seconds until a call is given up.
+        needs_approval: Whether a person must allow each call: always, or where this says so of the arguments. One that
+            fails counts as yes.
+        probe: Asks the outside world whether a call in doubt happened; it takes the tool's own arguments.
+        answer_s: Seconds a person has to allow or answer a call; 0 for no limit.
+        site: Where its calls are answered.
+    """
+
+    spec: ToolSpec
+    function: Callable[..., Any]
+    arguments: type[Struct] | None
+    has_effects: bool = True
+    on_doubt: OnDoubt = OnDoubt.UNKNOWN
+    timeout_s: float = TIMEOUT_S
+    needs_approval: bool | Callable[..., bool] = False
+    probe: Callable[..., Any] | None = None
+    answer_s: float = 0.0
+    site: Site = Site.SERVER
+
+    @property
+    def name(self) -> str:
+        """The name the model calls it by."""
+        return self.spec.name
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - the function's own
+        """Call the function itself, as if it had no `@tool`: without checks, approval, limits and journal.
+
+        Raises:
+            UsageError: A person or a client answers this tool: there is no function here.
+        """
+        if self.site is not Site.SERVER:
+            raise UsageError(f"{self.name!r} is no function: a {self.site.value} answers it")
+        return self.function(*arguments, **keywords)
+
+
+@runtime_checkable
+class ToolSource(Protocol):
+    """Tools that come and go, such as those of an MCP server. Give it to an agent among its tools.
+
+    One source serves all sessions of an agent at once. It connects when it is first asked.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name for people; no two sources of an agent have one name."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return the tools there are now. Asked before every model call, so it must be cheap.
+
+        Raises:
+            ToolsUnavailableError: Nobody can say; until somebody can, the agent does without them.
+        """
+
+    async def close(self) -> None:
+        """Let go of connections and processes. The next `tools` begins anew. Calling it again is harmless."""
+
+
+class StatedOutcome(Struct, frozen=True):
+    """Result of a tool that states itself how its call ended, instead of returning or raising.
+
+    Args:
+        content: What the model reads.
+        outcome: `ok`, `error` (it did not work), `unknown` (it may or may not have taken effect).
+    """
+
+    content: str
+    outcome: Outcome = Outcome.OK
+
+
+class CallContext(Struct, frozen=True):
+    """Context of a running tool: its call, and actions on it; see `current_call`."""
+
+    session: str
+    turn: int
+    reply: int
+    call_id: str
+    run: int = 1
+    tell: Callable[[str], None] = lambda _text: None
+    """Where `report_progress` goes; may be called from any thread."""
+    stopped: threading.Event = msgspec.field(default_factory=threading.Event)
+    """Set when the turn was stopped: a plain function has a few seconds to return what it has."""
+    transaction: Transaction | None = None
+    """For a tool with `on_doubt="in_transaction"`; see `transaction`."""
+
+    @property
+    def effect_key(self) -> str:
+        """The same for every run of one call: hand it to a service that refuses repetitions."""
+        return f"{self.session}/{self.turn}/{self.reply}/{self.call_id}"
+
+
+_current: contextvars.ContextVar[CallContext] = contextvars.ContextVar("midstream_call")
+
+
+def current_call() -> CallContext:
+    """Return the call this tool is running for.
+
+    Raises:
+        LookupError: No tool is running here.
+    """
+    return _current.get()
+
+
+def transaction() -> Transaction:
+    """Return the transaction in which the outcome of this call is written: what the tool writes there and its outcome
+    are committed together, or neither is.
+
+    Raises:
+        UsageError: The tool that runs here is none with `on_doubt="in_transaction"`.
+        LookupError: No tool is running here.
+    """
+    found = current_call().transaction
+    if found is None:
+        raise UsageError("there is no transaction here: declare this tool with on_doubt='in_transaction'")
+    return found
+
+
+def report_progress(text: str) -> None:
+    """Let everybody who follows the session see how far this tool is.
+
+    Words are joined to what the session says next and may be left out where a tool says too much.
+
+    Raises:
+        LookupError: No tool is running here.
+    """
+    current_call().tell(storable(text[:PROGRESS_CHARS_MAX]))
+
+
+@contextlib.contextmanager
+def running(context: CallContext) -> Iterator[None]:
+    """Let `current_call` return `context` inside: for whoever runs a tool in a loop of its own."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    has_effects: bool = True,
+    on_doubt: OnDoubt | OnDoubtName | None = None,
+    timeout_s: float = TIMEOUT_S,
+    needs_approval: bool | Callable[..., bool] = False,
+    probe: Callable[..., Any] | None = None,
+    answer_s: float = 0.0,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    has_effects: bool = True,
+    on_doubt: OnDoubt | OnDoubtName | None = None,
+    timeout_s: float = TIMEOUT_S,
+    needs_approval: bool | Callable[..., bool] = False,
+    probe: Callable[..., Any] | None = None,
+    answer_s: float = 0.0,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function: the schema comes from its type hints, the description from its docstring.
+
+    Args:
+        function: A plain or coroutine function. Plain ones run in a thread.
+        name: The name the model sees; the function's own by default.
+        has_effects: False for a tool that only reads: such calls run side by side.
+        on_doubt: What happens to a call whose outcome was lost: `unknown` (the default where there are effects: the
+            model is told to check), `rerun` (the default where there are none), `rerun_with_key`, `probe` (the
+            default where a probe is given), `hold` (a person decides), `in_transaction` (a plain function that writes
+            into the session's own database, see `transaction`; it is never in doubt).
+        timeout_s: Seconds until a call is given up, with an error result (a plain function's thread cannot be
+            stopped; it is abandoned). One in a transaction has `TRANSACTION_S` at most.
+        needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
+        probe: Asks the outside world about a call in doubt: a function of the same arguments that returns `Happened`,
+            `DidNotHappen` or None.
+        answer_s: Seconds a person has to allow a call, or to decide about one in doubt; 0 for no limit.
+
+    Raises:
+        ToolDefinitionError: A parameter has no type hint, or one without a JSON form; `on_doubt` is none of the
+            policies, or the policy and the probe do not fit one another; or a coroutine function is to run in a
+            transaction.
+    """
+    usual = OnDoubt.PROBE if probe else OnDoubt.UNKNOWN if has_effects else OnDoubt.RERUN
+    policy = _policy(on_doubt) if on_doubt is not None else usual
+    if (policy is OnDoubt.PROBE) != (probe is not None):
+        raise ToolDefinitionError("a tool with on_doubt='probe' needs a probe, and no other takes one")
+
+    def make(function: Callable[..., Any]) -> Tool:
+        if policy is OnDoubt.IN_TRANSACTION and inspect.iscoroutinefunction(function):
+            raise ToolDefinitionError(
+                "a tool with on_doubt='in_transaction' is a plain function: nothing is awaited"
+            )
+        arguments, spec = _read_signature(function, name or function.__name__)
+        limit_s = min(timeout_s, TRANSACTION_S) if policy is OnDoubt.IN_TRANSACTION else timeout_s
+        return Tool(spec, function, arguments, has_effects, policy, limit_s, needs_approval, probe, answer_s)
+
+    return make(function) if function is not None else make
+
+
+def _policy(on_doubt: str) -> OnDoubt:
+    try:
+        return OnDoubt(on_doubt)
+    except ValueError:
+        policies = ", ".join(repr(policy.value) for policy in OnDoubt)
+        raise ToolDefinitionError(f"`on_doubt` is {on_doubt!r}; expected one of {policies}") from None
+
+
+def question(
+    name: str = "ask_user",
+    *,
+    description: str = "Ask the user a question and wait for the answer.",
+    answer_s: float = 0.0,
+) -> Tool:
+    """Make a tool by which the model asks a person; the turn waits for the answer, across restarts and for days.
+
+    Args:
+        name: The name the model sees.
+        description: What the model is told of it.
+        answer_s: Seconds a person has to answer; 0 for no limit.
+    """
+    options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
+    arguments = msgspec.defstruct("Arguments", [("question", str), options], kw_only=True)
+    spec = ToolSpec(name, description, _plain_schema(arguments))
+    return Tool(spec, _nothing_runs, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
+
+
+def of_client(theirs: ClientTool) -> Tool:
+    """Return the tool of a client as its calls are planned and judged here, where it cannot be run."""
+    return Tool(
+        theirs.spec,
+        _nothing_runs,
+        None,
+        theirs.has_effects,
+        theirs.on_doubt,
+        theirs.timeout_s,
+        theirs.needs_approval,
+        answer_s=theirs.answer_s,
+        site=Site.CLIENT,
+    )
+
+
+def _nothing_runs(**_: object) -> None:
+    raise AssertionError("a person or a client answers this call")
+
+
+Approval = Callable[[Call, Tool], "bool | str"]
+"""A host's own rule: whether a person must allow a call, or in words why."""
+
+
+def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:
+    """Look a call up and check its arguments; what cannot be run gets a `problem` for the model to read."""
+    digest = digest_of(call.name, call.arguments)
+    found = tools.get(call.name)
+    if found is None:
+        known = ", ".join(sorted(tools)) or "none"
+        return CallPlan(
+            call.id, digest, problem=f"There is no tool named {call.name!r}. Known tools: {known}."
+        )
+    problem = why = None
+    try:
+        keywords = _read_arguments(found, call)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
+    else:
+        why = _why_ask(call, found, keywords, approval)
+    return CallPlan(
+        call.id,
+        digest,
+        has_effects=found.has_effects,
+        on_doubt=found.on_doubt,
+        timeout_s=found.timeout_s,
+        problem=problem,
+        site=found.site,
+        needs_approval=why is not None and found.site is not Site.PERSON,
+        question=why or "",
+        answer_s=found.answer_s,
+    )
+
+
+def _why_ask(call: Call, found: Tool, keywords: Mapping[str, Any], approval: Approval | None) -> str | None:
+    """Return what to ask a person before this call, perhaps nothing; None where nobody needs to be asked."""
+    if found.site is Site.PERSON:
+        return str(keywords.get("question", ""))
+    needed = found.needs_approval
+    try:
+        if callable(needed):
+            needed = needed(**keywords)
+        asked = approval(call, found) if approval is not None else False
+    except Exception:  # noqa: BLE001 - foreign code: a rule that fails must not let a call through
+        return "The rule that decides about this call failed."
+    if isinstance(asked, str) and asked:
+        return storable(asked)
+    return "" if needed or asked else None
+
+
+async def probe_call(found: Tool, call: Call, context: CallContext) -> tuple[Result | None, bool]:
+    """Ask the outside world whether a call in doubt happened; whatever the probe does, this does not raise.
+
+    Returns:
+        The call's result if it happened, and whether it may run again because it did not.
+    """
+    if found.probe is None:  # the agent changed between two owners
+        return None, False
+    token = _current.set(context)
+    try:
+        keywords = _read_arguments(found, call)
+        async with asyncio.timeout(found.timeout_s):
+            answer = await _invoke(found.probe, keywords)
+    except (Exception, SystemExit):  # noqa: BLE001 - foreign code: a probe that fails does not know
+        _log.exception("the probe of a tool failed", extra={"session": context.session})
+        return None, False
+    finally:
+        _current.reset(token)
+    if isinstance(answer, Happened):
+        return _result_of(call, answer.value), False
+    return None, isinstance(answer, DidNotHappen)
+
+
+def is_plain(found: Tool) -> bool:
+    """Whether a tool is a plain function, which runs in a thread and cannot be cancelled, only asked to stop."""
+    return not _is_coroutine_function(found.function)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function)  # it unwraps and looks at flags: several microseconds
+
+
+async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
+    """Call a tool within its timeout and return its result; whatever the tool does, this does not raise.
+
+    Cancelling this cancels a coroutine tool; a plain function's thread is abandoned. The cancellation goes on
+    to the caller.
+    """
+    try:
+        keywords = _read_arguments(found, call)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return _unfit(call, error)
+    limit = asyncio.timeout(found.timeout_s)
+    token = _current.set(context)
+    try:
+        async with limit:
+            value = await _invoke(found.function, keywords)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+        if limit.expired():
+            message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
+            outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
+            return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
+        return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
+    finally:
+        _current.reset(token)
+    return _result_of(call, value)
+
+
+def call_within(
+    found: Tool,
+    call: Call,
+    context: CallContext,
+    attempt: Callable[[Callable[[Transaction], object]], object],
+) -> Result:
+    """Call a tool in the transaction of its outcome, at once and in this thread, and return its result.
+
+    Whatever the tool does, this does not raise; where it raised, `attempt` has undone what it wrote.
+    """
+
+    def effect(transaction: Transaction) -> object:
+        token = _current.set(msgspec.structs.replace(context, transaction=transaction))
+        try:
+            return found.function(**keywords)
+        finally:
+            _current.reset(token)
+
+    try:
+        keywords = _read_arguments(found, call)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        return _unfit(call, error)
+    try:
+        value = attempt(effect)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
+        undone = "What it had written was undone."
+        return Result(call.id, storable(f"{type(error).__name__}: {error}\n{undone}"), Outcome.ERROR)
+    return _result_of(call, value)
+
+
+def _unfit(call: Call, error: Exception) -> Result:
+    return Result(call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR)
+
+
+def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:
+    if found.arguments is None:
+        return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
+    arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
+    return {field: getattr(arguments, field) for field in arguments.__struct_fields__}
+
+
+async def _invoke(function: Callable[..., Any], keywords: Mapping[str, Any]) -> object:
+    if _is_coroutine_function(function):
+        try:
+            return await typing.cast("Awaitable[object]", function(**keywords))
+        except asyncio.CancelledError as error:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise RuntimeError("CancelledError: the tool cancelled itself") from error
+    context = contextvars.copy_context()
+    return await _in_thread(lambda: context.run(lambda: function(**keywords)))
+
+
+_free_threads = threading.Semaphore(THREADS_MAX)
+
+
+async def _in_thread(work: Callable[[], object]) -> object:
+    """Run a plain function in a thread of its own; a cancelled caller abandons it.
+
+    A daemon and no pool: a tool that hangs must keep neither the process from ending nor the next tool from starting.
+    """
+    if not _free_threads.acquire(blocking=False):
+        raise RuntimeError(f"not started: {THREADS_MAX} tools are running or hanging in this process")
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: Exception | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(value)
+        else:
+            ended.set_exception(error)
+
+    def run() -> None:
+        value: object = None
+        failure: Exception | None = None
+        try:
+            value = work()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - see run_call; a future takes neither of the odd ones
+            is_odd = isinstance(error, StopIteration | SystemExit)
+            failure = RuntimeError(f"{type(error).__name__}: {error}") if is_odd else error  # type: ignore[assignment]
+        finally:
+            _free_threads.release()
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="midstream tool", daemon=True).start()
+    return await ended
+
+
+def _result_of(call: Call, value: object) -> Result:
+    outcome = Outcome.OK
+    if isinstance(value, StatedOutcome):
+        content, outcome = value.content, value.outcome
+    elif isinstance(value, str):
+        content = value
+    else:
+        try:
+            content = msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            # The tool has run: the model must know that only its answer is lost.
+            problem = f"{call.name!r} finished, but its answer has no JSON form ({error})."
+            return Result(call.id, problem, Outcome.ERROR)
+    if len(content) > RESULT_CHARS_MAX:
+        content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
+    return Result(call.id, storable(content), outcome)
+
+
+def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Index tools by name.
+
+    Raises:
+        ToolDefinitionError: Two of them have the same name.
+    """
+    found: dict[str, Tool] = {}
+    for each in tools:
+        if each.name in found:
+            raise ToolDefinitionError(f"two tools are named {each.name!r}: give one of them another name")
+        found[each.name] = each
+    return found
+
+
+# --- schema from signature and docstring ----------------------------------------------------------------------
+
+
+def _read_signature(function: Callable[..., Any], name: str) -> tuple[type[Struct], ToolSpec]:
+    described = _docstring_arguments(inspect.getdoc(function) or "")
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise ToolDefinitionError(f"a type hint of {name!r} cannot be resolved: {error}") from error
+    fields: list[tuple[str, Any, Any]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ToolDefinitionError(f"tool {name!r} must take named parameters only, not {parameter}")
+        if parameter.name not in hints:
+            raise ToolDefinitionError(f"parameter {parameter.name!r} of tool {name!r} needs a type hint")
+        hint = hints[parameter.name]
+        if text := described.get(parameter.name):
+            hint = typing.Annotated[hint, msgspec.Meta(description=text)]
+        default = msgspec.NODEFAULT if parameter.default is parameter.empty else parameter.default
+        fields.append((parameter.name, hint, default))
+    try:
+        arguments = msgspec.defstruct("Arguments", fields, kw_only=True)
+        schema = _plain_schema(arguments)
+    except TypeError as error:
+        raise ToolDefinitionError(f"a parameter of tool {name!r} has no JSON form: {error}") from error
+    summary = _docstring_summary(inspect.getdoc(function) or "")
+    return arguments, ToolSpec(name, summary, schema)
+
+
+def _plain_schema(arguments: type[Struct]) -> dict[str, Any]:
+    """Return an object schema with its own `$defs`, as providers want it."""
+    (reference,), definitions = msgspec.json.schema_components([arguments])
+    schema = dict(definitions.pop("Arguments")) if "$ref" in reference else dict(reference)
+    schema.pop("title", None)
+    schema["additionalProperties"] = False
+    if definitions:
+        schema["$defs"] = definitions
+    return schema
+
+
+_SECTION = re.compile(
+    r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?):\s*$", re.MULTILINE
+)
+
+
+def _docstring_summary(text: str) -> str:
+    found = _SECTION.search(text)
+    return (text[: found.start()] if found else text).strip()
+
+
+def _docstring_arguments(text: str) -> dict[str, str]:
+    """Read a Google-style `Args:` section."""
+    found = re.search(r"^(?:Args|Arguments|Parameters):\s*$\n((?:[ \t]+.*\n?|\n)*)", text, re.MULTILINE)
+    if not found:
+        return {}
+    described: dict[str, str] = {}
+    current = ""
+    for line in found.group(1).splitlines():
+        entry = re.match(r"^ {1,4}\*{0,2}(\w+)(?:\s*\([^)]*\))?:\s*(.*)$", line)
+        if entry:
+            current = entry.group(1)
+            described[current] = entry.group(2).strip()
+        elif current and line.strip():
+            described[current] += " " + line.strip()
+    return described

@@ -1,0 +1,515 @@
+"""MCP servers as sources of tools: over stdio or streamable HTTP, through the official SDK.
+
+    agent = Agent(model, tools=[McpServer.stdio("npx", ["-y", "server-files", "."], name="files")])
+
+A server is connected when it is first asked, shared by all sessions, and connected again after it died. The SDK's
+client lives in one task of its own (`_Link`), because it must be closed where it was opened; who calls a tool only
+waits for an answer, and is told at once when the connection goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TextIO, TypedDict, Unpack, cast
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from midstream.environment import World
+from midstream.errors import ToolsUnavailableError, UsageError
+from midstream.extras import extra
+from midstream.history.messages import Outcome, ToolSpec, storable
+from midstream.session.calls import OnDoubt
+from midstream.timing import Backoff
+from midstream.tools.function_tools import (
+    PROGRESS_CHARS_MAX,
+    TIMEOUT_S,
+    CallContext,
+    StatedOutcome,
+    Tool,
+    current_call,
+)
+from midstream.version import __version__
+
+with extra("mcp"):
+    import mcp_types as wire
+    from jsonschema.validators import validator_for
+    from mcp import Client, MCPError, StdioServerParameters, stdio_client
+    from mcp.client import Transport
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared.dispatcher import ProgressFnT
+
+CONNECT_S = 60.0
+"""Seconds a server has to start and greet: a first `npx` or `uvx` downloads its program."""
+START_WAIT_S = 8.0
+"""Seconds of them that somebody waits for its tools; whoever comes later does without them until it is there."""
+LIST_S = 5.0
+"""Seconds a server has to say what tools it has, where it is not busy with a call."""
+RECONNECT = Backoff(first_s=1.0, most_s=60.0, jitter=0.25)
+"""Waits after a server that could not be reached. One that was lost while it worked is tried again at once."""
+PAGES_MAX = 100
+TOOLS_MAX = 1000
+"""Tools that are taken of one server; no model can be shown more."""
+NAME_CHARS_MAX = 64
+"""Characters of a tool's name that every provider takes."""
+STDERR_LINE_BYTES_MAX = 4096
+EFFECT_KEY = "midstream/effect_key"
+"""Member of a call's `_meta`: the same for every run of one call, so that a server can refuse repetitions."""
+
+_TIMEOUT = httpx2.Timeout(connect=10.0, read=None, write=30.0, pool=5.0)
+"""No limit on silence: a call has its own, and the answer of a slow tool is silent until it comes."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
+_FOREIGN_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
+_GATEWAY_FAULT = (wire.INTERNAL_ERROR, "Server returned an error response")
+"""How the SDK says that HTTP failed where JSON-RPC should have answered."""
+_OFF_THE_LINE = (wire.CONNECTION_CLOSED, "Connection closed")
+"""How the SDK says that nobody is at the other end any more."""
+
+_Streams = AsyncGenerator[Any]  # a pair of streams whose type the SDK keeps to itself
+
+_log = logging.getLogger(__name__)
+
+
+class ServerOptions(TypedDict, total=False):
+    """Options of both kinds of server.
+
+    Args:
+        prefix: Stands before the names of its tools; `NAME__` by default, so that servers cannot take one another's
+            names. "" shows the names as they are.
+        timeout_s: Seconds until a call is given up.
+        hints: "trusted" takes a server's word for what is read-only or may be repeated; "ignored" treats each of its
+            tools as one with effects.
+        world: Clock, chance and tasks.
+    """
+
+    prefix: str
+    timeout_s: float
+    hints: Literal["trusted", "ignored"]
+    world: World
+
+
+class McpServer:
+    """The tools of one MCP server. Make one with `stdio` or `http`.
+
+    It serves one event loop at a time: `close` it before it is used in another one. Its representation and its log
+    lines hold no arguments, no environment, no headers.
+    """
+
+    def __init__(
+        self, name: str, where: str, connect: Callable[[], Transport], **options: Unpack[ServerOptions]
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"an MCP server's name is a letter and up to 31 of A-Z a-z 0-9 _ -, not {name!r}"
+            )
+        self.name = name
+        self._where = where
+        self._connect = connect
+        self._prefix = options.get("prefix", f"{name}__")
+        self._timeout_s = options.get("timeout_s", TIMEOUT_S)
+        self._hints = options.get("hints", "trusted")
+        self._world = options.get("world") or World()
+        self._link: _Link | None = None
+        self._parting: set[_Link] = set()
+        self._failures = 0
+        self._retry_at = 0.0
+        self._made: dict[str, tuple[wire.Tool, Tool | None]] = {}
+        """What was made of each tool the server listed last."""
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        **options: Unpack[ServerOptions],
+    ) -> McpServer:
+        """A program that is started here and spoken to over its stdin and stdout; its stderr goes to the log (info).
+
+        Args:
+            command: The program.
+            args: Its arguments.
+            name: What people and, as the prefix of its tools, the model call it.
+            env: Added to its environment, which has only HOME, LOGNAME, PATH, SHELL, TERM and USER of this one.
+            cwd: Its working directory.
+            options: See `ServerOptions`.
+
+        Raises:
+            UsageError: The name has another form. Nothing was started.
+        """
+        program = StdioServerParameters(command=command, args=[*args], env=dict(env or {}), cwd=cwd)
+        return cls(name, Path(command).name, lambda: _over_stdio(program, name), **options)
+
+    @classmethod
+    def http(
+        cls,
+        url: str,
+        *,
+        name: str,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx2.Auth | None = None,
+        **options: Unpack[ServerOptions],
+    ) -> McpServer:
+        """A server that speaks streamable HTTP at `url`.
+
+        Args:
+            url: Its endpoint, such as `https://example.com/mcp`. Keep secrets out of it: HTTP libraries log addresses.
+            name: What people and, as the prefix of its tools, the model call it.
+            headers: Sent with each request, such as an `Authorization`.
+            auth: Makes them instead (the SDK's `OAuthClientProvider` is one).
+            options: See `ServerOptions`.
+
+        Raises:
+            UsageError: The name or the address has another form. Nothing was sent.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"the address of the MCP server {name!r} must look like https://example.com/mcp")
+        sent = dict(headers or {})
+        return cls(name, f"{parts.scheme}://{parts.hostname}", lambda: _over_http(url, sent, auth), **options)
+
+    def __repr__(self) -> str:
+        return f"McpServer({self.name!r}, {self._where!r})"
+
+    async def tools(self) -> tuple[Tool, ...]:
+        """Return the tools the server has now; see `ToolSource`.
+
+        A server that does not say so in time because it is busy with a call still has the tools it had.
+
+        Raises:
+            ToolsUnavailableError: It is not there, is still starting, or does not answer.
+        """
+        for is_last_try in (False, True):
+            link = await self._linked()
+            try:
+                async with asyncio.timeout(LIST_S):
+                    listed = await _listed(await link.client())
+            except TimeoutError as error:
+                if link.calls:
+                    return tuple(made for _, made in self._made.values() if made is not None)
+                raise self._failed(link, f"did not say within {LIST_S:g} s what tools it has") from error
+            except Exception as error:  # whatever it is, there is no list
+                if is_last_try:
+                    raise self._failed(link, _reason_of(error)) from error
+                self._drop(link)  # it died since it was asked last
+            else:
+                self._failures = 0
+                return self._take(listed)
+        raise AssertionError("the last try returns or raises")
+
+    async def close(self) -> None:
+        """End the connection and, where it was started here, the server: asked, terminated, killed, within 9 s."""
+        if self._link is not None:
+            self._drop(self._link)
+        await asyncio.gather(*(each.ended() for each in self._parting))
+
+    # --- the connection ---------------------------------------------------------------------------------------
+
+    async def _linked(self) -> _Link:
+        link = self._link
+        if link is not None and link.failure is not None:  # while nobody waited for it
+            raise self._failed(link, _reason_of(link.failure))
+        if link is None or link.is_over:
+            left_s = self._retry_at - self._world.monotonic()
+            if left_s > 0:
+                raise self._unavailable(f"could not be reached and is tried again in {left_s:.0f} s")
+            link = self._link = _Link(self._connect(), self._world, f"MCP {self.name}")
+        left_s = max(0.0, link.started_at + START_WAIT_S - self._world.monotonic())
+        try:
+            async with asyncio.timeout(left_s):
+                await link.client()
+        except TimeoutError as error:
+            if link.failure is None:
+                raise self._unavailable("is still starting") from error
+            raise self._failed(link, _reason_of(link.failure)) from error
+        except Exception as error:
+            raise self._failed(link, _reason_of(error)) from error
+        return link
+
+    def _drop(self, link: _Link) -> None:
+        """Let a connection end by itself; the next call makes another one."""
+        if self._link is link:
+            self._link = None
+        self._parting = {each for each in self._parting if not each.is_done} | {link}
+        link.let_go()
+
+    def _failed(self, link: _Link, reason: str) -> ToolsUnavailableError:
+        if self._link is link:  # however many wait for it, it fails once
+            self._drop(link)
+            self._failures += 1
+            wait_s = RECONNECT.wait_s(self._failures, chance=self._world.chance())
+            self._retry_at = self._world.monotonic() + wait_s
+            _log.warning("the MCP server %r %s; tried again in %.0f s", self.name, reason, wait_s)
+        return self._unavailable(reason)
+
+    def _unavailable(self, reason: str) -> ToolsUnavailableError:
+        return ToolsUnavailableError(f"the MCP server {self.name!r} {reason}")
+
+    # --- its tools --------------------------------------------------------------------------------------------
+
+    def _take(self, listed: Sequence[wire.Tool]) -> tuple[Tool, ...]:
+        before, self._made = self._made, {}
+        for remote in listed:
+            known = before.get(remote.name)
+            made = known[1] if known and known[0] == remote else self._tool_of(remote)
+            self._made[remote.name] = (remote, made)
+        return tuple(made for _, made in self._made.values() if made is not None)
+
+    def _tool_of(self, remote: wire.Tool) -> Tool | None:
+        """Make a tool, or none where its schema is so wrong that a provider would refuse every request with it."""
+        schema = remote.input_schema
+        try:
+            validator_for(schema).check_schema(schema)
+        except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which not only says SchemaError
+            _log.warning("a tool of %r is left out: its schema is no JSON schema", self.name)
+            return None
+        has_effects, on_doubt = _policy_of(remote.annotations if self._hints == "trusted" else None)
+
+        async def call(**arguments: object) -> StatedOutcome:
+            return await self._call(remote.name, arguments, has_effects=has_effects)
+
+        described = storable(remote.description or remote.title or "")
+        spec = ToolSpec(_name_for(self._prefix + remote.name), described, {"type": "object", **schema})
+        return Tool(spec, call, None, has_effects, on_doubt, self._timeout_s)
+
+    async def _call(self, name: str, arguments: dict[str, object], *, has_effects: bool) -> StatedOutcome:
+        context = current_call()
+        doubtful = Outcome.UNKNOWN if has_effects else Outcome.ERROR
+        try:
+            link = await self._linked()
+            client = await link.client()
+        except ToolsUnavailableError as error:
+            if context.run > 1:
+                return StatedOutcome(f"Not run again: {error.message}. {_MAY_HAVE_RUN}", doubtful)
+            return StatedOutcome(f"Not run: {error.message}.", Outcome.ERROR)
+        # The SDK's type knows the protocol's own members only; the specification lets anybody add some.
+        meta = cast("wire.RequestParamsMeta", {EFFECT_KEY: context.effect_key})
+        link.calls += 1
+        try:
+            result = await client.call_tool(
+                name,
+                arguments,
+                progress_callback=_progress_of(context),
+                meta=meta,
+            )
+        except MCPError as error:
+            if (error.code, error.message) == _OFF_THE_LINE:
+                self._drop(link)
+            if error.code == wire.CONNECTION_CLOSED or (error.code, error.message) == _GATEWAY_FAULT:
+                return StatedOutcome(f"The MCP server {self.name!r} went away. {_MAY_HAVE_RUN}", doubtful)
+            return StatedOutcome(error.message, Outcome.ERROR)
+        except Exception as error:  # noqa: BLE001 - an SDK over a network: nobody knows what the server did
+            kind = type(error).__name__
+            _log.warning("no usable answer of %r: %s", self.name, kind, extra={"session": context.session})
+            return StatedOutcome(
+                f"The MCP server {self.name!r} gave no usable answer. {_MAY_HAVE_RUN}", doubtful
+            )
+        finally:
+            link.calls -= 1
+        return StatedOutcome(text_of(result), Outcome.ERROR if result.is_error else Outcome.OK)
+
+
+_MAY_HAVE_RUN = "It may or may not have taken effect."
+
+
+class _Link:
+    """One connection, in the task that opened it and will close it."""
+
+    def __init__(self, transport: Transport, world: World, name: str) -> None:
+        self.started_at = world.monotonic()
+        self.calls = 0
+        """Calls that wait for their answer."""
+        self._transport = transport
+        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(_looked_at)
+        self._leaving = asyncio.Event()
+        self._task = world.spawn(self._hold(), name=name)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no call can be made over it any more."""
+        return self._leaving.is_set() or self._task.done()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._task.done()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it was never made."""
+        return self._ready.exception() if self._ready.done() else None
+
+    async def client(self) -> Client:
+        """Wait for the greeting; raises what went wrong with it. Giving up the wait does not stop it."""
+        return await asyncio.shield(self._ready)
+
+    def let_go(self) -> None:
+        """Begin to close it."""
+        self._leaving.set()
+        if not self._ready.done():
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until nothing is left of it."""
+        await asyncio.wait([self._task])
+
+    async def _hold(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S) as limit:
+                info = wire.Implementation(name="midstream", version=__version__)
+                async with Client(self._transport, client_info=info) as client:
+                    limit.reschedule(None)
+                    self._ready.set_result(client)
+                    await self._leaving.wait()
+        except Exception as error:  # noqa: BLE001 - whatever ends a connection is said to those who wait for it
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            else:
+                _log.info("an MCP connection ended: %s", type(error).__name__)
+        finally:
+            if not self._ready.done():
+                self._ready.set_exception(ToolsUnavailableError("the connection was given up"))
+
+
+def _looked_at(ready: asyncio.Future[Client]) -> None:
+    """Let a failure that nobody waits for pass in silence: the next who asks meets it again."""
+    if not ready.cancelled():
+        ready.exception()
+
+
+# --- transports -----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _over_stdio(program: StdioServerParameters, name: str) -> _Streams:
+    with _stderr_in_the_log(name) as errors:
+        async with stdio_client(program, errlog=errors) as streams:
+            errors.close()  # the server has its own copy: the log ends with it
+            yield streams
+
+
+@contextlib.asynccontextmanager
+async def _over_http(url: str, headers: Mapping[str, str], auth: httpx2.Auth | None) -> _Streams:
+    async with (
+        httpx2.AsyncClient(headers=headers, auth=auth, timeout=_TIMEOUT) as http,
+        streamable_http_client(url, http_client=http) as streams,
+    ):
+        yield streams
+
+
+@contextlib.contextmanager
+def _stderr_in_the_log(name: str) -> Iterator[TextIO]:
+    """Give a file whose lines become log lines, until all who have it open have closed it."""
+    reading, writing = os.pipe()
+
+    def follow() -> None:
+        with os.fdopen(reading, "rb") as lines:
+            while line := lines.readline(STDERR_LINE_BYTES_MAX):
+                _log.info("%s: %s", name, line.decode("utf-8", "replace").rstrip())
+
+    threading.Thread(target=follow, name=f"stderr of MCP {name}", daemon=True).start()
+    with os.fdopen(writing, "w", encoding="utf-8") as file:
+        yield file
+
+
+# --- what the two sides call things -----------------------------------------------------------------------------
+
+
+async def _listed(client: Client) -> list[wire.Tool]:
+    found: list[wire.Tool] = []
+    cursor: str | None = None
+    for _ in range(PAGES_MAX):
+        page = await client.list_tools(cursor=cursor)
+        found.extend(page.tools)
+        cursor = page.next_cursor
+        if cursor is None or len(found) > TOOLS_MAX:
+            break
+    return found[:TOOLS_MAX]
+
+
+def _policy_of(hints: wire.ToolAnnotations | None) -> tuple[bool, OnDoubt]:
+    """Return whether a tool has effects, and what to do with a call whose outcome is lost (TURN-44)."""
+    if hints is not None and hints.read_only_hint:
+        return False, OnDoubt.RERUN
+    if hints is not None and hints.idempotent_hint:
+        return True, OnDoubt.RERUN
+    return True, OnDoubt.UNKNOWN
+
+
+def _name_for(name: str) -> str:
+    """Return a name every provider takes; one that had to be changed carries a digest, so that it stays distinct."""
+    plain = _FOREIGN_CHARACTERS.sub("_", name)
+    if plain == name and len(name) <= NAME_CHARS_MAX:
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{plain[: NAME_CHARS_MAX - 9]}_{digest}"
+
+
+def _progress_of(context: CallContext) -> ProgressFnT:
+    """Return what takes a tool's progress and lets the session's readers see it."""
+
+    async def take(progress: float, total: float | None, message: str | None) -> None:
+        done = f"{progress:g}" if total is None else f"{progress:g} of {total:g}"
+        context.tell(storable(f"{done}: {message}" if message else done)[:PROGRESS_CHARS_MAX])
+
+    return take
+
+
+def text_of(result: wire.CallToolResult) -> str:
+    """Return what a model reads of a result: its texts; pictures and files by name, kind and size only."""
+    if not result.content and result.structured_content is not None:
+        return msgspec.json.encode(result.structured_content).decode()
+    return "\n".join(_text_of(block) for block in result.content)
+
+
+def _text_of(block: wire.ContentBlock) -> str:
+    match block:
+        case wire.TextContent():
+            return block.text
+        case wire.ImageContent() | wire.AudioContent():
+            return f"[{block.type} {block.mime_type}, {_bytes_in(block.data)} bytes, not shown]"
+        case wire.ResourceLink():
+            return f"[resource {block.name} at {block.uri}{_kind(block.mime_type)}]"
+        case wire.EmbeddedResource(resource=wire.TextResourceContents() as inner):
+            return f"[resource {inner.uri}]\n{inner.text}"
+        case wire.EmbeddedResource(resource=wire.BlobResourceContents() as inner):
+            return f"[resource {inner.uri}{_kind(inner.mime_type)}, {_bytes_in(inner.blob)} bytes, not shown]"
+    return f"[{block.type}, not shown]"
+
+
+def _kind(mime_type: str | None) -> str:
+    return f", {mime_type}" if mime_type else ""
+
+
+def _bytes_in(base64: str) -> int:
+    return len(base64.rstrip("=")) * 3 // 4
+
+
+def _reason_of(error: BaseException) -> str:
+    """Say why a server cannot be asked, without what was sent to it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case ToolsUnavailableError():
+            return "was closed"
+        case MCPError():
+            return f"cannot be asked: {error.message}"
+        case TimeoutError():
+            return f"did not start within {CONNECT_S:g} s"
+        case OSError():
+            return f"cannot be started or reached: {error.strerror or type(error).__name__}"
+        case _:
+            return f"cannot be reached ({type(error).__name__})"

@@ -1,0 +1,234 @@
+"""What a session does with an upstream's agent that asks leave in the middle of its answer, whichever upstream it is.
+
+The agent is the scripted peer of its own test; people are clients of a server in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from midstream.agents.permission_rules import Ask, Rules
+from midstream.agents.pool import Pooled
+from midstream.agents.upstreams import Upstream
+from midstream.client import Client, connect
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.errors import AnswerMismatchError, DrainingError, QuestionClosedError
+from midstream.history.messages import Outcome, UpstreamCall, UserMessage
+from midstream.server.app import asgi
+from midstream.session.calls import NO_DECISION_CONTENT, Choice
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import (
+    AnswerUsed,
+    QuestionAsked,
+    QuestionClosed,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.turn.commands import Answer, Cancel, SendMessage
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import records_until_end
+from tests.server.serving import served
+from tests.spec import spec
+
+LIMIT_S = 20.0
+EDITED = '{"a":2}'
+
+
+class LeavePeer(Protocol):
+    """The scripted peer of an upstream whose agents ask leave."""
+
+    is_fixed: bool
+    """Whether its agents run what they asked about, or nothing."""
+
+    def asking(self, rules: Rules) -> Upstream:
+        """Return the upstream, with these rules."""
+
+    def want(self) -> None:
+        """Let the next answer begin with a tool that changes something, `{"a":1}`, for which leave is asked."""
+
+    def ran(self) -> list[object]:
+        """Return the arguments with which its tools really ran, in order."""
+
+
+class Room:
+    """A process with a session, as far as that can be had within a test."""
+
+    def __init__(self, upstream: Upstream, memory: Memory) -> None:
+        self.store = MemoryStore(memory)
+        self.pool = Pooled(upstream, self.store)
+        self.host = Host(Agent(self.pool), self.store)
+
+    async def open(self) -> Room:
+        await self.host.start()
+        await self.host.recovered()
+        return self
+
+    async def asked(self, words: str = "one") -> tuple[Runner, Question]:
+        """Say something and return what is asked about it."""
+        runner = await self.host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of(words)))
+        return runner, await self.question(runner)
+
+    async def question(self, runner: Runner) -> Question:
+        async with asyncio.timeout(LIMIT_S):
+            while not (found := questions_of("s", runner.state)):
+                await runner.wait(runner.newest.position)
+        return found[0]
+
+    async def die(self) -> None:
+        """Let go of everything at once, as a killed process does; the store keeps what it has."""
+        for runner in [await self.host.session("s")]:
+            await runner.close(DrainingError("killed"))
+        await self.pool.aclose()
+
+    async def close(self) -> None:
+        await self.host.stop(grace_s=0.0)
+        await self.pool.aclose()
+
+
+def answer(question: Question, choice: Choice, *, text: str = "", arguments: str | None = None) -> Answer:
+    return Answer(question.turn, question.reply, question.call_id, question.digest, choice, text, arguments)
+
+
+def tools_of(records: tuple[Record, ...]) -> list[UpstreamCall]:
+    """Return the tools that the agent ran, or did not, as the whole reply has them."""
+    replies = [each.body for each in records if isinstance(each, ReplyCompleted)]
+    return [part for part in replies[-1].parts if isinstance(part, UpstreamCall)]
+
+
+class LeaveContract:
+    """Subclass it with a fixture `leave_peer`."""
+
+    @pytest.fixture
+    def leave_peer(self) -> LeavePeer:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def room(self, leave_peer: LeavePeer) -> AsyncIterator[Callable[[Rules], Room]]:
+        memory = Memory()
+        rooms: list[Room] = []
+
+        def made(rules: Rules) -> Room:
+            memory.living.clear()  # whoever was there before is dead
+            rooms.append(Room(leave_peer.asking(rules), memory))
+            return rooms[-1]
+
+        yield made
+        for each in rooms:
+            await each.close()
+
+    @spec("TURN-77", "TURN-81")
+    async def test_it_is_answered_by_a_client_that_comes_after_others_were_cut_off(
+        self, leave_peer: LeavePeer, tmp_path: Path
+    ) -> None:
+        leave_peer.want()
+        store = MemoryStore()
+        pool = Pooled(leave_peer.asking(Rules(others=Ask("It changes something."))), store)
+        async with served(asgi(Agent(pool), store=store)) as server, asyncio.timeout(LIMIT_S):
+
+            def client(name: str) -> Client:
+                return connect(server.url, state=tmp_path / f"{name}.db")
+
+            for name in ("first", "second"):  # each sees the question, and is gone
+                async with client(name) as reader:
+                    events = reader.send("s", "one") if name == "first" else reader.follow("s", "0-0")
+                    async for event in events:
+                        if event.question is not None:
+                            break
+                    await events.aclose()
+            async with client("third") as person:
+                (question,) = await person.questions("s")
+                assert (question.text, question.is_fixed) == ("It changes something.", leave_peer.is_fixed)
+                if leave_peer.is_fixed:
+                    with pytest.raises(AnswerMismatchError):
+                        await person.answer("s", question, "allow", arguments=EDITED)
+                edited = None if leave_peer.is_fixed else EDITED
+                await person.answer("s", question, "allow", arguments=edited)
+                with pytest.raises(QuestionClosedError):
+                    await person.answer("s", question, "deny")
+                replies = []
+                async for event in person.follow("s", "0-0"):
+                    replies += [event.record] if isinstance(event.record, ReplyCompleted) else []
+                    if event.is_end:
+                        break
+            (tool,) = tools_of(tuple(replies))
+            assert tool.outcome is Outcome.OK
+            assert leave_peer.ran() == [{"a": 1} if leave_peer.is_fixed else {"a": 2}]
+        await pool.aclose()
+
+    @spec("TURN-77", "TURN-80")
+    async def test_a_denial_and_the_end_of_the_time_reach_the_agent(
+        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+    ) -> None:
+        here = await room(Rules(others=Ask(answer_s=0.3))).open()
+        leave_peer.want()
+        runner, question = await here.asked()
+        await runner.submit(answer(question, Choice.DENY, text="not on a Sunday"))
+        (denied,) = tools_of(await records_until_end(runner, after=0))
+        assert denied.outcome is not Outcome.OK
+        assert "not on a Sunday" in denied.content
+        leave_peer.want()
+        before = runner.newest.position
+        await here.asked("two")
+        (late,) = tools_of(await records_until_end(runner, after=before))
+        assert late.outcome is not Outcome.OK
+        assert NO_DECISION_CONTENT in late.content
+        assert leave_peer.ran() == []
+
+    @spec("TURN-80")
+    async def test_a_stop_ends_the_wait_and_the_next_message_is_answered(
+        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+    ) -> None:
+        here = await room(Rules(others=Ask())).open()
+        leave_peer.want()
+        runner, _ = await here.asked()
+        await runner.submit(Cancel())
+        stopped = await records_until_end(runner, after=0)
+        assert isinstance(stopped[-1], TurnEnded)
+        assert stopped[-1].status is TurnStatus.CANCELLED
+        assert [type(each) for each in stopped if isinstance(each, QuestionClosed | AnswerUsed)] == [
+            QuestionClosed
+        ]
+        before = runner.newest.position
+        await runner.submit(SendMessage(UserMessage.of("two")))
+        ended = (await records_until_end(runner, after=before))[-1]
+        assert isinstance(ended, TurnEnded)
+        assert ended.status is TurnStatus.COMPLETED
+        assert leave_peer.ran() == []
+
+    @spec("TURN-79", "TURN-80")
+    async def test_killed_while_it_waits_the_agent_asks_again_and_the_old_question_is_closed(
+        self, leave_peer: LeavePeer, room: Callable[[Rules], Room]
+    ) -> None:
+        first = await room(Rules(others=Ask())).open()
+        leave_peer.want()
+        _, old = await first.asked()
+        await first.die()
+        leave_peer.want()
+        second = await room(Rules(others=Ask())).open()
+        runner = await second.host.session("s")
+        question = await second.question(runner)
+        assert question.call_id != old.call_id
+        with pytest.raises(QuestionClosedError):
+            await runner.submit(answer(old, Choice.ALLOW))
+        await runner.submit(answer(question, Choice.ALLOW))
+        records = await records_until_end(runner, after=0)
+        kinds = (QuestionAsked, QuestionClosed, AnswerUsed)
+        assert [type(each) for each in records if isinstance(each, kinds)] == [
+            QuestionAsked,
+            QuestionClosed,
+            QuestionAsked,
+            AnswerUsed,
+        ]
+        (tool,) = tools_of(records)
+        assert tool.outcome is Outcome.OK
+        assert leave_peer.ran() == [{"a": 1}]

@@ -1,0 +1,137 @@
+"""A host in front of a pool on a scripted upstream, with a clock that stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.agents.pool import Pooled, PoolLimits, Servers
+from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
+from midstream.agents.pool_records import PoolRecord, decode
+from midstream.agents.pool_turns import TurnReport
+from midstream.errors import ModelError
+from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, PoolJudged, TextDelta
+from midstream.session.records import Judgement
+from midstream.store.memory import Memory as Place
+from midstream.store.memory import MemoryStore
+from midstream.testing import FakeWorld
+from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words_of
+
+
+class Host:
+    """Keeps a history and has it answered.
+
+    Args:
+        session: Under which it asks.
+    """
+
+    def __init__(self, pool: Pooled, world: FakeWorld, *, session: str = "s") -> None:
+        self.pool = pool
+        self.world = world
+        self.session = session
+        self.system = ""
+        self.history = History()
+        self.events: list[ModelEvent] = []
+        """What the last answer was made of."""
+        self.judged: list[Judgement] = []
+        """What the pool said of it."""
+
+    async def say(self, *texts: str) -> TurnReport:
+        """Say something, have it answered, take the answer into the history."""
+        for text in texts:
+            self.history = self.history.then(UserMessage.of(text))
+        return await self.ask()
+
+    async def ask(self) -> TurnReport:
+        """Have the history answered as it is."""
+        request = ModelRequest(self.system, self.history, session=self.session)
+        self.events, self.judged = [], []
+
+        async def listen() -> None:
+            async for event in self.pool.stream(request):
+                if isinstance(event, PoolJudged):
+                    self.judged.append(event.judgement)
+                else:
+                    self.events.append(event)
+
+        await self.world.live_through(listen())
+        calls = [
+            Call(each.id, each.name, each.arguments)
+            for each in self.events
+            if isinstance(each, CallRequested)
+        ]
+        finish = Finish.CALLS if calls else Finish.STOP
+        results = tuple(Result(call.id, f"result of {call.id}") for call in calls)
+        reply = Reply((Text(self.text), *calls), finish)
+        self.history = self.history.then(Exchange(reply, results))
+        return self.report
+
+    async def fail(self, *texts: str) -> ModelError:
+        """Say something that fails; the message stays in the history."""
+        try:
+            await self.say(*texts)
+        except ModelError as error:
+            return error
+        raise AssertionError("it did not fail")
+
+    @property
+    def text(self) -> str:
+        """The words of the last answer."""
+        return "".join(event.text for event in self.events if isinstance(event, TextDelta))
+
+    @property
+    def report(self) -> TurnReport:
+        """What became of the last turn."""
+        report = self.pool.last(self.session)
+        assert report is not None
+        return report
+
+
+class Bench:
+    """A world, a store, an upstream, and pools of it."""
+
+    def __init__(self, upstream: ScriptedUpstream | None = None) -> None:
+        self.world = FakeWorld()
+        self.upstream = ScriptedUpstream() if upstream is None else upstream
+        self.place = Place()
+        self.store = MemoryStore(self.place)
+        self.reports: list[TurnReport] = []
+
+    async def pool(
+        self,
+        *,
+        limits: PoolLimits = PoolLimits(),  # noqa: B008 - frozen
+        servers: Servers | None = None,
+    ) -> Pooled:
+        """Return another pool, as another process would have it."""
+        await self.store.open()
+        return Pooled(
+            self.upstream,
+            self.store,
+            limits=limits,
+            servers=servers,
+            on_turn=self.reports.append,
+            world=self.world,
+        )
+
+    async def host(self, *, session: str = "s") -> Host:
+        """Return a host with a pool of its own."""
+        return Host(await self.pool(), self.world, session=session)
+
+    async def record(self, session: str = "s") -> PoolRecord | None:
+        """Return the record of a session."""
+        kept = await self.store.kv_get(POOL_NAMESPACE, key_of(self.upstream.name, session))
+        return decode(kept.body) if kept else None
+
+    def trouble(self, *troubles: Trouble | None) -> None:
+        """Let this go wrong with the next messages."""
+        self.upstream.troubles.extend(troubles)
+
+    def told(self) -> Sequence[str]:
+        """Return the words of every message that was sent, tries included."""
+        return [words_of(heard.said) for heard in self.upstream.sends]
+
+
+def is_whole(events: Sequence[ModelEvent]) -> bool:
+    """Whether an answer came to its end."""
+    return bool(events) and isinstance(events[-1], Finished)

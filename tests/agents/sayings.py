@@ -1,0 +1,63 @@
+"""Short words for the requests and the records that the tests of session reuse are about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.agents.pool_records import PoolRecord, answered, asked_fresh, confirmed
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    History,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    ToolSpec,
+    UserMessage,
+)
+from midstream.models.fingerprint import Outline, outline
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+
+HERE = {"model": "opus", "folder": "/work"}
+
+
+def said(text: str) -> UserMessage:
+    return UserMessage.of(text)
+
+
+def replied(text: str = "Well.", calls: Sequence[str] = ()) -> Exchange:
+    """A reply, with the results of the calls it asked for."""
+    parts: tuple[ReplyPart, ...] = (Text(text), *(Call(call, "read") for call in calls))
+    return Exchange(Reply(parts), tuple(Result(call, "ok") for call in calls))
+
+
+def sent(
+    *entries: Entry,
+    system: str = "Be brief.",
+    tools: Sequence[ToolSpec] = (),
+    servers: Sequence[ForwardedMcpServer] = (),
+    identity: dict[str, str] | None = None,
+) -> Outline:
+    """What a host sent."""
+    return outline(system, tools, servers, HERE if identity is None else identity, History(entries))
+
+
+def talk(*texts: str) -> tuple[Entry, ...]:
+    """User messages, each but the last with a reply."""
+    entries: list[Entry] = []
+    for text in texts:
+        entries += [said(text), replied(f"on {text}")]
+    return tuple(entries[:-1])
+
+
+def known(asked: Outline, *, agent: str = "agent-1", calls: Sequence[str] = ()) -> PoolRecord:
+    """The record of an agent that was asked this, answered it whole and gave a mark."""
+    record = confirmed(asked_fresh(asked, upstream="scripted", now=1.0), agent, now=2.0)
+    return answered(record, agent=agent, mark=f"mark-{asked.fingerprint.count}", open_calls=calls, now=3.0)
+
+
+def pending(asked: Outline) -> PoolRecord:
+    """The record of an agent that was being asked this when its process died."""
+    return asked_fresh(asked, upstream="scripted", now=1.0)

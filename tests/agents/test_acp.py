@@ -1,0 +1,515 @@
+"""Agents behind the Agent Client Protocol, by the real package on both sides: `tests/agents/acp_agent.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.agents.permission_rules import CAUTIOUS, EVERYTHING, Asking, Permission, Rules, Verdict
+from midstream.agents.upstreams import (
+    MessageTaken,
+    Setup,
+    Upstream,
+    UpstreamAgent,
+    UpstreamEvent,
+    UpstreamMessage,
+)
+from midstream.errors import (
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelMissingError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UsageError,
+)
+from midstream.history.messages import File, Finish, Outcome, Text, Usage, UserMessage, UserPart
+from midstream.models.replies import (
+    Finished,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+)
+from midstream.testing.pool_contract import PoolContract
+from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+from tests.agents.leave_contract import LeaveContract
+from tests.agents.scripted_peer import Orders
+from tests.house.source import ROOT
+
+pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
+
+from midstream.agents import acp as acp_module
+from midstream.agents.acp import AcpAgent
+
+LAUNCHER = ROOT / "tests" / "agents" / "acp_launcher.py"
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where scripted agents can be had quickly."""
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"{folder}/agents"
+        command = [sys.executable, "-m", "tests.agents.acp_agent", "--serve", address]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENV, text=True
+        ) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            yield address
+            server.stdin.close()
+
+
+class Program:
+    """The scripted agent as a peer of the contract, in a folder of its own."""
+
+    lacks: frozenset[Trait] = frozenset()
+
+    def __init__(self, folder: Path, address: str, *can: str) -> None:
+        self.orders = Orders(folder / "orders")
+        self.cwd = folder / "project"
+        self.cwd.mkdir()
+        self.command = [sys.executable, "-E", "-S", str(LAUNCHER), address, str(self.orders.folder), *can]
+
+    def agent(self, **more: object) -> AcpAgent:
+        return AcpAgent(self.command, **{"cwd": self.cwd, **more})  # type: ignore[arg-type] # options of each test
+
+    def upstream(self) -> Upstream:
+        return self.agent()
+
+    is_fixed = True
+
+    def asking(self, rules: Rules) -> Upstream:
+        return self.agent(permissions=rules)
+
+    def want(self) -> None:
+        tool = {"name": "edit", "arguments": '{"a":1}', "content": "done", "is_asked": True}
+        self.orders.order("tool", tool)
+
+    def ran(self) -> list[object]:
+        return [line["arguments"] for line in self.orders.recorded("ran")]
+
+    def told(self) -> list[PeerMessage]:
+        return [
+            PeerMessage(line["agent"], line["text"], line["key"]) for line in self.orders.recorded("told")
+        ]
+
+    def runs(self) -> int:
+        return self.orders.runs()
+
+    def expire(self, agent: str) -> None:
+        self.orders.lift(f"talk-{agent}")
+
+    def be_busy(self, agent: str) -> None:
+        self.orders.declare(f"busy-{agent}")
+
+    def hang(self) -> None:
+        self.orders.order("hang")
+
+    def hang_unopened(self) -> None:
+        self.orders.order("mute")
+
+    def die_unopened(self) -> None:
+        self.orders.order("lose")
+
+    def echo_wrong_id(self) -> None:
+        self.orders.order("wrong")
+
+    def die_mid_stream(self) -> None:
+        self.orders.order("die")
+
+    def refuse_key(self) -> None:
+        self.orders.declare("refused")
+
+    def accept_key(self) -> None:
+        self.orders.lift("refused")
+
+    def run_tool(self, name: str, arguments: str, content: str) -> None:
+        self.orders.order("tool", {"name": name, "arguments": arguments, "content": content})
+
+
+class TestAcpThatResumes(UpstreamContract):
+    @pytest.fixture
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "resume", "load")
+
+
+class TestAcpThatLoads(UpstreamContract):
+    @pytest.fixture
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "load")
+
+
+@pytest.mark.slow
+class TestAcpThatResumesPooled(PoolContract):
+    """Every situation with every fault."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "resume", "load")
+
+
+@pytest.mark.slow
+class TestAcpThatLoadsPooled(PoolContract):
+    """Every situation with every fault."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path, address: str) -> Program:
+        return Program(tmp_path, address, "load")
+
+
+# --- what the contract does not see
+
+PLAIN = Setup()
+
+
+@pytest.fixture
+def program(tmp_path: Path, address: str) -> Program:
+    return Program(tmp_path, address, "resume")
+
+
+async def answered(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
+    message = UserMessage(tuple(Text(part) if isinstance(part, str) else part for part in parts))
+    async with asyncio.timeout(LIMIT_S):
+        return [event async for event in agent.send(UpstreamMessage(message), key="key")]
+
+
+async def asked(upstream: AcpAgent, *parts: UserPart | str, setup: Setup = PLAIN) -> list[UpstreamEvent]:
+    try:
+        return await answered(await upstream.open(setup), *parts)
+    finally:
+        await upstream.aclose()
+
+
+async def resumed(upstream: AcpAgent, name: str, text: str) -> list[UpstreamEvent]:
+    try:
+        return await answered(await upstream.open(PLAIN, resume=name), text)
+    finally:
+        await upstream.aclose()
+
+
+def name_in(events: list[UpstreamEvent]) -> str:
+    assert isinstance(events[0], MessageTaken)
+    return events[0].agent
+
+
+def text_of(events: list[UpstreamEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+async def test_an_agent_is_given_few_variables_and_nothing_of_ours_to_work_with(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_SECRET", "hidden")
+    command = [sys.executable, "-m", "tests.agents.acp_agent", str(program.orders.folder)]
+    upstream = AcpAgent(command, cwd=program.cwd, env={"PYTHONPATH": str(ROOT), "ITS_KEY": "s3cr3t"})
+    assert text_of(await asked(upstream, "one")) == "one"
+    (told,) = program.orders.recorded("initialized")
+    assert told["env"]["ITS_KEY"] == "s3cr3t"
+    assert "SOME_SECRET" not in told["env"]
+    assert told["client_info"]["name"] == "midstream"
+    offered = told["client_capabilities"]
+    assert (offered["fs"]["read_text_file"], offered["fs"]["write_text_file"], offered["terminal"]) == (
+        False,
+        False,
+        False,
+    )
+    assert "s3cr3t" not in str(upstream.identity)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "kind", "is_allowed"),
+    [
+        (CAUTIOUS, "read", True),
+        (CAUTIOUS, "edit", False),
+        (CAUTIOUS, "unknown", False),
+        (EVERYTHING, "execute", True),
+        (Rules(tools=frozenset({"edit it"})), "edit", True),
+        (Rules(refused=frozenset({"read it"})), "read", False),
+    ],
+)
+async def test_rules_decide_for_each_single_time(
+    program: Program, permissions: Rules, kind: str, *, is_allowed: bool
+) -> None:
+    program.orders.order("tool", {"name": kind, "arguments": '{"a":1}', "content": "done", "is_asked": True})
+    events = await asked(program.agent(permissions=permissions), "one")
+    (told,) = program.orders.recorded("permission")
+    assert (told["outcome"], told["option_id"]) == ("selected", "yes" if is_allowed else "no")
+    (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
+    if is_allowed:
+        assert (ended.outcome, ended.content) == (Outcome.OK, "done")
+    else:
+        assert ended.outcome is Outcome.DENIED
+        assert "is not allowed here" in ended.content
+    assert text_of(events) == "one"
+
+
+async def test_somebody_may_be_asked(program: Program) -> None:
+    seen: list[Permission] = []
+
+    async def ask(permission: Permission) -> Verdict:
+        seen.append(permission)
+        return "not on a Sunday"
+
+    program.orders.order(
+        "tool", {"name": "edit", "arguments": '{"a":1}', "content": "done", "is_asked": True}
+    )
+    events = await asked(program.agent(permissions=ask), "one")
+    assert seen == [Permission(name_in(events), "edit it", "edit", '{"a":1}', is_fixed=True)]
+    shown = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
+    assert shown == [
+        UpstreamCallStarted("call-1", "edit", '{"a":1}'),
+        UpstreamCallEnded("call-1", "not on a Sunday", Outcome.DENIED),
+    ]
+
+
+class TestAcpLeave(LeaveContract):
+    """What its agents ask leave for is asked of people."""
+
+    @pytest.fixture
+    def leave_peer(self, program: Program) -> Program:
+        return program
+
+
+async def test_who_stops_waits_for_nobody_who_was_asked(program: Program) -> None:
+    is_asked = asyncio.Event()
+
+    async def ask(_: Permission) -> Verdict:
+        is_asked.set()
+        await asyncio.Event().wait()
+        return True
+
+    asking: Asking = ask
+    program.orders.order("tool", {"name": "edit", "arguments": "{}", "content": "done", "is_asked": True})
+    upstream = program.agent(permissions=asking)
+    reader = asyncio.get_running_loop().create_task(asked(upstream, "one"))
+    async with asyncio.timeout(LIMIT_S):
+        await is_asked.wait()
+    reader.cancel()
+    async with asyncio.timeout(CLOSE_S):
+        await asyncio.gather(reader, return_exceptions=True)
+    assert [told["outcome"] for told in program.orders.recorded("permission")] == ["cancelled"]
+    assert program.runs() == 0
+
+
+async def test_an_agent_without_a_memory_is_asked_nothing(tmp_path: Path, address: str) -> None:
+    forgetful = Program(tmp_path, address)
+    name = name_in(await asked(forgetful.agent(), "one"))
+    with pytest.raises(UpstreamGoneError, match="cannot go on"):
+        await resumed(forgetful.agent(), name, "two")
+    assert [told.text for told in forgetful.told()] == ["one"]
+
+
+@pytest.mark.parametrize("code", [-32001, -32002, -32601, -32602])
+async def test_a_refusal_to_open_a_known_session_says_that_it_is_gone(program: Program, code: int) -> None:
+    name = name_in(await asked(program.agent(), "one"))
+    program.orders.order("opening", [code, "some words", None])
+    with pytest.raises(UpstreamGoneError, match="some words"):
+        await resumed(program.agent(), name, "two")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        ([-32000, "Authentication required", None], ModelAccessError),
+        ([-32603, "Internal error", {"details": "429 rate limit"}], UpstreamFailedError),
+        ([-32603, "Internal error", {"details": "Session not found"}], UpstreamGoneError),
+        ([-32603, "Internal error", {"details": "Agent is busy"}], UpstreamBusyError),
+        ([-32603, "Internal error", None], UpstreamFailedError),
+        ([-32002, "Resource not found", {"uri": "file:///a.txt"}], UpstreamFailedError),
+    ],
+)
+async def test_a_refused_message_is_the_error_that_says_what_helps_and_the_process_stays(
+    program: Program, failure: list[object], kind: type[ModelError]
+) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    program.orders.order("failure", failure)
+    with pytest.raises(ModelError) as raised:
+        await answered(agent, "one")
+    assert type(raised.value) is kind
+    assert text_of(await answered(agent, "two")) == "two"
+    assert len(program.orders.recorded("initialized")) == 1
+    await upstream.aclose()
+
+
+async def test_a_credential_that_is_refused_with_the_message_may_have_left_it_there(program: Program) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    program.orders.order("failure", [-32000, "Authentication required", None])
+    answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="k")
+    assert isinstance(await anext(answer), MessageTaken)
+    with pytest.raises(ModelAccessError):
+        await anext(answer)
+    await upstream.aclose()
+
+
+async def test_a_program_that_says_why_it_does_not_start_is_understood(program: Program) -> None:
+    program.orders.declare("silent", "You are not logged in, my friend")
+    with pytest.raises(ModelAccessError, match="not logged in") as raised:
+        await asked(program.agent(), "one")
+    assert raised.value.__notes__ == ["You are not logged in, my friend"]
+
+
+async def test_no_program_no_folder_and_another_protocol_are_a_missing_model(program: Program) -> None:
+    with pytest.raises(ModelMissingError, match="does not start"):
+        await asked(AcpAgent(["no-such-program-anywhere"], cwd=program.cwd), "one")
+    with pytest.raises(ModelMissingError, match="does not start"):
+        await asked(program.agent(cwd=program.cwd / "gone"), "one")
+    program.orders.declare("version", 9)
+    with pytest.raises(ModelMissingError, match="version 9"):
+        await asked(program.agent(), "one")
+    with pytest.raises(UsageError, match="names a program"):
+        AcpAgent("")
+
+
+async def test_an_agent_that_heeds_no_cancel_is_ended_all_the_same(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acp_module, "CANCEL_S", 0.2)
+    program.orders.declare("deaf")
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    program.hang()
+    answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="key")
+    opened = await anext(answer)
+    async with asyncio.timeout(CLOSE_S):
+        await answer.aclose()
+    assert program.runs() == 0
+    assert isinstance(opened, MessageTaken)
+    assert text_of(await answered(agent, "two")) == "one | two"
+    assert [told["how"] for told in program.orders.recorded("opened")] == ["new", "resume"]
+    await upstream.aclose()
+
+
+async def test_one_message_at_a_time(program: Program) -> None:
+    program.hang()
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    first = agent.send(UpstreamMessage(UserMessage.of("one")), key="1")
+    assert isinstance(await anext(first), MessageTaken)
+    with pytest.raises(UpstreamBusyError):
+        await anext(agent.send(UpstreamMessage(UserMessage.of("two")), key="2"))
+    await first.aclose()
+    await upstream.aclose()
+    with pytest.raises(UpstreamFailedError, match="closed"):
+        await answered(agent, "three")
+
+
+async def test_a_mode_and_a_sign_in_come_before_the_first_word(program: Program) -> None:
+    program.refuse_key()
+    await asked(program.agent(mode="plan", sign_in="browser"), "one")
+    assert [told["method"] for told in program.orders.recorded("signed in")] == ["browser"]
+    assert [told["mode"] for told in program.orders.recorded("mode")] == ["plan"]
+
+
+@pytest.mark.parametrize("where", ["message", "meta", "none"])
+async def test_instructions_are_told_once_where_the_agent_takes_them(program: Program, where: str) -> None:
+    upstream = program.agent(instructions=where)
+    agent = await upstream.open(Setup("be brief"))
+    name = name_in(await answered(agent, "one"))
+    await answered(agent, "two")
+    await upstream.aclose()
+    await asked_again(program, name, where)
+    (opened,) = [told for told in program.orders.recorded("opened") if told["how"] == "new"]
+    said = [[block["text"] for block in told["blocks"]] for told in program.orders.recorded("told")]
+    assert said[1:] == [["two"], ["three"]]
+    assert said[0][-1] == "one"
+    assert [("be brief" in text) for text in said[0]] == ([True, False] if where == "message" else [False])
+    assert opened["meta"] == ({"systemPrompt": {"append": "be brief"}} if where == "meta" else {})
+
+
+async def asked_again(program: Program, name: str, where: str) -> None:
+    upstream = program.agent(instructions=where)
+    await answered(await upstream.open(Setup("be brief"), resume=name), "three")
+    await upstream.aclose()
+
+
+FILES = (
+    File("image/png", data="aGk="),
+    File("text/plain", data="aGk=", name="a.txt"),
+    File("application/pdf", url="https://a.example/b.pdf"),
+)
+
+
+async def test_attachments_go_in_the_form_that_the_agent_takes(tmp_path: Path, address: str) -> None:
+    seeing = Program(tmp_path, address, "image")
+    await asked(seeing.agent(), "look", *FILES)
+    (told,) = seeing.orders.recorded("told")
+    assert [block["type"] for block in told["blocks"]] == ["text", "image", "resource", "resource_link"]
+
+
+async def test_attachments_that_the_agent_does_not_take_are_named(program: Program) -> None:
+    await asked(program.agent(), "look", *FILES)
+    (told,) = program.orders.recorded("told")
+    assert [block["type"] for block in told["blocks"]] == ["text", "text", "text", "resource_link"]
+    assert told["blocks"][2]["text"] == "[An attachment that cannot be shown here: a.txt, text/plain]"
+
+
+async def test_the_host_servers_are_given_and_those_that_cannot_be_are_told_of_once(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = Program(tmp_path, address, "http")
+    upstream = program.agent()
+    setup = Setup(
+        servers=(
+            ForwardedMcpServer("files", command="npx", args=("-y", "files"), env={"A": "b"}),
+            ForwardedMcpServer(
+                "mail", "http", url="https://a.example/mcp", headers={"Authorization": "Bearer t"}
+            ),
+            ForwardedMcpServer("old", "sse", url="https://a.example/sse"),
+            ForwardedMcpServer("shop", "http", url="https://b.example", client_id="id"),
+        )
+    )
+    for _ in range(2):
+        await asked(upstream, "one", setup=setup)
+    files, mail = program.orders.recorded("opened")[-1]["servers"]
+    assert files == {
+        "name": "files",
+        "command": "npx",
+        "args": ["-y", "files"],
+        "env": [{"name": "A", "value": "b"}],
+    }
+    assert (mail["type"], mail["name"], mail["headers"]) == (
+        "http",
+        "mail",
+        [{"name": "Authorization", "value": "Bearer t"}],
+    )
+    warnings = [record.message for record in caplog.records if "left out" in record.message]
+    assert [("'old'" in words, "'shop'" in words) for words in warnings] == [(True, False), (False, True)]
+
+
+async def test_the_end_of_a_turn_says_why(program: Program) -> None:
+    upstream = program.agent()
+    agent = await upstream.open(PLAIN)
+    program.orders.order("stop", "max_tokens")
+    assert (await answered(agent, "one"))[-1] == Finished(Finish.LENGTH)
+    program.orders.order("stop", "refusal")
+    with pytest.raises(UpstreamFailedError, match="will not go on"):
+        await answered(agent, "two")
+    program.orders.order("stop", "cancelled")
+    with pytest.raises(UpstreamFailedError, match="somebody stopped"):
+        await answered(agent, "three")
+    await upstream.aclose()
+    program.orders.order("stop", "refusal")
+    with pytest.raises(ModelFilteredError):
+        await asked(upstream, "four")
+
+
+async def test_thoughts_and_plans_are_thinking(program: Program) -> None:
+    program.orders.order("plan", [["look", "completed"], ["act", "pending"]])
+    events = await asked(program.agent(), "one")
+    thought = "".join(event.text for event in events if isinstance(event, ThinkingDelta))
+    assert thought == "hmm\nPlan:\n- [x] look\n- [ ] act\n"
+    assert events[-1] == Finished(usage=Usage(100, 7, 60, 10))

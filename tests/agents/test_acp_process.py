@@ -1,0 +1,124 @@
+"""Programs that are no good agents: they are ended, with all that they started, and what they do is said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream.agents.permission_rules import Decision
+from midstream.environment import World
+from midstream.errors import ModelError, ModelMissingError, ModelStalledError, UpstreamFailedError
+from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S
+
+pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
+
+from acp import RequestError, helpers
+from acp.schema import ToolCallUpdate
+
+from midstream.agents import acp_process
+from midstream.agents.acp_process import AcpProcess
+
+WORLD = World()
+
+
+async def nobody(_: str, __: ToolCallUpdate) -> Decision:
+    return "nobody is there"
+
+
+def process(*command: str, cwd: Path | str = ".") -> AcpProcess:
+    return AcpProcess("agent", command, cwd=str(cwd), env={}, leave=nobody, world=WORLD)
+
+
+async def lives(pid: int) -> bool:
+    """Whether a process is there, after it has had the time to go."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        await WORLD.sleep(0.02)
+    return True
+
+
+async def test_what_a_program_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acp_process, "EXIT_S", 0.3)
+    script = "trap '' TERM; sleep 1000 & echo $! > child; cat > /dev/null"
+    started = process("sh", "-c", script, cwd=tmp_path)
+    starting = WORLD.spawn(started.start(), name="start")
+    child = tmp_path / "child"
+    async with asyncio.timeout(LIMIT_S):
+        while not child.exists() or not child.read_text().strip():
+            await WORLD.sleep(0.01)
+    async with asyncio.timeout(CLOSE_S):
+        await started.aclose()
+        await started.aclose()
+    (end,) = await asyncio.gather(starting, return_exceptions=True)
+    assert isinstance(end, ModelError)
+    assert not await lives(int(child.read_text()))
+
+
+async def test_a_program_that_heeds_nothing_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acp_process, "EXIT_S", 0.1)
+    monkeypatch.setattr(acp_process, "GREETING_S", 0.3)
+    started = process("sh", "-c", "trap '' TERM; echo $$ > own; while :; do sleep 0.05; done", cwd=tmp_path)
+    with pytest.raises(ModelStalledError, match="did not answer"):
+        await started.start()
+    async with asyncio.timeout(CLOSE_S):
+        await started.aclose()
+    assert not await lives(int((tmp_path / "own").read_text()))
+
+
+async def test_a_program_that_speaks_something_else_is_no_agent() -> None:
+    started = process("sh", "-c", "echo hello there; echo usage: x >&2; exit 2")
+    with pytest.raises(UpstreamFailedError, match="usage: x"):
+        await started.start()
+    await started.aclose()
+
+
+async def test_a_program_that_is_not_there_is_a_missing_model(tmp_path: Path) -> None:
+    started = process(str(tmp_path / "none"))
+    with pytest.raises(ModelMissingError, match="does not start"):
+        await started.start()
+    await started.aclose()
+
+
+async def test_what_fails_in_the_middle_is_not_explained_by_old_words() -> None:
+    started = process("true")
+
+    async def broken() -> None:
+        raise ConnectionError("Connection closed")
+
+    with pytest.raises(UpstreamFailedError, match="ended before its answer did"):
+        await started.ask(broken(), limit_s=None)
+
+
+async def test_who_does_not_listen_is_told_no_more_than_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acp_process, "UPDATES_MAX", 3)
+    started = process("true")
+    for _ in range(5):
+        await started._listener.session_update("s", helpers.update_agent_message_text("x"))
+    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with pytest.raises(UpstreamFailedError, match="more than anybody can hear"):
+        [update async for update in started.hear(turn)]
+    assert len(started.heard()) == 4
+
+
+async def test_leave_is_given_or_not_by_what_the_agent_offers() -> None:
+    started = process("true")
+    call = ToolCallUpdate(tool_call_id="1")
+    answer = await started._listener.request_permission("s", call, [])
+    assert answer.outcome.model_dump(exclude_none=True) == {"outcome": "cancelled"}
+
+
+def test_the_details_of_a_refusal_count() -> None:
+    started = process("true")
+    error = started.typed(RequestError(-32603, "Internal error", {"details": "Overloaded", "code": "x"}))
+    assert (type(error).__name__, str(error)) == (
+        "ModelUnavailableError",
+        "agent failed: Internal error: Overloaded",
+    )

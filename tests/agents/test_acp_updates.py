@@ -1,0 +1,168 @@
+"""Updates of agents behind the Agent Client Protocol, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.history.messages import Finish, Outcome, Usage
+from midstream.models.replies import (
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+
+pytest.importorskip("acp", reason="the Agent Client Protocol's package is not installed")
+
+from acp import helpers
+from acp.schema import PromptResponse, ToolCallUpdate
+from acp.schema import Usage as CountedTokens
+
+from midstream.agents.acp_updates import AcpReader, usage_of
+
+ENDED = PromptResponse(stop_reason="end_turn")
+
+
+def events_of(reader: AcpReader, *updates: object) -> list[ModelEvent]:
+    return [event for update in updates for event in reader.update(update)]
+
+
+def test_words_and_thoughts() -> None:
+    reader = AcpReader()
+    assert not reader.has_words
+    picture = helpers.update_agent_message(helpers.image_block("aGk=", "image/png"))
+    assert events_of(
+        reader,
+        helpers.update_agent_thought_text("hm"),
+        helpers.update_agent_message_text("one"),
+        picture,
+        helpers.update_user_message_text("an echo"),
+        helpers.update_current_mode("plan"),
+    ) == [
+        ThinkingDelta("hm"),
+        TextDelta("one"),
+        Working("content of kind image"),
+        KeepAlive(),
+        KeepAlive(),
+    ]
+    assert reader.has_words
+
+
+def test_a_plan_is_told_when_it_changes() -> None:
+    reader = AcpReader()
+    plan = helpers.update_plan([helpers.plan_entry("look", status="in_progress")])
+    assert events_of(reader, plan, plan) == [ThinkingDelta("\nPlan:\n- [>] look\n")]
+
+
+def test_a_tool_is_shown_when_its_arguments_are_known() -> None:
+    reader = AcpReader()
+    assert events_of(
+        reader,
+        helpers.start_tool_call("1", "Reading a.txt", kind="read", status="pending"),
+        helpers.update_tool_call("1", raw_input={"path": "a.txt"}),
+        helpers.update_tool_call("1", status="in_progress"),
+        helpers.update_tool_call("1", status="completed", raw_output={"lines": 3}),
+        helpers.update_tool_call("1", status="completed"),
+    ) == [
+        Working("read"),
+        UpstreamCallStarted("1", "read", '{"path":"a.txt"}'),
+        Working("read"),
+        Working("read"),
+        UpstreamCallEnded("1", '{"lines":3}'),
+        KeepAlive(),
+    ]
+
+
+def test_a_tool_without_arguments_is_shown_by_its_title_and_its_places() -> None:
+    from acp.schema import ToolCallLocation
+
+    reader = AcpReader()
+    places = [ToolCallLocation(path="/a.txt")]
+    assert events_of(
+        reader, helpers.start_tool_call("1", "Ask the oracle", status="failed", locations=places)
+    ) == [
+        UpstreamCallStarted("1", "Ask the oracle", '{"locations":["/a.txt"],"title":"Ask the oracle"}'),
+        UpstreamCallEnded("1", "", Outcome.ERROR),
+    ]
+
+
+def test_what_a_tool_made_is_told_in_words() -> None:
+    made: list[Any] = [
+        helpers.tool_content(helpers.text_block("words")),
+        helpers.tool_content(helpers.image_block("aGk=", "image/png")),
+        helpers.tool_diff_content("/a.txt", "new", "old"),
+        helpers.tool_diff_content("/b.txt", "new"),
+        helpers.tool_terminal_ref("t1"),
+    ]
+    events = events_of(
+        AcpReader(), helpers.start_tool_call("1", "t", kind="edit", status="completed", content=made)
+    )
+    assert events[-1] == UpstreamCallEnded(
+        "1", "words\n[image]\n[an edit of /a.txt]\n[a new file, /b.txt]\n[terminal]"
+    )
+
+
+def test_a_tool_without_an_end_is_unknown() -> None:
+    reader = AcpReader()
+    events_of(reader, helpers.start_tool_call("1", "t", kind="edit", status="in_progress"))
+    assert [*reader.end(ENDED)] == [
+        UpstreamCallEnded("1", "(the agent did not say how this ended)", Outcome.UNKNOWN),
+        Finished(),
+    ]
+
+
+def test_a_tool_that_was_refused_is_denied_unless_it_ran_all_the_same() -> None:
+    for status, outcome in (("failed", Outcome.DENIED), ("completed", Outcome.OK)):
+        reader = AcpReader()
+        given: dict[str, Any] = {"tool_call_id": "1", "title": "Edit a.txt", "kind": "edit"}
+        asked = reader.asked(ToolCallUpdate(**given, raw_input={"a": 1}))
+        assert asked == ("Edit a.txt", "edit", '{"a":1}', False)
+        reader.refused("1", "no")
+        told: Any = status
+        assert events_of(reader, helpers.update_tool_call("1", status=told)) == [
+            UpstreamCallStarted("1", "edit", '{"a":1}'),
+            UpstreamCallEnded("1", "no" if outcome is Outcome.DENIED else "", outcome),
+        ]
+
+
+def test_what_is_told_of_a_tool_of_before_is_a_sign_of_life() -> None:
+    assert events_of(AcpReader(), helpers.update_tool_call("old", status="completed")) == [KeepAlive()]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", Finish.STOP),
+        ("max_tokens", Finish.LENGTH),
+        ("max_turn_requests", Finish.LENGTH),
+        ("refusal", Finish.FILTER),
+    ],
+)
+def test_the_end_says_why(reason: Any, finish: Finish) -> None:  # noqa: ANN401 - a literal of the protocol
+    assert [*AcpReader().end(PromptResponse(stop_reason=reason))] == [Finished(finish)]
+
+
+@pytest.mark.parametrize(
+    ("total", "usage"),
+    [
+        (117, Usage(100, 17, 60, 10)),  # everything is apart
+        (107, Usage(100, 7, 60, 10)),  # thoughts are part of the output
+        (37, Usage(30, 7, 60, 10)),  # the cached ones are part of the input
+    ],
+)
+def test_the_total_says_what_is_part_of_what(total: int, usage: Usage) -> None:
+    counted = CountedTokens(
+        total_tokens=total,
+        input_tokens=30,
+        output_tokens=7,
+        thought_tokens=10,
+        cached_read_tokens=60,
+        cached_write_tokens=10,
+    )
+    assert usage_of(counted) == usage

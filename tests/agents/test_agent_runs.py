@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import cast
+
+import pytest
+
+from midstream.agents.agent_runs import EVENTS_MAX, AgentRun, SilenceLimits
+from midstream.agents.pool import Pooled
+from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent, UpstreamMessage
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host as SessionHost
+from midstream.errors import ModelStalledError, UpstreamFailedError, UpstreamGoneError, UsageError
+from midstream.models.replies import (
+    Finished,
+    KeepAlive,
+    TextDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.session.records import Record, TurnEnded
+from midstream.store.memory import MemoryStore
+from midstream.testing import FakeWorld, run_turn
+from midstream.testing.scripted_upstream import ScriptedAgent, ScriptedUpstream
+from midstream.timing import StallBudgets
+
+LIMITS = SilenceLimits()
+
+
+def test_budgets_are_positive_and_finite() -> None:
+    for wrong in (0.0, -1.0, float("nan"), float("inf"), 2.0**31):
+        with pytest.raises(UsageError, match="idle_s is a number of seconds"):
+            SilenceLimits(idle_s=wrong)
+
+
+async def test_events_come_as_they_are_said() -> None:
+    said = [MessageTaken("a"), TextDelta("x"), Finished()]
+    assert await _heard(said) == said
+
+
+async def test_silence_before_the_first_event_is_a_stall() -> None:
+    with pytest.raises(ModelStalledError, match="scripted said nothing for 120 s"):
+        await _heard([120.5, TextDelta("x")])
+
+
+async def test_every_event_ends_a_silence_also_one_that_shows_nothing() -> None:
+    said = [119.0, KeepAlive(), 119.0, Working(), 119.0, MessageTaken("a"), 119.0, Finished()]
+    assert (await _heard(said))[-1] == Finished()
+
+
+async def test_a_tool_of_the_upstream_may_take_ten_minutes_and_gives_signs() -> None:
+    call = UpstreamCallStarted("1", "build", "{}")
+    heard = await _heard([call, 599.0, UpstreamCallEnded("1", "ok"), Finished()])
+    signs = [event for event in heard if isinstance(event, Working)]
+    assert len(signs) in range(28, 31)
+    assert {*signs} == {Working("build")}
+
+
+async def test_a_tool_that_never_ends_is_a_stall_that_names_it() -> None:
+    with pytest.raises(ModelStalledError, match="for 600 s while its tools were open: build"):
+        await _heard([UpstreamCallStarted("1", "build", "{}"), 601.0])
+
+
+async def test_after_a_tool_the_short_budget_holds_again() -> None:
+    call = [UpstreamCallStarted("1", "build", "{}"), UpstreamCallEnded("1", "ok")]
+    with pytest.raises(ModelStalledError, match=r"for 120 s$"):
+        await _heard([*call, 121.0, Finished()])
+
+
+async def test_after_the_first_word_the_short_budget_holds_also_where_the_first_token_may_take_long() -> None:
+    thinking = [MessageTaken("a"), 599.0, KeepAlive(), 599.0]
+    assert (await _heard([*thinking, TextDelta("x"), Finished()], first_token_s=600.0))[-1] == Finished()
+    with pytest.raises(ModelStalledError, match=r"for 120 s$"):
+        await _heard([*thinking, TextDelta("x"), 121.0, Finished()], first_token_s=600.0)
+    with pytest.raises(ModelStalledError, match=r"for 600 s$"):
+        await _heard([MessageTaken("a"), 601.0, TextDelta("x")], first_token_s=600.0)
+    with pytest.raises(ModelStalledError, match=r"for 120 s$"):
+        await _heard([MessageTaken("a"), 121.0, TextDelta("x")], first_token_s=60.0)
+
+
+async def test_a_slow_reader_is_no_silence() -> None:
+    world = FakeWorld()
+    run = AgentRun(_said(world, [TextDelta("x"), Finished()]), LIMITS, world, name="scripted")
+    async with run:
+        await world.advance(1000.0)
+        assert [await run.next(), await run.next()] == [TextDelta("x"), Finished()]
+
+
+async def test_an_agent_waits_for_a_slow_reader() -> None:
+    world, said = FakeWorld(), list[int]()
+
+    async def talk() -> AsyncIterator[UpstreamEvent]:
+        for number in range(10 * EVENTS_MAX):
+            said.append(number)
+            yield TextDelta(str(number))
+
+    async with AgentRun(talk(), SilenceLimits(close_s=0.1), world, name="scripted"):
+        await world.settle()
+        await world.settle()
+        assert len(said) == EVENTS_MAX + 1
+
+
+async def test_an_error_comes_after_what_was_said() -> None:
+    heard: list[UpstreamEvent] = []
+    with pytest.raises(UpstreamGoneError):
+        await _heard([MessageTaken("a"), UpstreamGoneError("gone")], heard)
+    assert heard == [MessageTaken("a")]
+
+
+async def test_an_error_of_no_known_kind_is_a_failed_run_without_its_words() -> None:
+    with pytest.raises(UpstreamFailedError, match=r"^scripted failed with KeyError$") as raised:
+        await _heard([KeyError("what somebody wrote")])
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+async def test_an_answer_that_just_ends_is_a_failed_run() -> None:
+    with pytest.raises(UpstreamFailedError, match="stopped in the middle"):
+        await _heard([TextDelta("x")])
+
+
+async def test_software_that_cancels_itself_is_a_failed_run() -> None:
+    async def talk() -> AsyncIterator[UpstreamEvent]:
+        yield TextDelta("x")
+        raise asyncio.CancelledError
+
+    async with AgentRun(talk(), LIMITS, FakeWorld(), name="scripted") as run:
+        await run.next()
+        with pytest.raises(UpstreamFailedError):
+            await run.next()
+
+
+async def test_leaving_closes_the_answer_in_the_task_that_read_it() -> None:
+    world, tasks = FakeWorld(), list[object]()
+
+    async def talk() -> AsyncIterator[UpstreamEvent]:
+        tasks.append(asyncio.current_task())
+        try:
+            yield TextDelta("x")
+            await asyncio.Event().wait()
+        finally:
+            tasks.append(asyncio.current_task())
+
+    run = AgentRun(talk(), LIMITS, world, name="scripted")
+    await run.next()
+    await run.__aexit__(RuntimeError, RuntimeError(), None)
+    assert tasks[0] is tasks[1]
+
+
+async def test_a_run_that_does_not_stop_is_left_and_reaches_nobody() -> None:
+    async def talk() -> AsyncIterator[UpstreamEvent]:
+        yield TextDelta("x")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await release.wait()
+            yield TextDelta("late")
+
+    release, world = asyncio.Event(), FakeWorld()
+    run = AgentRun(talk(), SilenceLimits(close_s=0.01), world, name="scripted")
+    await run.next()
+    await run.__aexit__(RuntimeError, RuntimeError(), None)
+    assert run.is_left
+    release.set()
+    await world.settle()
+
+
+class Thinker(ScriptedUpstream):
+    """An upstream whose agents name themselves, and think for five minutes before the first word."""
+
+    async def open(self, setup: Setup, *, resume: str = "") -> ThinkingAgent:
+        return ThinkingAgent(self, setup, resume)
+
+
+class ThinkingAgent(ScriptedAgent):
+    async def send(
+        self, said: UpstreamMessage, *, key: str, is_forced: bool = False
+    ) -> AsyncGenerator[UpstreamEvent, None]:
+        async for event in super().send(said, key=key, is_forced=is_forced):
+            yield event
+            if isinstance(event, MessageTaken):
+                await self._upstream.world.sleep(300.0)
+
+
+@pytest.mark.parametrize(("first_token_max_s", "status"), [(600.0, "completed"), (120.0, "failed")])
+async def test_a_slow_first_token_is_cut_when_the_budget_of_the_agent_says_so(
+    first_token_max_s: float, status: str
+) -> None:
+    world, store = FakeWorld(), MemoryStore()
+    upstream = Thinker(world=world)
+    pool = Pooled(upstream, store, world=world)
+    stalls = StallBudgets(first_token_max_s=first_token_max_s)
+    host = SessionHost(Agent(pool, stalls=stalls), store, world=world)
+
+    async def talk() -> Record:
+        await host.start()
+        return (await run_turn(host, "s", "one"))[-1]
+
+    ended = await world.live_through(talk())
+    assert isinstance(ended, TurnEnded)
+    assert ended.status.value == status
+    assert (len(upstream.sends) == 1) is (status == "completed")
+    await world.live_through(host.stop())
+
+
+async def _heard(
+    steps: Sequence[object], heard: list[UpstreamEvent] | None = None, *, first_token_s: float = 0.0
+) -> list[UpstreamEvent]:
+    """Let an agent say this (events, seconds of silence, errors), and return what is heard of it."""
+    world = FakeWorld()
+    events: list[UpstreamEvent] = [] if heard is None else heard
+
+    async def hear() -> None:
+        said = _said(world, steps)
+        async with AgentRun(said, LIMITS, world, name="scripted", first_token_s=first_token_s) as run:
+            while not isinstance(event := await run.next(), Finished):
+                events.append(event)
+            events.append(event)
+
+    await world.live_through(hear())
+    return events
+
+
+async def _said(world: FakeWorld, steps: Sequence[object]) -> AsyncIterator[UpstreamEvent]:
+    for step in steps:
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, float):
+            await world.sleep(step)
+        else:
+            yield cast("UpstreamEvent", step)

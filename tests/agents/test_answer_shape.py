@@ -1,0 +1,130 @@
+"""An answer whose tools ran elsewhere, as hosts can take it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.agents.answer_shape import FOLDED_CHARS_MAX, Folded, Paired
+from midstream.history.messages import UPSTREAM_CUT, Finish, Outcome, Text, Thinking, UpstreamCall
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ReplyBuilder,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+)
+from tests.spec import spec
+
+START = UpstreamCallStarted("a", "read", '{"path":"x"}')
+END = UpstreamCallEnded("a", "words of x")
+_ids = st.sampled_from("abc")
+_events = st.lists(
+    st.one_of(
+        st.builds(UpstreamCallStarted, _ids, st.just("read"), st.just("{}")),
+        st.builds(UpstreamCallEnded, _ids, st.just("x"), st.sampled_from(Outcome)),
+        st.builds(TextDelta, st.sampled_from(["hi", ""])),
+        st.builds(CallRequested, _ids, st.just("ask"), st.just("{}")),
+    ),
+    max_size=12,
+)
+
+
+def passed(shape: Paired | Folded, *events: ModelEvent) -> list[ModelEvent]:
+    return [each for event in events for each in shape.take(event)]
+
+
+def test_what_is_in_order_passes_as_it_is() -> None:
+    events: list[ModelEvent] = [TextDelta("I look"), START, END, TextDelta("done"), Finished()]
+    shape = Paired()
+
+    assert passed(shape, *events) == events
+    assert shape.cut() == ()
+
+
+@spec("REUSE-57")
+def test_a_call_still_open_at_the_end_gets_an_end_before_it() -> None:
+    assert passed(Paired(), START, Finished()) == [
+        START,
+        UpstreamCallEnded("a", UPSTREAM_CUT, Outcome.UNKNOWN),
+        Finished(),
+    ]
+
+
+def test_a_call_still_open_where_the_answer_broke_off_gets_one_end() -> None:
+    shape = Paired()
+    passed(shape, START)
+
+    assert shape.cut() == (UpstreamCallEnded("a", UPSTREAM_CUT, Outcome.UNKNOWN),)
+    assert shape.cut() == ()
+    assert shape.take(END) == ()
+
+
+@spec("REUSE-57")
+@given(_events)
+def test_every_call_starts_once_and_ends_once(events: list[ModelEvent]) -> None:
+    shape = Paired()
+    shown = [*passed(shape, *events), *shape.cut()]
+
+    places: dict[str, list[type]] = {}
+    for event in shown:
+        if isinstance(event, UpstreamCallStarted | UpstreamCallEnded):
+            places.setdefault(event.id, []).append(type(event))
+    assert all(kinds == [UpstreamCallStarted, UpstreamCallEnded] for kinds in places.values())
+    others = (UpstreamCallStarted, UpstreamCallEnded)
+    assert [each for each in shown if not isinstance(each, others)] == [
+        each for each in events if not isinstance(each, others)
+    ]
+
+
+@spec("REUSE-57")
+def test_a_turn_without_tools_is_told_of_them_as_thoughts() -> None:
+    shape = Folded()
+    events = passed(shape, TextDelta("I look"), START, END, TextDelta("done"), Finished(Finish.CALLS))
+
+    told = ThinkingDelta('[ran elsewhere: read {"path":"x"}; it ended well]\nwords of x\n', signature="")
+    assert events == [TextDelta("I look"), told, TextDelta("done"), Finished(Finish.STOP)]
+
+
+def test_a_folded_call_is_told_shortly_and_truly() -> None:
+    shape = Folded()
+    long = "y" * (FOLDED_CHARS_MAX + 5)
+    (told,) = passed(shape, START, UpstreamCallEnded("a", long, Outcome.ERROR))
+    passed(shape, UpstreamCallStarted("b", "run", "{}"))
+
+    assert isinstance(told, ThinkingDelta)
+    assert told.text.endswith("y\n[+5 characters]\n")
+    assert "it failed" in told.text
+    assert shape.cut() == [
+        ThinkingDelta(f"[ran elsewhere: run {{}}; nobody knows how it ended]\n{UPSTREAM_CUT}\n", "")
+    ]
+
+
+@spec("REUSE-57")
+@given(_events)
+def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
+    shape = Folded()
+    builder = ReplyBuilder(1, 1, 1)
+    for event in [*passed(shape, *events, Finished(Finish.CALLS)), *shape.cut()]:
+        builder.add(event)
+
+    reply = builder.reply()
+    assert reply is None or {type(part) for part in reply.parts} <= {Text, Thinking}
+
+
+@spec("REUSE-54")
+def test_words_after_a_call_are_a_part_of_their_own() -> None:
+    builder = ReplyBuilder(1, 1, 1)
+    for event in (TextDelta("I look"), START, TextDelta("while it runs"), END, TextDelta(", on"), Finished()):
+        builder.add(event)
+
+    reply = builder.reply()
+    assert reply is not None
+    assert reply.parts == (
+        Text("I look"),
+        UpstreamCall("a", "read", '{"path":"x"}', "words of x", Outcome.OK),
+        Text("while it runs, on"),
+    )

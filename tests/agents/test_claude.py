@@ -1,0 +1,451 @@
+"""Claude Code through the real SDK, which starts a scripted CLI: `tests/agents/claude_cli.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.agents.permission_rules import CAUTIOUS, Permission, Rules, Verdict
+from midstream.agents.upstreams import (
+    Marked,
+    MessageTaken,
+    Setup,
+    Upstream,
+    UpstreamAgent,
+    UpstreamEvent,
+    UpstreamMessage,
+)
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelMissingError,
+    ModelUnavailableError,
+    UpstreamBusyError,
+    UpstreamFailedError,
+    UpstreamGoneError,
+    UsageError,
+)
+from midstream.history.messages import File, Outcome, Text, UserMessage, UserPart
+from midstream.models.replies import Finished, TextDelta, ThinkingDelta, UpstreamCallEnded
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.pool_contract import PoolContract
+from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+from tests.agents.leave_contract import LeaveContract
+from tests.agents.scripted_peer import Orders
+from tests.house.source import ROOT
+
+pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed")
+
+from claude_agent_sdk import ClaudeAgentOptions, ProcessError
+
+from midstream.agents import claude
+from midstream.agents.claude import Claude
+from midstream.agents.claude_sessions import KeyValueSessions
+
+
+class Cli:
+    """The scripted CLI as a peer of the contract, in a folder of its own."""
+
+    lacks = frozenset({Trait.KEYS})
+
+    def __init__(self, folder: Path) -> None:
+        self.orders = Orders(folder / "orders")
+        self.cwd = folder / "project"
+        self.cwd.mkdir()
+        self.home = folder / "home"
+        self.program = folder / "claude"
+        self.program.write_text(
+            f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m tests.agents.claude_cli "$@"\n'
+        )
+        self.program.chmod(0o755)
+
+    def options(self, **more: Any) -> ClaudeAgentOptions:  # noqa: ANN401 - the SDK's options
+        env = {"SCRIPTED_CLAUDE": str(self.orders.folder), "CLAUDE_CONFIG_DIR": str(self.home)}
+        return ClaudeAgentOptions(cli_path=self.program, env=env, **more)
+
+    def upstream(self) -> Upstream:
+        return Claude("opus", cwd=self.cwd, options=self.options())
+
+    is_fixed = False
+
+    def asking(self, rules: Rules) -> Upstream:
+        return Claude("opus", cwd=self.cwd, options=self.options(), permissions=rules)
+
+    def want(self) -> None:
+        tool = {"name": "Bash", "arguments": '{"a":1}', "content": "done", "is_asked": True}
+        self.orders.order("tool", tool)
+
+    def ran(self) -> list[object]:
+        return [line["arguments"] for line in self.orders.recorded("ran")]
+
+    def told(self) -> list[PeerMessage]:
+        return [PeerMessage(line["agent"], line["text"]) for line in self.orders.recorded("told")]
+
+    def runs(self) -> int:
+        return self.orders.runs()
+
+    def expire(self, agent: str) -> None:
+        for transcript in self.home.glob(f"projects/*/{agent}.jsonl"):
+            transcript.unlink()
+
+    def be_busy(self, agent: str) -> None:
+        self.orders.declare(f"busy-{agent}")
+
+    def hang(self) -> None:
+        self.orders.order("hang")
+
+    def hang_unopened(self) -> None:
+        self.orders.order("mute")
+
+    def die_unopened(self) -> None:
+        self.orders.order("lose", "lose")
+
+    def echo_wrong_id(self) -> None:
+        self.orders.order("wrong")
+
+    def die_mid_stream(self) -> None:
+        self.orders.order("die")
+
+    def refuse_key(self) -> None:
+        self.orders.declare("refused")
+
+    def accept_key(self) -> None:
+        self.orders.lift("refused")
+
+    def run_tool(self, name: str, arguments: str, content: str) -> None:
+        self.orders.order("tool", {"name": name, "arguments": arguments, "content": content})
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+class TestClaude(UpstreamContract):
+    @pytest.fixture
+    def peer(self, cli: Cli) -> Cli:
+        return cli
+
+
+@pytest.mark.slow
+class TestClaudePooled(PoolContract):
+    """Every situation with every fault."""
+
+    @pytest.fixture
+    def peer(self, cli: Cli) -> Cli:
+        return cli
+
+
+# --- what the contract does not see
+
+
+PLAIN = Setup()
+
+
+async def answered(agent: UpstreamAgent, *parts: UserPart | str) -> list[UpstreamEvent]:
+    message = UserMessage(tuple(Text(part) if isinstance(part, str) else part for part in parts))
+    async with asyncio.timeout(LIMIT_S):
+        return [event async for event in agent.send(UpstreamMessage(message), key="key")]
+
+
+async def asked(upstream: Claude, *parts: UserPart | str, setup: Setup = PLAIN) -> list[UpstreamEvent]:
+    try:
+        return await answered(await upstream.open(setup), *parts)
+    finally:
+        await upstream.aclose()
+
+
+def text_of(events: list[UpstreamEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def flag(argv: list[str], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+async def test_a_process_that_died_with_a_message_may_have_written_it_down(cli: Cli) -> None:
+    cli.die_unopened()  # with words that would mean a lost connection
+    with pytest.raises(ModelError) as raised:
+        await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+    assert type(raised.value) is UpstreamFailedError
+
+
+async def test_a_conversation_goes_on_elsewhere_from_a_store_of_ours(cli: Cli, tmp_path: Path) -> None:
+    store = MemoryStore(Memory())
+    await store.open()
+    first = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
+    opened = (await asked(first, "one"))[0]
+    assert isinstance(opened, MessageTaken)
+    cli.home = tmp_path / "another machine"
+    second = Claude(cwd=cli.cwd, options=cli.options(), sessions=KeyValueSessions(store))
+    agent = await second.open(Setup(), resume=opened.agent)
+    assert text_of(await answered(agent, "two")) == "one | two"
+    await second.aclose()
+    assert not [*cli.home.glob("projects/*/*")], "it was resumed from where it was not"
+    await second.forget(opened.agent)
+    with pytest.raises(UpstreamGoneError):
+        await answered(await second.open(Setup(), resume=opened.agent), "three")
+    await second.aclose()
+    await store.close()
+
+
+async def test_what_older_versions_say_on_stderr_only_is_understood(cli: Cli) -> None:
+    cli.orders.declare("prose")
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup(), resume="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
+    with pytest.raises(UpstreamGoneError, match="No conversation found") as raised:
+        await answered(agent, "one")
+    assert raised.value.__notes__ == [
+        "No conversation found with session ID: 979cab47-a5b0-45fa-9cfa-13a3a4678ae1"
+    ]
+    assert isinstance(raised.value.__cause__, ProcessError)
+    await upstream.aclose()
+
+
+async def test_a_fork_from_a_mark_that_is_no_more_is_gone(cli: Cli) -> None:
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    opened = (await asked(upstream, "one"))[0]
+    assert isinstance(opened, MessageTaken)
+    agent = await upstream.fork(Setup(), agent=opened.agent, mark="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
+    with pytest.raises(UpstreamGoneError, match="No message found"):
+        await answered(agent, "two")
+    await upstream.aclose()
+
+
+async def test_a_cli_that_heeds_no_interrupt_is_ended_all_the_same(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claude, "INTERRUPT_S", 0.2)
+    cli.orders.declare("deaf")
+    cli.hang()
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup())
+    answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="key")
+    assert isinstance(await anext(answer), MessageTaken)
+    async with asyncio.timeout(CLOSE_S):
+        await answer.aclose()
+        await upstream.aclose()
+    assert cli.runs() == 0
+    assert cli.orders.recorded("interrupted") == []
+
+
+async def test_no_cli_and_no_folder_are_a_missing_model(cli: Cli) -> None:
+    nowhere = replace(cli.options(), cli_path=cli.cwd / "no such program")
+    with pytest.raises(ModelMissingError, match="no such program"):
+        await asked(Claude(cwd=cli.cwd, options=nowhere), "one")
+    with pytest.raises(ModelMissingError, match="does not exist"):
+        await asked(Claude(cwd=cli.cwd / "gone", options=cli.options()), "one")
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        ({"subtype": "success", "result": "API Error: 529", "api_error_status": 529}, ModelUnavailableError),
+        ({"subtype": "success", "result": "Prompt is too long"}, ContextOverflowError),
+        ({"subtype": "error_during_execution", "errors": []}, UpstreamFailedError),
+        ({"subtype": "error_during_execution", "terminal_reason": "aborted_tools"}, UpstreamFailedError),
+        ({"subtype": "error_max_budget_usd"}, ModelAccessError),
+    ],
+)  # fmt: skip
+async def test_a_failed_result_is_the_error_that_says_what_helps(
+    cli: Cli, failure: dict[str, object], kind: type[ModelError]
+) -> None:
+    cli.orders.order("failure", {"is_error": True, **failure})
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup())
+    with pytest.raises(ModelError) as raised:
+        await answered(agent, "one")
+    assert type(raised.value) is kind
+    assert text_of(await answered(agent, "two")).endswith("two")
+    await upstream.aclose()
+
+
+async def test_the_end_of_a_turn_that_the_cli_took_by_itself_does_not_end_ours(cli: Cli) -> None:
+    other = {
+        "subtype": "success",
+        "is_error": False,
+        "result": "a background task has ended",
+        "user_message_uuids": [],
+        "origin": {"kind": "task-notification"},
+    }
+    cli.orders.order("other", [other])
+    events = await asked(Claude(cwd=cli.cwd, options=cli.options()), "one")
+    assert text_of(events) == "one"
+    assert [type(event) for event in events[-2:]] == [Marked, Finished]
+
+
+async def test_thinking_and_words_come_once(cli: Cli) -> None:
+    events = await asked(Claude("opus", cwd=cli.cwd, options=cli.options()), "one")
+    assert "".join(event.text for event in events if isinstance(event, ThinkingDelta)) == "hmm"
+    assert text_of(events) == "one"
+    assert isinstance(events[-1], Finished)
+    assert events[-1].model == "claude-test"
+
+
+async def test_one_message_at_a_time(cli: Cli) -> None:
+    cli.hang()
+    upstream = Claude(cwd=cli.cwd, options=cli.options())
+    agent = await upstream.open(Setup())
+    first = agent.send(UpstreamMessage(UserMessage.of("one")), key="1")
+    assert isinstance(await anext(first), MessageTaken)
+    with pytest.raises(UpstreamBusyError):
+        await anext(agent.send(UpstreamMessage(UserMessage.of("two")), key="2"))
+    await first.aclose()
+    await upstream.aclose()
+    with pytest.raises(UpstreamFailedError, match="closed"):
+        await answered(agent, "three")
+
+
+async def test_attachments_are_shown_if_they_can_be_and_named_if_not(cli: Cli) -> None:
+    await asked(
+        Claude(cwd=cli.cwd, options=cli.options()),
+        "look",
+        File("image/png", data="aGk="),
+        File("application/pdf", url="https://a.example/b.pdf"),
+        File("application/zip", data="aGk=", name="all.zip"),
+    )
+    (told,) = cli.orders.recorded("told")
+    assert told["text"] == "look[An attachment that cannot be shown here: all.zip, application/zip]"
+    assert told["files"] == [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+        {"type": "document", "source": {"type": "url", "url": "https://a.example/b.pdf"}},
+    ]
+    assert told["line"]["client_composed"] is True
+
+
+async def test_the_host_servers_are_added_to_those_of_the_options_and_told_of_if_left_out(
+    cli: Cli, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = {"own": {"type": "stdio", "command": "own"}}
+    upstream = Claude(cwd=cli.cwd, options=cli.options(mcp_servers=own))
+    setup = Setup(
+        servers=(
+            ForwardedMcpServer("files", command="npx", args=("-y", "files"), env={"A": "b"}),
+            ForwardedMcpServer(
+                "mail", "http", url="https://a.example/mcp", client_id="id", scope="read mail"
+            ),
+            ForwardedMcpServer(
+                "old", "sse", url="https://a.example/sse", headers={"Authorization": "Bearer t"}
+            ),
+            ForwardedMcpServer(
+                "shop", "http", url="https://b.example", client_id="id", client_secret="kept back"
+            ),
+        )
+    )
+    for _ in range(2):
+        await asked(upstream, "one", setup=setup)
+    started = cli.orders.recorded("started")[-1]["argv"]
+    assert json.loads(flag(started, "--mcp-config"))["mcpServers"] == {
+        **own,
+        "files": {"type": "stdio", "command": "npx", "args": ["-y", "files"], "env": {"A": "b"}},
+        "mail": {
+            "type": "http",
+            "url": "https://a.example/mcp",
+            "oauth": {"clientId": "id", "scopes": "read mail"},
+        },
+        "old": {"type": "sse", "url": "https://a.example/sse", "headers": {"Authorization": "Bearer t"}},
+    }
+    (warning,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert warning.startswith(
+        "claude: the MCP server 'shop' is left out: its client secret cannot be handed on"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "flags"),
+    [
+        (None, {"--append-system-prompt": "be brief"}),
+        ({"type": "preset", "preset": "claude_code", "append": "own"}, {"--append-system-prompt": "own\n\nbe brief"}),
+        ("own", {"--system-prompt": "own\n\nbe brief"}),
+        ({"type": "custom", "prompt": "own"}, {"--system-prompt": "own\n\nbe brief"}),
+    ],
+)  # fmt: skip
+async def test_instructions_stand_at_the_end_of_the_system_prompt(
+    cli: Cli,
+    prompt: Any,  # noqa: ANN401 - the SDK's union
+    flags: dict[str, str],
+) -> None:
+    upstream = Claude(cwd=cli.cwd, options=cli.options(system_prompt=prompt))
+    await asked(upstream, "one", setup=Setup("be brief"))
+    argv = cli.orders.recorded("started")[-1]["argv"]
+    assert {name: flag(argv, name) for name in flags} == flags
+    await asked(upstream, "one")
+    assert "be brief" not in " ".join(cli.orders.recorded("started")[-1]["argv"])
+
+
+async def test_it_starts_in_its_folder_with_its_model_and_its_mode(cli: Cli) -> None:
+    upstream = Claude("opus", cwd=cli.cwd, permission_mode="plan", options=cli.options())
+    await asked(upstream, "one")
+    (started,) = cli.orders.recorded("started")
+    assert started["cwd"] == str(cli.cwd)
+    assert flag(started["argv"], "--model") == "opus"
+    assert flag(started["argv"], "--permission-mode") == "plan"
+    assert upstream.name == "claude:opus"
+    assert upstream.identity["permissions"] == "plan"
+    assert upstream.identity["cwd"] == str(cli.cwd)
+
+
+async def test_rules_decide_what_the_mode_leaves_open(cli: Cli) -> None:
+    for name, is_allowed in (("Read", True), ("Bash", False)):
+        cli.orders.order("tool", {"name": name, "arguments": '{"a":1}', "content": "done", "is_asked": True})
+        events = await asked(Claude(cwd=cli.cwd, options=cli.options(), permissions=CAUTIOUS), "one")
+        (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
+        assert (ended.outcome, ended.content == "done") == (
+            Outcome.OK if is_allowed else Outcome.ERROR,
+            is_allowed,
+        )
+
+
+async def test_somebody_may_be_asked(cli: Cli) -> None:
+    seen: list[Permission] = []
+
+    async def ask(permission: Permission) -> Verdict:
+        seen.append(permission)
+        return "not today"
+
+    cli.orders.order("tool", {"name": "Bash", "arguments": '{"a":1}', "content": "done", "is_asked": True})
+    events = await asked(Claude(cwd=cli.cwd, options=cli.options(), permissions=ask), "one")
+    (ended,) = [event for event in events if isinstance(event, UpstreamCallEnded)]
+    assert ended.content == "not today"
+    assert isinstance(events[0], MessageTaken)
+    assert seen == [Permission(events[0].agent, "Bash", "execute", '{"a":1}')]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
+class TestClaudeLeave(LeaveContract):
+    """What its agents ask leave for is asked of people."""
+
+    @pytest.fixture
+    def leave_peer(self, cli: Cli) -> Iterator[Cli]:
+        yield cli
+        gc.collect()  # the SDK leaves its streams open where a process is ended while it asks: not to the next test
+
+
+def test_what_cannot_be_combined_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="as a dict"):
+        Claude(options=ClaudeAgentOptions(mcp_servers="servers.json"))
+
+    async def ask(*_: object) -> Any:  # noqa: ANN401 - never called
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="either"):
+        Claude(options=ClaudeAgentOptions(can_use_tool=ask), permissions=CAUTIOUS)
+
+
+async def test_a_system_prompt_in_a_file_takes_no_instructions(cli: Cli) -> None:
+    upstream = Claude(options=cli.options(system_prompt={"type": "file", "path": "p.md"}))
+    with pytest.raises(UsageError, match="in a file"):
+        await upstream.open(Setup("be brief"))

@@ -1,0 +1,139 @@
+"""Transcripts in our stores: the SDK's own conformance kit, and what it does not look at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.errors import EntryMovedError
+from midstream.store.memory import Memory, MemoryStore
+from midstream.store.sqlite import SQLiteStore
+
+pytest.importorskip("claude_agent_sdk", reason="the Claude Agent SDK is not installed")
+
+from claude_agent_sdk import SessionKey
+from claude_agent_sdk.testing import run_session_store_conformance
+
+from midstream.agents import claude_sessions
+from midstream.agents.claude_sessions import KeyValueSessions
+
+KEY = SessionKey(project_key="-srv-project", session_id="979cab47-a5b0-45fa-9cfa-13a3a4678ae1")
+
+
+def entry(uuid: str | None, **more: object) -> Any:  # noqa: ANN401 - the SDK's opaque entries
+    return {"type": "user", **({} if uuid is None else {"uuid": uuid}), **more}
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[MemoryStore]:
+    store = MemoryStore(Memory())
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_the_sdk_own_conformance_kit_is_passed_in_memory() -> None:
+    async def fresh() -> KeyValueSessions:
+        store = MemoryStore(Memory())
+        await store.open()
+        return KeyValueSessions(store)
+
+    await run_session_store_conformance(fresh)
+
+
+async def test_the_sdk_own_conformance_kit_is_passed_in_a_file(tmp_path: Path) -> None:
+    opened: list[SQLiteStore] = []
+
+    async def fresh() -> KeyValueSessions:
+        store = SQLiteStore(tmp_path / f"{len(opened)}.db")
+        await store.open()
+        opened.append(store)
+        return KeyValueSessions(store)
+
+    try:
+        await run_session_store_conformance(fresh)
+    finally:
+        for store in opened:
+            await store.close()
+
+
+async def test_what_comes_again_is_kept_once(memory: MemoryStore) -> None:
+    sessions = KeyValueSessions(memory)
+    await sessions.append(KEY, [entry("a"), entry("b"), entry("a")])
+    await sessions.append(KEY, [entry("b"), entry("c")])
+    await KeyValueSessions(memory).append(KEY, [entry("c"), entry("d")])
+    await sessions.append(KEY, [entry("d")])
+    assert await sessions.load(KEY) == [entry("a"), entry("b"), entry("c"), entry("d")]
+
+
+async def test_what_has_no_id_is_kept_as_often_as_it_comes(memory: MemoryStore) -> None:
+    sessions = KeyValueSessions(memory)
+    await sessions.append(KEY, [entry(None, title="t")])
+    await sessions.append(KEY, [entry(None, title="t"), entry(None, title="t")])
+    assert await sessions.load(KEY) == [entry(None, title="t")] * 3
+
+
+async def test_two_processes_add_to_one_transcript_and_lose_nothing(memory: MemoryStore) -> None:
+    first, second = KeyValueSessions(memory), KeyValueSessions(memory)
+
+    async def add(sessions: KeyValueSessions, name: str) -> None:
+        for number in range(20):
+            await sessions.append(KEY, [entry(f"{name}{number}")])
+            await asyncio.sleep(0)
+
+    await asyncio.gather(add(first, "a"), add(second, "b"))
+    loaded = await KeyValueSessions(memory).load(KEY)
+    assert loaded is not None
+    ids = [found["uuid"] for found in loaded]
+    assert [name for name in ids if name[0] == "a"] == [f"a{number}" for number in range(20)]
+    assert [name for name in ids if name[0] == "b"] == [f"b{number}" for number in range(20)]
+    assert len(ids) == 40
+
+
+async def test_who_is_never_fast_enough_gives_up(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Taken(MemoryStore):
+        async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+            if namespace.startswith("claude-transcript"):
+                raise EntryMovedError("taken")
+            return await super().kv_put(namespace, key, body, expected=expected, at=at)
+
+    monkeypatch.setattr(claude_sessions, "TRIES_MAX", 3)
+    store = Taken(memory._memory)
+    await store.open()
+    with pytest.raises(EntryMovedError, match="faster 3 times"):
+        await KeyValueSessions(store).append(KEY, [entry("a")])
+    await store.close()
+
+
+async def test_what_is_remembered_of_transcripts_has_a_limit(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claude_sessions, "KNOWN_MAX", 2)
+    sessions = KeyValueSessions(memory)
+    for number in range(5):
+        await sessions.append(SessionKey(project_key="p", session_id=str(number)), [entry("a")])
+    assert len(sessions._known) == 2
+    await sessions.append(SessionKey(project_key="p", session_id="0"), [entry("a"), entry("b")])
+    assert await sessions.load(SessionKey(project_key="p", session_id="0")) == [entry("a"), entry("b")]
+
+
+async def test_a_session_can_be_made_again_after_it_was_deleted(memory: MemoryStore) -> None:
+    sessions = KeyValueSessions(memory)
+    await sessions.append(KEY, [entry("a")])
+    await sessions.append({**KEY, "subpath": "subagents/x"}, [entry("s")])
+    await sessions.delete(KEY)
+    assert (
+        await sessions.list_subkeys({"project_key": KEY["project_key"], "session_id": KEY["session_id"]})
+        == []
+    )
+    await sessions.append(KEY, [entry("b")])
+    assert await sessions.load(KEY) == [entry("b")]
+    assert [found["session_id"] for found in await sessions.list_sessions("-srv-project")] == [
+        KEY["session_id"]
+    ]

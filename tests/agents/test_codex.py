@@ -1,0 +1,360 @@
+"""Codex's threads, with the real package and a scripted app server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openai_codex", reason="the package is not installed here: `make test` installs it")
+
+from openai_codex import Sandbox
+from openai_codex.generated.notification_registry import NOTIFICATION_MODELS
+
+from midstream.agents import codex
+from midstream.agents.codex import Codex, CodexTurn
+from midstream.agents.permission_rules import CAUTIOUS, Asking, Permission, Rules, Verdict
+from midstream.agents.upstreams import MessageTaken, Setup, UpstreamMessage
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelMissingError,
+    ModelUnavailableError,
+    UpstreamFailedError,
+    UsageError,
+)
+from midstream.history.messages import Outcome, UserMessage
+from midstream.models.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.testing.pool_contract import PoolContract
+from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamContract
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+from tests.agents import codex_server
+from tests.agents.leave_contract import LeaveContract
+
+# The package leaves the pipes of a process it has ended to the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+
+
+class CodexPeer:
+    """The controls of the scripted app server: files in the folder it reads."""
+
+    lacks = frozenset({Trait.BUSY, Trait.KEYS, Trait.CACHE_WRITES})
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in ("threads", "running"):
+            (folder / name).mkdir()
+
+    def upstream(self) -> Codex:
+        command = [sys.executable, codex_server.__file__, str(self._folder)]
+        return Codex("gpt-5", cwd=self._folder, command=command)
+
+    is_fixed = True
+
+    def asking(self, rules: Rules | Asking) -> Codex:
+        command = [sys.executable, codex_server.__file__, str(self._folder)]
+        return Codex("gpt-5", cwd=self._folder, command=command, permissions=rules)
+
+    def want(self, what: str = "want") -> None:
+        (self._folder / what).touch()
+
+    def ran(self) -> list[object]:
+        return self._lines("ran")
+
+    def decided(self) -> list[object]:
+        return self._lines("decided")
+
+    def _lines(self, name: str) -> list[object]:
+        path = self._folder / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def told(self) -> list[PeerMessage]:
+        path = self._folder / "told.jsonl"
+        return (
+            [PeerMessage(*json.loads(line)) for line in path.read_text().splitlines()]
+            if path.exists()
+            else []
+        )
+
+    def started(self) -> list[object]:
+        """Return the configuration of each thread that was started."""
+        lines = (self._folder / "started.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def runs(self) -> int:
+        pids = [int(path.name.rpartition(".")[2]) for path in (self._folder / "running").iterdir()]
+        return sum(_is_alive(pid) for pid in pids)
+
+    def expire(self, agent: str) -> None:
+        (self._folder / "threads" / agent).unlink()
+
+    def be_busy(self, agent: str) -> None:
+        raise AssertionError(f"{agent} cannot be busy here")
+
+    def hang(self) -> None:
+        (self._folder / "hang").touch()
+
+    def hang_unopened(self) -> None:
+        (self._folder / "mute").touch()
+
+    def die_unopened(self) -> None:
+        (self._folder / "lose").touch()
+
+    def echo_wrong_id(self) -> None:
+        (self._folder / "wrong").touch()
+
+    def die_mid_stream(self) -> None:
+        (self._folder / "die").touch()
+
+    def refuse_key(self) -> None:
+        (self._folder / "refuse").touch()
+
+    def accept_key(self) -> None:
+        (self._folder / "refuse").unlink()
+
+    def run_tool(self, name: str, arguments: str, content: str) -> None:
+        (self._folder / "tools").write_text(json.dumps([[name, arguments, content]]))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+class TestCodexThreads(UpstreamContract):
+    """The suite that every upstream passes."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path) -> CodexPeer:
+        return CodexPeer(tmp_path)
+
+
+class TestCodexLeave(LeaveContract):
+    """What its agents ask leave for is asked of people."""
+
+    @pytest.fixture
+    def leave_peer(self, tmp_path: Path) -> CodexPeer:
+        folder = tmp_path / "codex"
+        folder.mkdir()
+        return CodexPeer(folder)
+
+
+async def _asked(upstream: Codex, words: str = "one") -> list[object]:
+    agent = await upstream.open(Setup())
+    return [event async for event in agent.send(UpstreamMessage(UserMessage.of(words)), key="k")]
+
+
+async def test_rules_decide_about_commands_and_changes_and_read_all_of_them(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    seen: list[Permission] = []
+
+    async def decide(permission: Permission) -> Verdict:
+        seen.append(permission)
+        return True if permission.kind == "edit" else "not here"
+
+    async with contextlib.aclosing(peer.asking(decide)) as upstream:
+        peer.want()
+        peer.want("want-change")
+        events = await _asked(upstream)
+    assert peer.decided() == [["commandExecution", "decline"], ["fileChange", "accept"]]
+    assert [(each.tool, each.kind, each.arguments, each.is_fixed) for each in seen] == [
+        ("shell", "execute", '{"command":"make"}', True),
+        ("apply_patch", "edit", '{"changes":[{"diff":"+a","path":"a.txt"}]}', True),
+    ]
+    ended = [event for event in events if isinstance(event, UpstreamCallEnded)]
+    assert ended[0] == UpstreamCallEnded("w", "not here", Outcome.DENIED)
+    assert ended[1].outcome is Outcome.OK
+
+
+async def test_while_one_thread_waits_for_a_decision_the_others_go_on(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    is_asked, is_decided = asyncio.Event(), asyncio.Event()
+
+    async def decide(_: Permission) -> Verdict:
+        is_asked.set()
+        await is_decided.wait()
+        return True
+
+    async with contextlib.aclosing(peer.asking(decide)) as upstream, asyncio.timeout(20):
+        peer.want()
+        waiting = asyncio.ensure_future(_asked(upstream))
+        await is_asked.wait()
+        other = await _asked(upstream, "two")
+        assert "".join(event.text for event in other if isinstance(event, TextDelta)) == "two"
+        assert not waiting.done()
+        is_decided.set()
+        await waiting
+    assert peer.decided() == [["commandExecution", "accept"]]
+
+
+async def test_a_decision_that_fails_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    peer = CodexPeer(tmp_path)
+
+    async def decide(_: Permission) -> Verdict:
+        raise LookupError
+
+    async with contextlib.aclosing(peer.asking(decide)) as upstream:
+        peer.want()
+        await _asked(upstream)
+    assert peer.decided() == [["commandExecution", "decline"]]
+    assert "a decision failed" in caplog.text
+
+
+def test_two_cannot_decide(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="either"):
+        Codex(cwd=tmp_path, is_reviewing=True, permissions=CAUTIOUS)
+
+
+class _SoonGivenUp(CodexPeer):
+    """A turn whose start is never confirmed cannot be interrupted: how long that is tried for matters nowhere here."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder)
+        self._patch = patch
+
+    def hang_unopened(self) -> None:
+        super().hang_unopened()
+        self._patch.setattr(codex, "STOP_S", 0.1)
+
+
+@pytest.mark.slow
+class TestCodexPooled(PoolContract):
+    """Every situation with every fault."""
+
+    @pytest.fixture
+    def peer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CodexPeer:
+        return _SoonGivenUp(tmp_path, monkeypatch)
+
+
+def _read(*notifications: tuple[str, dict[str, object]]) -> tuple[list[ModelEvent], ModelError | None]:
+    """Read a turn as the app server tells it."""
+    reading = CodexTurn()
+    events: list[ModelEvent] = []
+    for method, params in notifications:
+        payload = NOTIFICATION_MODELS[method].model_validate({"threadId": "t", "turnId": "u", **params})
+        events += reading.read(payload, method)
+    return events, reading.failure
+
+
+def _ended(status: str, error: dict[str, object] | None = None) -> tuple[str, dict[str, object]]:
+    return "turn/completed", {"turn": {"id": "u", "items": [], "status": status, "error": error}}
+
+
+def test_what_codex_runs_itself_is_told_with_its_end() -> None:
+    command: dict[str, object] = {"type": "commandExecution", "id": "c", "command": "ls", "cwd": "/w"}
+    command |= {"commandActions": [], "status": "inProgress"}
+    done = {**command, "status": "failed", "aggregatedOutput": "no such folder", "exitCode": 2}
+    events, failure = _read(
+        ("item/started", {"startedAtMs": 1, "item": command}),
+        ("item/completed", {"completedAtMs": 2, "item": done}),
+        _ended("completed"),
+    )
+    assert events == [
+        UpstreamCallStarted("c", "shell", '{"command":"ls","cwd":"/w"}'),
+        UpstreamCallEnded("c", "no such folder", Outcome.ERROR),
+    ]
+    assert failure is None
+
+
+def test_a_message_that_came_whole_is_said_once() -> None:
+    item = {"type": "agentMessage", "id": "m", "text": "hello"}
+    whole = ("item/completed", {"completedAtMs": 2, "item": item})
+    said: dict[str, object] = {"itemId": "m", "delta": "hello"}
+    delta = ("item/agentMessage/delta", said)
+    assert _read(whole, _ended("completed"))[0] == [TextDelta("hello")]
+    assert _read(delta, whole, _ended("completed"))[0] == [TextDelta("hello")]
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        ("contextWindowExceeded", ContextOverflowError),
+        ("unauthorized", ModelAccessError),
+        ("rateLimitExceeded", ModelUnavailableError),
+        ("cyberPolicy", ModelFilteredError),
+        ({"responseStreamDisconnected": {"httpStatusCode": 502}}, ModelUnavailableError),
+        ("other", UpstreamFailedError),
+        ("somethingNew", UpstreamFailedError),
+        (None, UpstreamFailedError),
+    ],
+)
+def test_a_turn_that_failed_is_the_error_that_says_what_helps(
+    info: object, expected: type[ModelError]
+) -> None:
+    _, failure = _read(_ended("failed", {"message": "no", "codexErrorInfo": info}))
+    assert type(failure) is expected
+
+
+async def test_a_turn_that_has_begun_has_taken_the_message(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        peer.refuse_key()
+        answer = agent.send(UpstreamMessage(UserMessage.of("one")), key="k")
+        assert isinstance(await anext(answer), MessageTaken)
+        with pytest.raises(ModelAccessError):
+            await anext(answer)
+
+
+async def test_an_app_server_that_dies_with_a_message_may_have_written_it_down(tmp_path: Path) -> None:
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        agent = await upstream.open(Setup())
+        peer.die_unopened()
+        with pytest.raises(UpstreamFailedError):
+            await anext(agent.send(UpstreamMessage(UserMessage.of("one")), key="k"))
+        with pytest.raises(ModelUnavailableError) as raised:  # and now it is known to be gone
+            await anext(agent.send(UpstreamMessage(UserMessage.of("one")), key="k"))
+        assert type(raised.value) is ModelUnavailableError
+
+
+async def test_servers_go_with_the_thread_and_those_that_need_a_sign_in_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = (
+        ForwardedMcpServer("files", command="files-server", args=("--root", "."), env={"A": "b"}),
+        ForwardedMcpServer("open", "http", url="http://127.0.0.1/mcp", headers={"Authorization": "Bearer t"}),
+        ForwardedMcpServer("shop", "http", url="http://127.0.0.1/shop", client_id="c", scope="read"),
+        ForwardedMcpServer("old", "sse", url="http://127.0.0.1/sse"),
+    )
+    peer = CodexPeer(tmp_path)
+    async with contextlib.aclosing(peer.upstream()) as upstream:
+        for _ in range(2):
+            await upstream.open(Setup(servers=servers))
+    assert peer.started() == 2 * [
+        {
+            "mcp_servers": {
+                "files": {"command": "files-server", "args": ["--root", "."], "env": {"A": "b"}},
+                "open": {"url": "http://127.0.0.1/mcp", "http_headers": {"Authorization": "Bearer t"}},
+            }
+        }
+    ]
+    left_out = [record.message for record in caplog.records if "left out" in record.message]
+    assert ["'old'" in words or "'shop'" in words for words in left_out] == [True, True]
+
+
+async def test_an_app_server_that_does_not_start_is_missing_software(tmp_path: Path) -> None:
+    upstream = Codex(cwd=tmp_path, command=["/nowhere/codex"])
+    with pytest.raises(ModelMissingError, match="does not start"):
+        await upstream.open(Setup())
+
+
+def test_another_folder_model_or_sandbox_is_another_identity(tmp_path: Path) -> None:
+    identities = [
+        Codex("m", cwd=tmp_path).identity,
+        Codex("n", cwd=tmp_path).identity,
+        Codex("m", cwd=tmp_path.parent).identity,
+        Codex("m", cwd=tmp_path, sandbox=Sandbox.read_only).identity,
+    ]
+    assert len({tuple(sorted(identity.items())) for identity in identities}) == len(identities)

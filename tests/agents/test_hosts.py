@@ -1,0 +1,260 @@
+"""Hosts that do anything, and agents that remember: whoever answers knows every message, once and in order."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.classification import (
+    Action,
+    Delivery,
+    Fork,
+    Fresh,
+    RequestRelation,
+    ResumeAgent,
+    action,
+    classify,
+)
+from midstream.agents.pool_records import (
+    PoolRecord,
+    answered,
+    asked_again,
+    asked_fork,
+    asked_fresh,
+    confirmed,
+    decode,
+    encode,
+    noted,
+)
+from midstream.history.messages import Entry, Exchange, Text, ToolSpec, UserMessage
+from midstream.models.fingerprint import Outline
+from tests.agents.sayings import replied, said, sent
+from tests.search import tried
+from tests.spec import spec
+
+TURNS = 60
+
+
+class Mind(Struct):
+    """What an agent was told, by `view`, under which model; and the reply whose results it waits for."""
+
+    told: list[str]
+    model: str
+    waits: Exchange | None = None
+
+
+def view(entries: list[Entry]) -> list[str]:
+    """What of a conversation an agent must know: the users' words, and what others did and said in between."""
+    told: list[str] = []
+    for entry in entries:
+        if isinstance(entry, UserMessage):
+            told += [part.text for part in entry.parts if isinstance(part, Text)]
+        elif entry.reply.text.startswith("foreign"):
+            told.append(entry.reply.text)
+    return told
+
+
+class Host:
+    """A host with a conversation that it rewrites as it likes, over one key of a pool and an upstream."""
+
+    def __init__(self, chance: random.Random, abilities: Abilities, ids: str) -> None:
+        self.chance = chance
+        self.abilities = abilities
+        self.ids = ids
+        """`own`: each call has its own id; `again`: each reply uses the same ones."""
+        self.entries: list[Entry] = []
+        self.system = "s0"
+        self.tools: tuple[ToolSpec, ...] = ()
+        self.model = "m0"
+        self.words = 0
+        self.calls = 0
+        self.record: PoolRecord | None = None
+        self.minds: dict[str, Mind] = {}
+        self.marks: dict[str, Mind] = {}
+        self.kinds: list[RequestRelation] = []
+
+    def turn(self) -> None:
+        """Rewrite the conversation somehow, and ask; answer what is asked for, as a rule."""
+        self._rewrite()
+        if self.chance.random() < 0.1:
+            title: list[Entry] = [said(f"title {self.chance.randrange(3)}")]
+            self._ask(title, "title")
+        reply = self._ask(self.entries, self.system)
+        while reply is not None:
+            self.entries.append(reply)
+            if not reply.results or self.chance.random() < 0.2:
+                return
+            reply = self._ask(self.entries, self.system)
+
+    def _rewrite(self) -> None:
+        chance, entries = self.chance, self.entries
+        users = [at for at, entry in enumerate(entries) if isinstance(entry, UserMessage)]
+        results = [at for at, entry in enumerate(entries) if isinstance(entry, Exchange) and entry.results]
+        match chance.choices(list(REWRITES), list(REWRITES.values()))[0]:
+            case "queue":
+                entries.append(self._said())
+            case "edit" if users:
+                at = chance.choice(users)
+                entries[at] = self._said()
+                if chance.random() < 0.7:
+                    del entries[at + 1 :]
+                    return
+            case "revert" if users:
+                del entries[chance.choice(users) :]
+            case "repeat" if users:
+                del entries[users[-1] + 1 :]
+                return
+            case "repeat results" if results:
+                del entries[results[-1] + chance.randrange(2) :]
+                return
+            case "compact" if users:
+                entries[: chance.choice(users)] = [self._said()]
+            case "system":
+                self.system = f"s{chance.randrange(3)}"
+            case "model":
+                self.model = f"m{chance.randrange(2)}"
+            case "tools":
+                self.tools = () if self.tools else (ToolSpec("read"),)
+            case "forget":  # what tools said before
+                entries[:] = [entry if view([entry]) else replied() for entry in entries]
+            case "elsewhere":
+                entries += [self._said(), self._foreign(chance.randrange(2))]
+            case "answered elsewhere" if users:
+                del entries[users[-1] + 1 :]
+                entries.append(self._foreign(1))
+                if chance.random() < 0.3:
+                    return
+        entries.append(self._said())
+
+    def _foreign(self, calls: int) -> Exchange:
+        """What another model did. Its bare words in the place of ours are not seen: they may be ours, written anew."""
+        self.words += 1
+        return replied(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
+
+    def _said(self) -> UserMessage:
+        self.words += 1
+        return said(f"word {self.words}")
+
+    def _ask(self, entries: list[Entry], system: str) -> Exchange | None:
+        """Do what a pool does, with a process that may die anywhere; return the reply of the agent, or None."""
+        outline = sent(*entries, system=system, tools=self.tools, identity={"model": self.model})
+        record = self.record if self.record is None else decode(encode(self.record))
+        judged = classify(record, outline)
+        self.kinds.append(judged.kind)
+        chosen = action(judged, outline, record, self.abilities)
+        agent, mind, new, pending = self._opened(chosen, record, outline, view(entries))
+        if isinstance(chosen, ResumeAgent) and mind.waits is not None:
+            assert mind.waits is entries[len(entries) - 1 - chosen.delivery.users]
+            assert chosen.delivery.results == tuple(result.call_id for result in mind.waits.results)
+        elif isinstance(chosen, ResumeAgent):
+            assert chosen.delivery.results == ()
+        if isinstance(chosen, Fresh) and not chosen.is_pooled:
+            self.record = None if record is None else noted(record, outline)
+            return replied()
+        self.record = pending
+        if self.chance.random() < 0.05:  # died before it was sent
+            return None
+        mind.waits = None
+        mind.told += new
+        assert mind.told == view(entries)
+        assert mind.model == self.model
+        if self.chance.random() < 0.05:  # died before the first event
+            return None
+        self.record = confirmed(pending, agent, now=2.0)
+        if self.chance.random() < 0.05:  # died before the end
+            return None
+        return self._reply(agent, mind)
+
+    def _opened(
+        self, chosen: Action, record: PoolRecord | None, outline: Outline, told: list[str]
+    ) -> tuple[str, Mind, list[str], PoolRecord]:
+        """Return the agent, its mind, what it is told now, and the record before that."""
+        fresh = f"agent-{len(self.minds)}"
+        match chosen:
+            case ResumeAgent(delivery):
+                assert record is not None
+                new = told[len(told) - delivery.users :]
+                return record.agent, self.minds[record.agent], new, asked_again(record, outline, now=1.0)
+            case Fork(mark, users):
+                assert record is not None
+                origin = self.marks[mark.mark]
+                mind = self.minds[fresh] = Mind(list(origin.told), origin.model)
+                return (
+                    fresh,
+                    mind,
+                    told[len(told) - users :],
+                    asked_fork(record, outline, mark.users, now=1.0),
+                )
+            case Fresh():
+                mind = self.minds[fresh] = Mind([], self.model)
+                return fresh, mind, told, asked_fresh(outline, upstream="scripted", now=1.0)
+
+    def _reply(self, agent: str, mind: Mind) -> Exchange:
+        count = self.chance.choice([0, 0, 1, 2]) if self.abilities.takes_tools else 0
+        self.calls += count
+        first = self.calls if self.ids == "own" else 0
+        calls = tuple(f"c{first + number}" for number in range(count))
+        reply = replied(calls=calls)
+        mind.waits = reply if calls else None
+        mark = f"mark-{len(self.marks)}"
+        self.marks[mark] = Mind(list(mind.told), mind.model)
+        assert self.record is not None
+        self.record = answered(self.record, agent=agent, mark=mark, open_calls=calls, now=3.0)
+        return reply
+
+
+REWRITES = {
+    "say": 14,
+    "queue": 2,
+    "edit": 1,
+    "revert": 1,
+    "repeat": 2,
+    "repeat results": 1,
+    "compact": 1,
+    "system": 1,
+    "model": 1,
+    "tools": 1,
+    "forget": 1,
+    "elsewhere": 1,
+    "answered elsewhere": 1,
+}
+"""What a host does before it asks, and how often."""
+ABLE = Abilities(takes_tools=True, can_reinstruct=True, can_retool=True, can_fork=True)
+
+
+@spec("REUSE-18", "REUSE-21")
+@pytest.mark.parametrize("ids", ["own", "again"])
+@pytest.mark.parametrize(
+    "abilities", [Abilities(), ABLE, replace(ABLE, takes_tools=False), replace(ABLE, can_fork=False)]
+)
+def test_the_agent_that_answers_knows_every_message_once_and_in_order(abilities: Abilities, ids: str) -> None:
+    kinds: set[RequestRelation] = set()
+    for seed in range(tried(20)):
+        host = Host(random.Random(seed), abilities, ids)
+        for _ in range(TURNS):
+            host.turn()
+            if len(host.entries) > 40:
+                host.entries.clear()
+        kinds.update(host.kinds)
+    assert kinds == set(RequestRelation)
+
+
+@spec("REUSE-29")
+def test_a_clean_conversation_sends_each_user_message_once() -> None:
+    host = Host(random.Random(0), Abilities(), "own")
+    for turn in range(50):
+        host.entries.append(said(f"question {turn}"))
+        outline = sent(*host.entries, identity={"model": "m0"})
+        chosen = action(classify(host.record, outline), outline, host.record, host.abilities)
+        assert chosen == (ResumeAgent(Delivery(1)) if turn else Fresh(is_pooled=True))
+        asked = (
+            asked_fresh(outline, upstream="scripted", now=1.0)
+            if host.record is None
+            else asked_again(host.record, outline, now=1.0)
+        )
+        host.record = confirmed(asked, "agent-1", now=2.0)
+        host.entries.append(replied())

@@ -1,0 +1,30 @@
+"""An upstream is given the servers it can use; the user is told of the others, once."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.mcp_forwarding import Forwarding
+from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
+
+FILES = ForwardedMcpServer("files", command="files-server")
+SHOP = ForwardedMcpServer("shop", "http", url="http://127.0.0.1/mcp", client_id="c", client_secret="s")
+WEB = ForwardedMcpServer("web", "sse", url="http://127.0.0.1/sse")
+
+
+LOCAL: tuple[Transport, ...] = ("stdio",)
+
+
+def test_who_is_left_out_is_told_of_once_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    forwarding = Forwarding("some-agent", Abilities())
+    for _ in range(2):
+        assert forwarding.kept((WEB, SHOP, FILES)) == (FILES, WEB)
+    assert forwarding.kept((WEB, SHOP, FILES), LOCAL) == (FILES,)
+    told = [record.message.split(" is left out")[0] for record in caplog.records]
+    assert told == [f"some-agent: the MCP server {name!r}" for name in ("shop", "shop", "web")]
+
+
+def test_what_the_upstream_can_do_decides() -> None:
+    assert Forwarding("a", Abilities(can_oauth=True, can_secret=True)).kept((SHOP,)) == (SHOP,)
+    assert Forwarding("a", Abilities(can_oauth=True)).kept((SHOP,)) == ()

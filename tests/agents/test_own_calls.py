@@ -1,0 +1,105 @@
+"""Calls that an agent ran itself come back to their places in a history that does not have them."""
+
+from __future__ import annotations
+
+from midstream.agents.own_calls import (
+    KEPT_CHARS_MAX,
+    AnswerCalls,
+    OwnCalls,
+    decode_calls,
+    encode_calls,
+    place_of,
+    with_answer,
+    with_own_calls,
+)
+from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, transcript
+from midstream.history.messages import (
+    UPSTREAM_CUT,
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    UpstreamCall,
+    UserMessage,
+)
+from midstream.models.fingerprint import ConversationDigest
+from midstream.models.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from tests.spec import spec
+
+ASKED, MORE = UserMessage.of("pay"), UserMessage.of("and more")
+STARTED = UpstreamCallStarted("c", "shell", '{"command": "pay 3"}')
+SAID: list[ModelEvent] = [TextDelta("I pay. "), STARTED, UpstreamCallEnded("c", "paid"), TextDelta("Paid.")]
+CALL = UpstreamCall("c", "shell", '{"command": "pay 3"}', "paid", Outcome.OK)
+
+
+def _kept(*events: ModelEvent, after: tuple[UserMessage | Exchange, ...] = (ASKED,)) -> OwnCalls:
+    calls = OwnCalls(place_of(ConversationDigest().then(after)))
+    for event in events:
+        calls.add(event)
+    return calls
+
+
+@spec("REUSE-80")
+def test_a_call_stands_where_it_was_made() -> None:
+    answer = _kept(*SAID).kept(is_whole=True)
+    history = History((ASKED, Exchange(Reply((Text("I pay. Paid."),))), MORE))
+    restored = with_own_calls(history, decode_calls(encode_calls((answer,))))
+    parts = (Text("I pay. "), CALL, Text("Paid."))
+    assert restored == History((ASKED, Exchange(Reply(parts)), MORE))
+    told = transcript(restored)
+    assert told.index("I pay.") < told.index("pay 3") < told.index("\npaid\n") < told.index("Paid.")
+
+
+@spec("REUSE-80")
+def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
+    answer = _kept(*SAID).kept(is_whole=True)
+    whole = History((ASKED, Exchange(Reply((Text("I pay. "), CALL, Text("Paid.")))), MORE))
+    other = History((MORE, Exchange(Reply((Text("I pay. Paid."),)))))
+    for history in (whole, other, History((ASKED,))):
+        assert with_own_calls(history, (answer,)) == history
+
+
+@spec("REUSE-80")
+def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None:
+    asks = Exchange(Reply((Text("First."), Call("h", "look")), Finish.CALLS), (Result("h", "seen"),))
+    first = _kept(STARTED).kept(is_whole=True)
+    second = _kept(TextDelta("Then."), STARTED, after=(ASKED, asks)).kept(is_whole=True)
+    restored = with_own_calls(History((ASKED, asks, Exchange(Reply((Text("Then."),))))), (first, second))
+    doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
+    assert [each.reply.parts for each in restored.entries if isinstance(each, Exchange)] == [
+        (doubtful, Text("First."), Call("h", "look")),
+        (Text("Then."), doubtful),
+    ]
+
+
+@spec("REUSE-79", "REUSE-80")
+def test_an_answer_that_was_cut_is_the_end_of_the_history() -> None:
+    answer = _kept(*SAID[:2]).kept(is_whole=False)
+    restored = with_own_calls(History((ASKED,)), (answer,))
+    doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
+    assert restored.entries[1:] == (Exchange(Reply((Text("I pay. "), doubtful), Finish.INTERRUPTED)),)
+
+
+@spec("REUSE-80")
+def test_what_is_kept_is_as_short_as_it_is_told_and_bounded() -> None:
+    long = "a word " * 10_000
+    calls = _kept(UpstreamCallStarted("c", "read", long), UpstreamCallEnded("c", long))
+    answer = calls.kept(is_whole=True)
+    (own,) = answer.calls
+    assert len(own.call.arguments) <= ARGUMENTS_CHARS_MAX
+    assert len(own.call.content) <= RESULT_CHARS_MAX
+    assert own.call.content.endswith(" characters]")
+    kept: tuple[AnswerCalls, ...] = ()
+    for number in range(1000):
+        kept = with_answer(kept, AnswerCalls(number.to_bytes(32, "big"), answer.calls))
+    assert sum(each.size for each in kept) <= KEPT_CHARS_MAX
+    assert kept[-1].place == (999).to_bytes(32, "big")
+    assert with_answer(kept, kept[0])[-1] == kept[0]
+
+
+def test_damaged_calls_are_none() -> None:
+    assert decode_calls(b"\xc1nonsense") == ()

@@ -1,0 +1,58 @@
+"""The numbers of a pool are those of its turns."""
+
+from __future__ import annotations
+
+from midstream.agents.classification import RequestRelation
+from midstream.agents.pool_counters import PoolCounters
+from midstream.agents.pool_turns import AgentOrigin, End, TurnReport
+from midstream.history.messages import Usage
+from midstream.testing.scripted_upstream import Trouble
+from tests.agents.pooling import Bench
+from tests.spec import spec
+
+
+def test_each_turn_is_counted_once_in_each_number() -> None:
+    counters = PoolCounters()
+    counters.take(
+        TurnReport("s", RequestRelation.NEW, "", AgentOrigin.FRESH, End.WHOLE, sends=1, usage=Usage(10, 2))
+    )
+    counters.take(
+        TurnReport(
+            "s",
+            RequestRelation.CONTINUATION,
+            "",
+            AgentOrigin.FRESH,
+            End.FAILED,
+            sends=2,
+            replays=1,
+            rebuilt="upstream_gone",
+            error="model_stalled",
+            usage=Usage(30, 4, 20, 5),
+        )
+    )
+    assert counters.turns == {
+        (RequestRelation.NEW, AgentOrigin.FRESH, End.WHOLE): 1,
+        (RequestRelation.CONTINUATION, AgentOrigin.FRESH, End.FAILED): 1,
+    }
+    assert (counters.rebuilt, counters.errors) == ({"upstream_gone": 1}, {"model_stalled": 1})
+    assert (counters.sends, counters.replays) == (3, 1)
+    assert (counters.input_tokens, counters.cached_tokens, counters.output_tokens) == (40, 20, 6)
+    assert counters.cache_write_tokens == 5
+
+
+@spec("REUSE-78")
+async def test_a_pool_counts_what_became_of_its_turns() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    await host.say("two")
+    bench.trouble(Trouble.GONE)
+    await host.say("three")
+    counters = host.pool.counters
+    assert counters.turns == {
+        (RequestRelation.NEW, AgentOrigin.FRESH, End.WHOLE): 1,
+        (RequestRelation.CONTINUATION, AgentOrigin.RESUMED, End.WHOLE): 1,
+        (RequestRelation.CONTINUATION, AgentOrigin.FRESH, End.WHOLE): 1,
+    }
+    assert counters.rebuilt == {"upstream_gone": 1}
+    assert counters.input_tokens == sum(report.usage.input_tokens for report in bench.reports)

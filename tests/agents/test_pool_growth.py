@@ -1,0 +1,73 @@
+"""The work of a turn of a pool is that of what is new, counted in lines of code, never timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from midstream.agents.pool import Pooled
+from midstream.history.messages import Entry, Exchange, History, Reply, Text, UserMessage
+from midstream.models.replies import ModelRequest
+from midstream.testing.scripted_upstream import words_of
+from tests.agents.pooling import Bench
+from tests.lines import lines_run
+from tests.spec import spec
+
+Entries = list[Entry]
+
+
+def replied(text: str) -> Exchange:
+    return Exchange(Reply((Text(text),)))
+
+
+def told(count: int) -> Entries:
+    """So many questions, all but the last answered."""
+    entries: Entries = []
+    for number in range(count):
+        entries += [UserMessage.of(f"question {number}"), replied(f"answer {number}")]
+    return entries[:-1]
+
+
+async def ask(pool: Pooled, entries: Entries) -> None:
+    """Have a history answered, and take the answer in."""
+    async for _ in pool.stream(ModelRequest("", History(tuple(entries)), session="s")):
+        pass
+    entries.append(replied("well"))
+
+
+async def nothing(pool: Pooled) -> None:
+    """The conversation goes on at once."""
+
+
+async def marked_aside(pool: Pooled) -> None:
+    """A side call under the same name comes between."""
+    history = History((UserMessage.of("a title, please"),))
+    async for _ in pool.stream(ModelRequest("", history, session="s", is_ephemeral=True)):
+        pass
+
+
+async def unmarked_aside(pool: Pooled) -> None:
+    """A side call that nobody marked comes between, known by its system prompt."""
+    history = History((UserMessage.of("a title, please"),))
+    async for _ in pool.stream(ModelRequest("Make titles.", history, session="s")):
+        pass
+
+
+@spec("REUSE-6")
+@pytest.mark.parametrize("between", [nothing, marked_aside, unmarked_aside])
+async def test_whoever_appends_to_a_history_pays_for_what_is_new(
+    between: Callable[[Pooled], object],
+) -> None:
+    work = []
+    for count in (100, 1000):
+        bench = Bench()
+        pool, entries = await bench.pool(), told(count)
+        await bench.world.live_through(ask(pool, entries))
+        await bench.world.live_through(between(pool))  # type: ignore[arg-type]
+        entries.append(UserMessage.of("new"))
+        with lines_run() as lines:
+            await bench.world.live_through(ask(pool, entries))
+        assert words_of(bench.upstream.sends[-1].said) == "new"
+        work.append(lines.count)
+    assert work[1] < 1.1 * work[0]

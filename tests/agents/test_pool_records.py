@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from midstream.agents.pool_records import (
+    MARKS_MAX,
+    RECORD_AGE_MAX_S,
+    RECORDS_MAX,
+    ForkPoint,
+    answered,
+    asked_again,
+    asked_fork,
+    asked_fresh,
+    confirmed,
+    decode,
+    encode,
+    expired,
+    noted,
+)
+from midstream.models.fingerprint import LINK_BYTES
+from tests.agents.sayings import known, pending, replied, said, sent, talk
+from tests.spec import spec
+
+RECORD = noted(known(sent(*talk("a", "b")), calls=["c1", "c2"]), sent(said("title"), system="Titles."))
+
+
+@spec("REUSE-22")
+def test_a_record_is_pending_until_the_upstream_speaks() -> None:
+    record = asked_fresh(sent(said("a")), upstream="scripted", now=10.0)
+    assert (record.phase, record.agent, record.is_resumable) == ("pending", "", False)
+    record = confirmed(record, "agent-1", now=11.0)
+    assert (record.phase, record.agent, record.is_resumable) == ("confirmed", "agent-1", True)
+    record = answered(record, agent="agent-2", mark="m1", open_calls=(), now=12.0)
+    assert (record.agent, record.marks, record.used_at) == ("agent-2", (ForkPoint(1, "agent-2", "m1"),), 12.0)
+
+    record = asked_again(record, sent(*talk("a", "b")), now=13.0)
+    assert (record.phase, record.agent, record.is_resumable) == ("pending", "agent-2", False)
+    assert (record.fingerprint.count, record.marks, record.created_at) == (
+        2,
+        (ForkPoint(1, "agent-2", "m1"),),
+        10.0,
+    )
+
+
+@spec("REUSE-22")
+def test_a_confirmed_record_without_a_name_cannot_be_resumed() -> None:
+    assert not confirmed(pending(sent(said("a"))), "", now=1.0).is_resumable
+
+
+@spec("REUSE-23")
+def test_no_place_to_fork_from_while_calls_are_open() -> None:
+    record = known(sent(said("a")), calls=["c1"])
+    assert (record.marks, record.open_calls, record.answered) == ((), ("c1",), ())
+    record = asked_again(record, sent(said("a"), replied(calls=["c1"])), now=4.0)
+    assert (record.open_calls, record.answered) == ((), ("c1",))
+    record = answered(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
+    assert record.marks == (ForkPoint(1, "agent-1", "m"),)
+
+
+@spec("REUSE-23")
+def test_another_answer_to_the_same_message_takes_the_place_of_its_mark() -> None:
+    record = known(sent(*talk("a", "b")))
+    assert record.marks == (ForkPoint(2, "agent-1", "mark-2"),)
+    record = asked_fork(record, sent(*talk("a", "b")), 1, now=4.0)
+    assert (record.agent, record.marks, record.created_at) == ("", (), 4.0)
+    record = answered(record, agent="fork", mark="new", open_calls=(), now=5.0)
+    assert record.marks == (ForkPoint(2, "fork", "new"),)
+
+
+@spec("REUSE-23")
+def test_only_the_newest_marks_are_kept() -> None:
+    record = known(sent(said("0")))
+    for turn in range(1, MARKS_MAX + 10):
+        record = asked_again(record, sent(*talk(*map(str, range(turn + 1)))), now=1.0)
+        record = answered(record, agent="agent-1", mark=f"m{turn}", open_calls=(), now=1.0)
+    assert [mark.users for mark in record.marks] == list(range(11, MARKS_MAX + 11))
+
+
+@spec("REUSE-13")
+def test_a_noted_side_call_changes_nothing_else_and_goes_with_the_next_turn() -> None:
+    before = known(sent(said("a")))
+    after = noted(before, sent(said("title"), system="Titles."))
+    assert replace(after, asides=()) == before
+    assert asked_again(after, sent(*talk("a", "b")), now=1.0).asides == ()
+
+
+def test_of_side_calls_with_one_system_prompt_the_newest_is_kept_and_four_of_all() -> None:
+    record = known(sent(said("a")))
+    for number in range(6):
+        for name in ("first", "second"):
+            record = noted(record, sent(said(f"{name} {number}"), system=f"Titles {number}."))
+    newest = [
+        sent(said(f"second {number}"), system=f"Titles {number}.").fingerprint for number in range(2, 6)
+    ]
+    assert [aside.link for aside in record.asides] == [each.users[-LINK_BYTES:] for each in newest]
+
+
+@spec("REUSE-24")
+def test_what_is_written_is_read() -> None:
+    assert decode(encode(RECORD)) == RECORD
+    assert decode(encode(pending(sent()))) == pending(sent())
+
+
+@spec("REUSE-24")
+@given(st.data())
+def test_a_damaged_record_is_no_record(data: st.DataObject) -> None:
+    body = bytearray(encode(RECORD))
+    at = data.draw(st.integers(0, len(body) - 1))
+    if data.draw(st.booleans()):
+        body[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del body[at:]
+    assert decode(bytes(body)) is None
+
+
+@spec("REUSE-24")
+@given(st.binary(max_size=80))
+def test_anything_at_all_is_read_without_an_error(body: bytes) -> None:
+    assert decode(body) is None
+
+
+@spec("REUSE-24")
+@pytest.mark.parametrize(
+    "unsound",
+    [
+        replace(RECORD, used_at=math.nan),
+        replace(RECORD, created_at=math.inf),
+        replace(RECORD, fingerprint=replace(RECORD.fingerprint, users=b"1234")),
+        replace(RECORD, marks=(ForkPoint(3, "a", "m"),)),
+        replace(RECORD, marks=(ForkPoint(0, "a", "m"),)),
+        replace(RECORD, marks=(ForkPoint(2, "a", "m"), ForkPoint(1, "a", "m"))),
+        replace(RECORD, phase="done"),
+        replace(RECORD, agent=7),
+    ],
+)
+def test_a_record_that_cannot_be_is_no_record(unsound: msgspec.Struct) -> None:
+    assert decode(encode(unsound)) is None  # type: ignore[arg-type]
+
+
+@spec("REUSE-25")
+def test_records_go_after_seven_days_without_use() -> None:
+    now = 1_000_000.0
+    used = {
+        "old": now - RECORD_AGE_MAX_S - 1,
+        "week": now - RECORD_AGE_MAX_S,
+        "new": now,
+        "future": now + 1e9,
+    }
+    assert expired(used.items(), now=now) == ("old",)
+
+
+@spec("REUSE-25")
+def test_the_least_recently_used_go_beyond_the_cap() -> None:
+    used = [(f"k{at}", float(at)) for at in range(RECORDS_MAX + 3)]
+    assert sorted(expired(used, now=1000.0)) == ["k0", "k1", "k2"]
+    assert expired(used[3:], now=1000.0) == ()
+
+
+@spec("REUSE-25")
+@given(st.lists(st.floats(0, 2e6), max_size=300))
+def test_what_stays_is_young_enough_and_not_too_many(times: list[float]) -> None:
+    used = {str(place): at for place, at in enumerate(times)}
+    gone = set(expired(used.items(), now=1e6))
+    stay = used.keys() - gone
+    assert len(stay) <= RECORDS_MAX
+    assert all(1e6 - used[key] <= RECORD_AGE_MAX_S for key in stay)
+    assert len(stay) == min(RECORDS_MAX, sum(1e6 - at <= RECORD_AGE_MAX_S for at in times))

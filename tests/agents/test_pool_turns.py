@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import cast
+
+import pytest
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.classification import Fork, Fresh, classify
+from midstream.agents.pool import Pooled
+from midstream.agents.pool_records import ForkPoint
+from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, PoolTurn, without_notes
+from midstream.agents.prior_transcript import DONE, TranscriptBudget
+from midstream.agents.upstreams import Setup, UpstreamMessage
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+    Usage,
+    UserMessage,
+)
+from midstream.models.fingerprint import ConversationDigest
+from midstream.models.replies import ModelEvent, ModelRequest, PoolJudged
+from midstream.session.model_settings import ModelSettings
+from midstream.session.records import Judgement
+from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words_of
+from tests.agents.pooling import Bench, Host
+from tests.spec import spec
+
+ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
+ANSWER = Exchange(Reply((Text("yes"),)))
+CALLED = Exchange(Reply((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
+TAKES_HISTORY = Abilities(takes_history=True)
+
+
+def test_a_fresh_agent_that_takes_a_history_is_told_what_came_before() -> None:
+    turn = _turn(History((ONE, ANSWER, TWO)), TAKES_HISTORY)
+    assert turn.sends == [UpstreamMessage(TWO, before=History((ONE, ANSWER)))]
+    assert turn.replays == 1
+
+
+def test_the_first_message_is_no_replay() -> None:
+    turn = _turn(History((ONE,)), TAKES_HISTORY)
+    assert (turn.sends, turn.replays) == ([UpstreamMessage(ONE, before=History())], 0)
+
+
+def test_where_results_are_the_end_nothing_more_is_said() -> None:
+    turn = _turn(History((ONE, CALLED)), TAKES_HISTORY)
+    assert turn.sends == [UpstreamMessage(UserMessage(()), before=History((ONE, CALLED)))]
+
+
+def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
+    (said,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).sends
+    text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
+    assert said.before is None
+    assert text.endswith("two")
+    assert text.index("one") < text.index("yes")
+
+
+def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
+    history = History((ONE, TWO))
+    heard, settings = ConversationDigest().then(history.entries), ModelSettings(temperature=0.0)
+    request = ModelRequest("", history, session="s", settings=settings)
+    found = heard.outline("", (), (), {})
+    turn = PoolTurn(request, found, classify(None, found), Fork(ForkPoint(0, "a", "m"), 2), Setup(), None)
+    turn.begin("a", TAKES_HISTORY, TranscriptBudget())
+    assert turn.sends == [UpstreamMessage(ONE), UpstreamMessage(TWO, settings=settings)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ((Thinking(REBUILT_NOTE), Text("yes")), (Text("yes"),)),
+        ((Thinking(REBUILT_NOTE + "hm"), Text("yes")), (Thinking("hm"), Text("yes"))),
+        ((Thinking("hm"), Text("yes")), (Thinking("hm"), Text("yes"))),
+        ((Text(REBUILT_NOTE),), (Text(REBUILT_NOTE),)),
+        ((), ()),
+    ],
+)
+def test_the_pools_own_note_is_no_part_of_a_conversation(
+    parts: tuple[Text | Thinking, ...], kept: tuple[Text | Thinking, ...]
+) -> None:
+    history = History((ONE, Exchange(Reply(parts))))
+    assert without_notes(history) == History((ONE, Exchange(Reply(kept))))
+
+
+def test_keys_differ_by_agent_session_and_what_is_said() -> None:
+    histories = [History((ONE,)), History((ONE, ANSWER, TWO))]
+    keys = {
+        _turn(history, Abilities(), nonce=nonce, session=session).key()
+        for history in histories
+        for nonce in ("a", "b")
+        for session in ("s", "t")
+    }
+    assert len(keys) == 8
+    assert _turn(histories[0], Abilities()).key() == _turn(histories[0], Abilities()).key()
+
+
+def test_tokens_are_summed() -> None:
+    turn = _turn(History((ONE,)), Abilities())
+    turn.count(Usage(1, 2, 3))
+    turn.count(None)
+    assert turn.count(Usage(10, 20, 30)) == Usage(11, 22, 33)
+
+
+def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: str = "s") -> PoolTurn:
+    heard = ConversationDigest().then(history.entries)
+    found = heard.outline("", (), (), {})
+    request = ModelRequest("", history, session=session)
+    turn = PoolTurn(request, found, classify(None, found), Fresh(is_pooled=True), Setup(), None)
+    turn.begin(nonce, abilities, TranscriptBudget())
+    return turn
+
+
+@spec("REUSE-78")
+async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anything() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    assert host.judged == [Judgement("new", "nothing is known of it", "fresh", "record", new=1)]
+    await host.say("two")
+    assert host.judged == [Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
+    host.history = host.history.then(UserMessage.of("three"))
+    events = host.pool.stream(ModelRequest("", host.history, session="s"))
+    assert isinstance(await anext(events), PoolJudged)
+    assert len(bench.told()) == 2
+    await cast("AsyncGenerator[ModelEvent, None]", events).aclose()
+
+
+@spec("REUSE-78")
+async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_its_reason() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    bench.trouble(Trouble.GONE)
+    await host.say("two")
+    assert [(each.kind, each.way, each.rebuilt) for each in host.judged] == [
+        ("continuation", "resumed", ""),
+        ("continuation", "fresh", "upstream_gone"),
+    ]
+    assert host.report.field == "users"
+    assert host.report.index == 1
+
+
+@spec("REUSE-79")
+@pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
+def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -> None:
+    cut = Exchange(Reply((Text("half"),), Finish.INTERRUPTED))
+    (said,) = _turn(History((ONE, cut, TWO)), abilities).sends
+    text = words_of(said)
+    assert text.index("half") < text.index(DONE) < text.rindex("two")
+
+
+@spec("REUSE-79")
+async def test_a_resumed_agent_is_told_what_it_did_in_an_answer_that_was_cut() -> None:
+    bench = Bench()
+    host = await bench.host()
+    await host.say("one")
+    call = UpstreamCall("c", "shell", "{}", "receipt 77", Outcome.OK)
+    cut = Exchange(Reply((Text("half"), call), Finish.INTERRUPTED))
+    host.history = History((*host.history.entries[:-1], cut))
+    report = await host.say("two")
+    assert report.way is AgentOrigin.RESUMED
+    told = bench.told()[-1]
+    assert told.index("half") < told.index("receipt 77") < told.index(DONE) < told.rindex("two")
+
+
+@spec("REUSE-14")
+@pytest.mark.parametrize("can_fork", [False, True], ids=["resumes", "forks"])
+async def test_a_conversation_does_not_go_on_behind_a_title_that_was_asked_for_first(
+    *,
+    can_fork: bool,
+) -> None:
+    abilities = Abilities(can_reinstruct=True, can_fork=can_fork)
+    bench = Bench(ScriptedUpstream(abilities=abilities))
+    title, host = await bench.host(), await bench.host()
+    title.system, host.system = "Make a title.", "Help."
+    await title.say("hello")
+    await host.say("hello")
+    assert (await host.say("more")).way is AgentOrigin.FRESH
+    told = bench.upstream.memory.talks[host.report.agent]
+    assert told.words.count("hello") == 1
+    assert host.text == "answer 1"
+    assert (await host.say("still more")).way is AgentOrigin.RESUMED
+
+
+@spec("REUSE-14")
+async def test_a_title_in_the_middle_does_not_become_the_line_of_the_conversation() -> None:
+    bench = Bench(ScriptedUpstream(abilities=Abilities(can_reinstruct=True)))
+    title, host = await bench.host(), await bench.host()
+    title.system, host.system = "Make a title.", "Help."
+    await host.say("hello")
+    title.history = host.history
+    await title.say("more")
+    assert (await host.say("more")).way is AgentOrigin.FRESH
+    assert (await host.say("still more")).way is AgentOrigin.RESUMED
+
+
+async def test_a_pool_without_a_store_remembers_as_long_as_its_process() -> None:
+    bench = Bench()
+    host = Host(Pooled(bench.upstream, world=bench.world), bench.world)
+    await host.say("one")
+    assert (await host.say("two")).way is AgentOrigin.RESUMED

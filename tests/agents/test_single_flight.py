@@ -1,0 +1,72 @@
+"""Requests that wait for an upstream end when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from midstream.agents.single_flight import SingleFlight
+from midstream.environment import World
+from midstream.errors import ModelUnavailableError
+
+T = TypeVar("T")
+
+
+async def _said(words: str) -> str:
+    return words
+
+
+async def test_an_answer_is_given_as_it_comes() -> None:
+    assert await SingleFlight("u").answer(_said("yes")) == "yes"
+
+
+async def test_closing_ends_what_waits_and_lets_nothing_begin() -> None:
+    openings = SingleFlight("u")
+    waiting = World().spawn(openings.answer(asyncio.Event().wait()), name="waiting")
+    await World().sleep(0)
+    openings.close()
+    openings.close()
+    with pytest.raises(ModelUnavailableError, match="u was closed"):
+        await waiting
+    with pytest.raises(ModelUnavailableError, match="u was closed"):
+        await openings.answer(_said("yes"))
+
+
+async def test_who_is_cancelled_is_cancelled_also_while_it_closes() -> None:
+    openings = SingleFlight("u")
+    waiting = World().spawn(openings.answer(asyncio.Event().wait()), name="waiting")
+    await World().sleep(0)
+    openings.close()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+class Cutting(World):
+    """Whoever waits for the first thing that is asked is cancelled when that has come, and not yet been taken."""
+
+    def __init__(self) -> None:
+        self.waiting: asyncio.Task[str] | None = None
+
+    def spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        task = super().spawn(work, name=name)
+        if self.waiting is not None:
+            waiting, self.waiting = self.waiting, None
+            task.add_done_callback(lambda _: waiting.cancel())
+        return task
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_let_go_of() -> None:
+    world, left = Cutting(), list[str]()
+
+    async def leave(answer: str) -> None:
+        left.append(answer)
+
+    world.waiting = World().spawn(SingleFlight("u", world).answer(_said("yes"), leave), name="waiting")
+    waiting = world.waiting
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert left == ["yes"]

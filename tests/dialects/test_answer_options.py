@@ -1,0 +1,108 @@
+"""What a host wishes for is read from each API's fields; what makes no sense is named, and refuses nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from midstream.dialects.answer_options import AnswerOptions
+from midstream.dialects.anthropic import read_messages
+from midstream.dialects.dialect import Asked
+from midstream.dialects.fields import fields_of
+from midstream.dialects.openai_chat import read_chat
+from midstream.dialects.openai_responses_api import read_responses
+from midstream.session.model_settings import (
+    ANY_TOOL,
+    ModelSettings,
+    chat_fields,
+    messages_fields,
+    responses_fields,
+)
+
+Json = dict[str, Any]
+
+SCHEMA: Json = {"type": "object"}
+TOOLS: list[Json] = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+FORM: Json = {"type": "json_schema", "name": "place", "schema": SCHEMA}
+ALL = ModelSettings(0.5, 0.9, 3, 7, 0.1, 0.2, 99, ("a", "b"), FORM, "look")
+
+
+def chat(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
+    return read_chat(
+        fields_of(msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}))
+    )
+
+
+def responses(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
+    return read_responses(fields_of(msgspec.json.encode({"input": "a", **fields})))
+
+
+def messages(**fields: Any) -> Asked:  # noqa: ANN401 - what a body may hold
+    return read_messages(
+        fields_of(msgspec.json.encode({"messages": [{"role": "user", "content": "a"}], **fields}))
+    )
+
+
+def test_what_is_written_for_an_api_reads_as_it_was_wished() -> None:
+    for read, fields in (
+        (chat, chat_fields(ALL)),
+        (responses, responses_fields(ALL)),
+        (messages, messages_fields(ALL)),
+    ):
+        wished = read(tools=TOOLS, **fields).wished
+        assert wished.settings == ALL.only(wished.fields)
+        assert (set(wished.fields.values()), wished.odd) == (set(fields), ())
+
+
+def test_what_is_not_granted_is_named_by_the_hosts_field() -> None:
+    wished = chat(temperature=1, max_completion_tokens=5, stop="END").wished
+    assert wished == AnswerOptions(
+        ModelSettings(temperature=1, tokens_max=5, stop=("END",)),
+        {"temperature": "temperature", "tokens_max": "max_completion_tokens", "stop": "stop"},
+    )
+    assert wished.refused({"stop"}) == ("temperature", "max_completion_tokens")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        {"response_format": {"type": "text"}},
+        {"stop": []},
+        {"temperature": None},
+    ],
+)
+def test_what_is_done_anyway_is_no_wish(fields: Json) -> None:
+    asked = chat(tools=TOOLS, **fields)
+    assert (asked.wished, asked.ignored) == (AnswerOptions(), ())
+    assert responses(text={"format": {"type": "text"}}).wished == AnswerOptions()
+    assert responses(text={"verbosity": "low"}).wished == AnswerOptions()
+
+
+@pytest.mark.parametrize("choice", ["required", "any", {"type": "any"}, {"type": "required"}])
+def test_any_tool_may_have_to_be_called(choice: object) -> None:
+    assert chat(tools=TOOLS, tool_choice=choice).wished.settings == ModelSettings(forced_tool=ANY_TOOL)
+    assert chat(tool_choice=choice).ignored == ("tool_choice",)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": "hot"},
+        {"temperature": True},
+        {"max_tokens": 1.5},
+        {"stop": [1]},
+        {"response_format": "json"},
+        {"response_format": {"type": 7}},
+        {"tool_choice": {"type": "function", "function": {"name": "other"}}},
+        {"tool_choice": {"type": "allowed_tools", "tools": []}},
+        {"tool_choice": 7},
+    ],
+)
+def test_what_makes_no_sense_is_named_and_refuses_nothing(fields: Json) -> None:
+    asked = chat(tools=TOOLS, **fields)
+    assert (asked.wished.settings, asked.ignored) == (ModelSettings(), tuple(fields))

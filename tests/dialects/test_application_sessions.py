@@ -1,0 +1,82 @@
+"""Sessions of client applications, by the names of conversations, requests and responses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+
+from midstream.dialects.application_sessions import response_id
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.scripted_model import ScriptedModel, text
+from tests.dialects.serving import called, make_gateway, say, served
+from tests.spec import spec
+
+WORDS = "one two"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["resp_1", "resp_", "chatcmpl-1", "resp_zz000001", "resp_ab²²²²²²", "resp_ä000001", "resp_" + "0" * 38],
+)
+async def test_an_id_that_names_no_response_finds_none(name: str) -> None:
+    async with served([text(WORDS)]) as gateway, gateway.openai() as client:
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(name)
+
+
+def test_the_id_of_a_response_names_its_session() -> None:
+    assert response_id("resp_", "gw-ab12", 7) == "resp_ab12000007"
+
+
+@spec("REUSE-75")
+async def test_a_response_of_which_a_later_one_went_on_can_be_gone_on_from_again() -> None:
+    async with served([text(WORDS)]) as gateway, gateway.openai() as client:
+        first = await client.responses.create(model="m", input="a")
+        second = await client.responses.create(model="m", input="b", previous_response_id=first.id)
+        fork = await client.responses.create(model="m", input="c", previous_response_id=first.id)
+        await client.responses.create(model="m", input="d", previous_response_id=second.id)
+        await client.responses.create(model="m", input="e", previous_response_id=fork.id)
+    asked = [
+        [part.text for entry in request.history.entries for part in getattr(entry, "parts", ())]
+        for request in gateway.model.requests
+    ]
+    assert asked == [["a"], ["a", "b"], ["a", "c"], ["a", "b", "d"], ["a", "c", "e"]]
+
+
+@spec("REUSE-70")
+async def test_a_repetition_finds_its_response_at_another_process() -> None:
+    memory = Memory()
+    first, second = (make_gateway(ScriptedModel([text(WORDS)]), store=MemoryStore(memory)) for _ in range(2))
+    async with called(first) as ours, called(second) as theirs:
+        key = {"idempotency-key": "k"}
+        made = await ours.post("/v1/chat/completions", json=say("hi"), headers=key)
+        again = await theirs.post("/v1/chat/completions", json=say("hi"), headers=key)
+        assert (again.json(), again.headers["x-midstream-replayed"]) == (made.json(), "true")
+        other = await theirs.post("/v1/chat/completions", json=say("ho"), headers=key)
+        assert other.status_code == 422
+
+
+async def test_two_requests_of_one_conversation_at_once_are_both_answered() -> None:
+    async with served([text(WORDS)]) as gateway:
+        headers = {"x-midstream-session": "s"}
+        answers = await asyncio.gather(
+            *(
+                gateway.http.post("/v1/chat/completions", json=say(f"question {number}"), headers=headers)
+                for number in range(8)
+            )
+        )
+    assert [answer.status_code for answer in answers] == [200] * 8
+
+
+@spec("REUSE-71")
+async def test_a_session_that_sleeps_does_not_forget_that_its_response_was_delivered() -> None:
+    async with served([text(WORDS)]) as gateway:
+        for count in (1, 3):
+            assert (await gateway.http.post("/v1/chat/completions", json=say("hi"))).is_success
+            assert len(gateway.model.requests) == count
+            host = gateway.gateway._durable.host
+            for live in gateway.gateway.responses.all():
+                assert await host.rest(live.found.session)
+            await gateway.http.post("/v1/chat/completions", json=say(f"other {count}"))

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.dialects import dialect_registry
+from midstream.dialects.conversation_index import (
+    KEY_CHARS_MAX,
+    SIDE_CALLS,
+    ConversationIndex,
+    is_ephemeral,
+    named_session,
+    newest_words,
+    place_of,
+    scope_of,
+)
+from midstream.dialects.dialect import Asked
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    File,
+    History,
+    Reply,
+    Result,
+    Text,
+    ToolSpec,
+    UserMessage,
+)
+from tests.spec import spec
+
+
+def asked(**fields: Any) -> Asked:  # noqa: ANN401 - whatever the struct takes
+    return Asked(dialect=dialect_registry.CHAT, model="m", messages=[], **fields)
+
+
+def told(*words: str) -> History:
+    """A history: a user's words and a reply's in turn."""
+    return History(
+        tuple(
+            Exchange(Reply((Text(each),))) if number % 2 else UserMessage.of(each)
+            for number, each in enumerate(words)
+        )
+    )
+
+
+def newest(text: str) -> str:
+    """How the newest message of a user begins who said this."""
+    found = newest_words(told("earlier", "well", text).entries)
+    assert found is not None
+    return found
+
+
+@spec("REUSE-73")
+def test_the_first_header_counts_then_the_notes() -> None:
+    notes = asked(metadata={"session_id": "n"})
+    both = {"x-session-affinity": "b", "x-midstream-session": "a"}
+    assert [named_session(headers, notes) for headers in (both, {"session_id": "c"}, {})] == [
+        "h:a",
+        "h:c",
+        "m:n",
+    ]
+    assert named_session({}, asked(user="u", cache_key="k")) == ""
+
+
+def test_a_long_name_is_kept_as_its_digest() -> None:
+    first, second = (named_session({"session-id": "x" * 5000 + end}, asked()) for end in "ab")
+    assert first != second
+    assert len(first) < KEY_CHARS_MAX
+
+
+@spec("REUSE-73")
+def test_a_conversation_goes_on_where_its_newest_reply_stands() -> None:
+    openings = ConversationIndex()
+    first = place_of("m", told("hi"))
+    assert openings.look_up(first) == ""
+    openings.said("s1", first, Reply((Text("ho"),)))
+    second = place_of("m", told("hi", " h o\n", "more"))
+    assert openings.look_up(second) == "s1"
+    assert openings.look_up(place_of("other", told("hi", "ho", "more"))) == ""
+    openings.said("s1", second, Reply((Text("end"),)))
+    assert openings.look_up(second) == ""  # it has gone on from there: whoever stands there is somebody else
+    assert openings.look_up(place_of("m", told("hi", "ho", "more", "end", "again"))) == "s1"
+    assert len(openings) == 1
+
+
+@spec("REUSE-73")
+def test_results_belong_to_the_conversation_whose_reply_asked_for_them() -> None:
+    openings = ConversationIndex()
+    openings.said("s1", place_of("m", told("hi")), Reply((Call("c1", "look"),)))
+    asks = Exchange(Reply((Call("c1", "look"),)), (Result("c1", "a tree"),))
+    other = Exchange(Reply((Call("c2", "look"),)), (Result("c2", "a tree"),))
+    assert openings.look_up(place_of("m", History((UserMessage.of("hi"), asks)))) == "s1"
+    assert openings.look_up(place_of("m", History((UserMessage.of("hi"), other)))) == ""
+
+
+def test_files_count_by_their_content() -> None:
+    one, other = (History((UserMessage((File("image/png", data=data),)),)) for data in ("aa", "ab"))
+    assert place_of("m", one) != place_of("m", other)
+
+
+def test_the_longest_silent_conversation_is_forgotten_first() -> None:
+    openings = ConversationIndex(limit=2)
+    for number in range(3):
+        openings.said(f"s{number}", place_of("m", told(f"{number}")), Reply((Text("x"),)))
+    found = [openings.look_up(place_of("m", told(f"{number}", "x", "y"))) for number in range(3)]
+    assert found == ["", "s1", "s2"]
+
+
+@spec("REUSE-74")
+@pytest.mark.parametrize("words", SIDE_CALLS)
+def test_side_calls_are_known_by_their_words_unless_tools_are_declared(words: str) -> None:
+    for instructions, said in ((words.upper(), "hi"), ("", f"Please: {words}")):
+        assert is_ephemeral({}, asked(), instructions, newest(said))
+        assert not is_ephemeral({}, asked(tools=(ToolSpec("look"),)), instructions, newest(said))
+    assert not is_ephemeral({}, asked(), "Be brief.", newest("hi"))
+
+
+@spec("REUSE-74")
+def test_a_mark_outweighs_words() -> None:
+    marked = {"x-midstream-ephemeral": "1"}
+    assert is_ephemeral(marked, asked(tools=(ToolSpec("look"),)), "", newest("hi"))
+    assert is_ephemeral({}, asked(metadata={"ephemeral": "yes"}), "", newest("hi"))
+    assert not is_ephemeral({"x-midstream-ephemeral": "false"}, asked(), SIDE_CALLS[0], newest("hi"))
+
+
+def test_a_scope_is_the_model_the_user_and_the_cache_key() -> None:
+    scopes = [scope_of(each) for each in (asked(), asked(user="a"), asked(cache_key="a"))]
+    assert len(set(scopes)) == 3

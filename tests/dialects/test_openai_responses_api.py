@@ -1,0 +1,96 @@
+"""Events of a response, read back by our own reader of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from midstream.dialects.api_errors import CANCELLED, ApiError
+from midstream.dialects.dialect import Asked
+from midstream.dialects.fields import fields_of
+from midstream.dialects.openai_responses_api import ResponsesWriter, listed_items, read_responses
+from midstream.history.messages import Finish, Usage
+from midstream.models.openai_responses_stream import ResponsesReader
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    Working,
+)
+
+NAMED = ("resp_1", "m", 7)
+
+
+def asked(**fields: object) -> Asked:
+    return read_responses(fields_of(msgspec.json.encode({"model": "m", "input": "hi", **fields})))
+
+
+def read(pieces: list[bytes]) -> tuple[list[ModelEvent], list[Any]]:
+    reader = ResponsesReader()
+    events: list[ModelEvent] = []
+    bodies = []
+    for piece in pieces:
+        data = piece.partition(b"\ndata: ")[2]
+        bodies.append(msgspec.json.decode(data))
+        events += reader.read_json(data)
+    assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
+    return [event for event in events if not isinstance(event, Working | KeepAlive)], bodies
+
+
+def test_what_is_written_is_what_was_said() -> None:
+    said: list[ModelEvent] = [
+        ThinkingDelta("hm"),
+        TextDelta("Hello "),
+        TextDelta("you"),
+        CallRequested("c1", "look", '{"at": 1}'),
+        Finished(Finish.CALLS, "m", Usage(10, 5, 3)),
+    ]
+    writer = ResponsesWriter(asked(metadata={"a": "b"}, temperature=0.5).form(*NAMED))
+    pieces = [*writer.begin(), *(piece for event in said for piece in writer.write(event))]
+    events, bodies = read(pieces)
+    assert events == said
+    assert bodies[-1]["response"] == msgspec.json.decode(writer.whole())
+    assert (writer.response["metadata"], writer.response["temperature"]) == ({"a": "b"}, 0.5)
+    done = [body["item"] for body in bodies if body["type"] == "response.output_item.done"]
+    assert done == writer.response["output"]
+
+
+@pytest.mark.parametrize(
+    ("finish", "reason"), [(Finish.LENGTH, "max_output_tokens"), (Finish.FILTER, "content_filter")]
+)
+def test_an_answer_that_was_cut_is_incomplete_and_says_why(finish: Finish, reason: str) -> None:
+    writer = ResponsesWriter(asked().form(*NAMED))
+    _, bodies = read([*writer.begin(), *writer.write(TextDelta("a")), *writer.write(Finished(finish))])
+    response = bodies[-1]["response"]
+    assert (bodies[-1]["type"], response["incomplete_details"]) == ("response.incomplete", {"reason": reason})
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_a_failure_and_a_stop_end_the_open_item_first() -> None:
+    for ending, status in (("fail", "failed"), ("cancel", "cancelled")):
+        writer = ResponsesWriter(asked().form(*NAMED))
+        pieces = [*writer.begin(), *writer.write(TextDelta("a"))]
+        pieces += writer.fail(ApiError(429, "x", "slow")) if ending == "fail" else writer.cancel(CANCELLED)
+        _, bodies = read(pieces)
+        assert bodies[-1]["response"]["status"] == status
+        assert bodies[-2]["type"] == "response.output_item.done"
+        assert writer.response["output"][0]["content"][0]["text"] == "a"
+    assert (
+        ResponsesWriter(asked().form(*NAMED))
+        .fail(ApiError(429, "x", "slow"))[-1]
+        .count(b"rate_limit_exceeded")
+        == 1
+    )
+
+
+def test_a_text_is_one_message() -> None:
+    (item,) = listed_items(asked().messages, "resp_1")
+    assert item["content"] == [{"type": "input_text", "text": "hi"}]
+    listed = listed_items([{"role": "assistant", "content": "a"}, 7], "resp_1")
+    assert [each["id"] for each in listed] == ["in_1_0", "in_1_1"]
+    assert listed[0]["content"][0]["type"] == "output_text"

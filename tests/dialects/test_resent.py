@@ -1,0 +1,186 @@
+"""What a gateway makes of bodies that it knows the beginning of: the same as of any other, for less."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.classification import RequestRelation
+from midstream.agents.pool import Pooled
+from midstream.agents.pool_turns import AgentOrigin, TurnReport
+from midstream.dialects import dialect_registry
+from midstream.dialects.dialect import Dialect
+from midstream.dialects.gateway_app import Gateway
+from midstream.session.records import TranscriptAccepted, decode
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
+from tests.dialects.hosts import Host
+from tests.dialects.serving import called, make_gateway
+from tests.lines import lines_run
+from tests.search import with_slow
+from tests.spec import spec
+
+CHARS = 9000
+"""Of a message: a few of them are worth knowing."""
+TURNS = 30
+
+
+class Watched(Pooled):
+    """A pool that keeps a report of each turn."""
+
+    def __init__(self, upstream: ScriptedUpstream, store: MemoryStore) -> None:
+        self.reports: list[TurnReport] = []
+        super().__init__(upstream, store, on_turn=self.reports.append)
+
+
+async def transcripts(app: Gateway) -> list[tuple[int, int]]:
+    """Return of each transcript that a session has taken how many entries it kept, and how many were journaled."""
+    taken = []
+    for sessions in (app._durable, app._private):
+        store = sessions.host.store
+        async for info in store.list():
+            for stored in await store.read(info.session, after=0, limit=10_000):
+                record = decode(stored.body)
+                if isinstance(record, TranscriptAccepted):
+                    taken.append((record.keep, len(record.tail)))
+    return taken
+
+
+class Side:
+    """A gateway to a pool on an upstream of its own. With `is_forgetful` nobody asks twice under the same key."""
+
+    def __init__(self, abilities: Abilities, *, is_forgetful: bool) -> None:
+        self.upstream = ScriptedUpstream(abilities=abilities)
+        store = MemoryStore()
+        self.pool = Watched(self.upstream, store)
+        self.app = make_gateway(self.pool, store=store, token=None)
+        self._is_forgetful = is_forgetful
+        self._asked = 0
+
+    async def ask(self, client: httpx2.AsyncClient, path: str, body: bytes, name: str) -> tuple[int, str]:
+        """Ask; return the status, and the words of the answer."""
+        self._asked += 1
+        headers = {"authorization": "", "x-api-key": str(self._asked if self._is_forgetful else "me")}
+        headers |= {"content-type": "application/json"} | ({"x-midstream-session": name} if name else {})
+        answer = await client.post(path, content=body, headers=headers)
+        return answer.status_code, _words(answer.json())
+
+    @property
+    def turns(self) -> list[TurnReport]:
+        """What became of each turn, whatever its conversation was called."""
+        return [replace(report, session="") for report in self.pool.reports]
+
+
+def _words(answer: dict[str, Any]) -> str:
+    if "choices" in answer:
+        return str(answer["choices"][0]["message"]["content"])
+    if "output" in answer:
+        return "".join(part["text"] for item in answer["output"] for part in item.get("content", ()))
+    return "".join(block["text"] for block in answer.get("content", ()) if block["type"] == "text")
+
+
+@spec("REUSE-77")
+@pytest.mark.parametrize("dialect", dialect_registry.DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("seed", with_slow(range(6), range(2, 6)))
+async def test_the_upstream_hears_the_same_as_when_every_body_is_read_whole(
+    dialect: Dialect, seed: int
+) -> None:
+    chance = random.Random(seed)
+    host = Host(chance, dialect, chars=CHARS, is_sound=seed % 2 == 0)
+    name = chance.choice(["", "named"])
+    abilities = Abilities(can_fork=seed % 3 == 0)
+    fast, slow = (Side(abilities, is_forgetful=is_forgetful) for is_forgetful in (False, True))
+    async with called(fast.app) as one, called(slow.app) as other:
+        for _ in range(TURNS):
+            body = host.body()
+            if chance.random() < 0.1:
+                for side in (fast, slow):
+                    side.upstream.troubles.append(Trouble.GONE)
+            told = await fast.ask(one, host.path, body, name)
+            assert told == await slow.ask(other, host.path, body, name)
+            host.answered(told[1])
+        assert sorted(await transcripts(fast.app)) == sorted(await transcripts(slow.app))
+        if seed % 2 == 0:
+            assert any(keep > tail for keep, tail in await transcripts(fast.app))
+    assert fast.upstream.memory.arrived == slow.upstream.memory.arrived
+    assert fast.turns == slow.turns
+
+
+def _body(known: int, *more: str) -> bytes:
+    return _said([*(f"{number}".ljust(200, "x") for number in range(known)), *more])
+
+
+def _said(words: Sequence[str]) -> bytes:
+    messages = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
+    return msgspec.json.encode({"model": "m", "messages": messages})
+
+
+@spec("REUSE-77")
+async def test_from_the_bytes_to_the_upstream_the_work_is_that_of_the_new_messages() -> None:
+    work = []
+    for known in (201, 801):
+        upstream, store = ScriptedUpstream(), MemoryStore()
+        pool = Pooled(upstream, store)
+        async with called(make_gateway(pool, store=store)) as client:
+            first = await client.post("/v1/chat/completions", content=_body(known), headers=JSON)
+            body = _body(known, _words(first.json()), "more")
+            with lines_run() as lines:
+                assert (await client.post("/v1/chat/completions", content=body, headers=JSON)).is_success
+        assert [len(talk.heard) for talk in upstream.memory.talks.values()] == [2]
+        work.append(lines.count)
+    assert work[1] < 1.1 * work[0]
+
+
+JSON = {"content-type": "application/json"}
+
+
+@spec("REUSE-77")
+async def test_a_long_conversation_is_journaled_once() -> None:
+    store = MemoryStore()
+    app = make_gateway(Pooled(ScriptedUpstream(), store), store=store)
+    async with called(app) as client:
+        said: list[str] = []
+        for turn in range(20):
+            said.append(f"question {turn}")
+            answer = await client.post("/v1/chat/completions", content=_said(said), headers=JSON)
+            said.append(_words(answer.json()))
+        taken = await transcripts(app)
+    assert taken == [(2 * turn, 1) for turn in range(20)]
+
+
+@spec("REUSE-70")
+async def test_a_body_that_is_known_by_now_repeats_the_one_that_was_not() -> None:
+    upstream, store = ScriptedUpstream(), MemoryStore()
+    async with called(make_gateway(Pooled(upstream, store), store=store)) as client:
+        headers = JSON | {"idempotency-key": "k"}
+        answers = [
+            await client.post("/v1/chat/completions", content=body, headers=headers)
+            for body in (_body(201), _body(201), _body(203))
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 422]
+    assert answers[0].content == answers[1].content
+    assert len(upstream.sends) == 1
+
+
+@spec("REUSE-77")
+async def test_a_fresh_agent_is_told_all_of_a_body_that_was_read_in_part() -> None:
+    upstream, store = ScriptedUpstream(), MemoryStore()
+    pool = Watched(upstream, store)
+    async with called(make_gateway(pool, store=store)) as client:
+        await client.post("/v1/chat/completions", content=_body(201), headers=JSON)
+        upstream.memory.talks.clear()  # it remembers nothing
+        answer = await client.post(
+            "/v1/chat/completions", content=_body(201, "answer 1", "more"), headers=JSON
+        )
+    assert answer.is_success
+    report = pool.reports[-1]
+    assert (report.kind, report.way, report.replays) == (RequestRelation.CONTINUATION, AgentOrigin.FRESH, 1)
+    (talk,) = upstream.memory.talks.values()
+    assert talk.words.count("xxx ") + talk.words.count("xxx\n") >= 100

@@ -1,0 +1,96 @@
+"""Conversations without a name, through restarts, neighbours and stores that are out of order."""
+
+from __future__ import annotations
+
+from midstream.agents.pool_records import RECORD_AGE_MAX_S
+from midstream.dialects.conversation_index import ConversationPlace, place_of
+from midstream.dialects.stored_conversations import CONVERSATIONS, SWEEP_S, Conversations
+from midstream.errors import StoreBusyError
+from midstream.history.messages import Exchange, History, Reply, Text, UserMessage
+from midstream.store.contract import KeyValueEntry
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.worlds import FakeWorld
+from tests.spec import spec
+
+ANSWER = Reply((Text("hello"),))
+
+
+def place(*words: str) -> ConversationPlace:
+    """Where a conversation stands in which each of these words was said, and answered by `ANSWER` but for the last."""
+    entries: list[UserMessage | Exchange] = []
+    for word in words:
+        entries += [UserMessage.of(word), Exchange(ANSWER)]
+    return place_of("scope", History(tuple(entries[:-1])))
+
+
+async def opened(memory: Memory, world: FakeWorld) -> MemoryStore:
+    store = MemoryStore(memory, world=world)
+    await store.open()
+    return store
+
+
+@spec("REUSE-73")
+async def test_another_process_goes_on_with_a_conversation() -> None:
+    world, memory = FakeWorld(), Memory()
+    one = Conversations(await opened(memory, world), world)
+    assert await one.look_up(place("hi")) == ""
+    await one.said("s1", place("hi"), ANSWER)
+
+    other = Conversations(await opened(memory, world), world)
+    assert await other.look_up(place("hi", "and now")) == "s1"
+    assert await other.look_up(place("ho", "and now")) == ""
+    await other.said("s1", place("hi", "and now"), ANSWER)
+    assert await one.look_up(place("hi", "and now", "and then")) == "s1"
+
+
+@spec("REUSE-73")
+async def test_a_conversation_takes_one_place_in_the_store_however_long_it_is() -> None:
+    world, memory = FakeWorld(), Memory()
+    store = await opened(memory, world)
+    conversations = Conversations(store, world)
+    words = [f"message {number}" for number in range(9)]
+    for count in range(1, len(words) + 1):
+        await conversations.said("s1", place(*words[:count]), ANSWER)
+    (kept,) = await store.kv_list(CONVERSATIONS)
+    assert (kept.key, kept.body) == (place(*words, "next").before.hex(), b"s1")
+
+
+async def test_two_that_came_to_the_same_words_keep_one_name() -> None:
+    world, memory = FakeWorld(), Memory()
+    one = Conversations(await opened(memory, world), world)
+    other = Conversations(await opened(memory, world), world)
+    await one.said("s1", place("hi"), ANSWER)
+    await other.said("s2", place("hi"), ANSWER)
+    third = Conversations(await opened(memory, world), world)
+    assert await third.look_up(place("hi", "and now")) == "s1"
+
+
+async def test_what_nobody_went_on_with_is_removed() -> None:
+    world, memory = FakeWorld(), Memory()
+    store = await opened(memory, world)
+    conversations = Conversations(store, world)
+    await conversations.said("old", place("hi"), ANSWER)
+    await world.advance(RECORD_AGE_MAX_S)
+    await conversations.said("young", place("ho"), ANSWER)
+    tending = world.spawn(conversations.tend(), name="tend")
+    await world.advance(SWEEP_S + 1)
+    tending.cancel()
+    assert [kept.body for kept in await store.kv_list(CONVERSATIONS)] == [b"young"]
+
+
+class Busy(MemoryStore):
+    """A store that is held up by somebody else."""
+
+    async def kv_get(self, namespace: str, key: str) -> KeyValueEntry | None:
+        raise StoreBusyError("held up")
+
+    async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
+        raise StoreBusyError("held up")
+
+
+async def test_a_store_out_of_order_fails_nobody() -> None:
+    world = FakeWorld()
+    conversations = Conversations(Busy(Memory(), world=world), world)
+    assert await conversations.look_up(place("hi", "and now")) == ""
+    await conversations.said("s1", place("hi"), ANSWER)
+    assert await conversations.look_up(place("hi", "and now")) == "s1"

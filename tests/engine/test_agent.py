@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import functools
+
+import pydantic_ai
+import pytest
+from pydantic_ai.models.test import TestModel
+
+import midstream
+from midstream.engine.agent import Agent
+from midstream.errors import ToolDefinitionError, UsageError
+from midstream.store.memory import MemoryStore
+from midstream.testing import ScriptedModel
+from midstream.tools.function_tools import Tool
+
+
+def read(path: str) -> str:
+    """Read a file."""
+    return path
+
+
+def test_plain_functions_become_tools_with_the_careful_defaults() -> None:
+    agent = Agent(ScriptedModel([]), tools=[read])
+    assert agent.tools["read"].has_effects
+    assert agent.tools["read"].on_doubt == "unknown"
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ToolDefinitionError, match="'read'"):
+        Agent(ScriptedModel([]), tools=[read, read])
+
+
+class Shelf:
+    """A source of tools."""
+
+    name = "shelf"
+
+    async def tools(self) -> tuple[Tool, ...]:
+        return ()
+
+    async def close(self) -> None:
+        pass
+
+
+def test_sources_stand_beside_tools_and_two_of_one_name_are_refused() -> None:
+    shelf = Shelf()
+    agent = Agent(ScriptedModel([]), instructions="be brief", tools=[read, shelf], name="a")
+    assert (sorted(agent.tools), agent.sources) == (["read"], (shelf,))
+    assert repr(agent) == "Agent('a', model='scripted', tools=['read'], sources=['shelf'])"
+    with pytest.raises(ToolDefinitionError, match="'shelf'"):
+        agent.with_tools(Shelf())
+
+
+def test_an_agent_with_more_tools_is_another_one() -> None:
+    agent = Agent(ScriptedModel([]), instructions="be brief", tools=[read], name="a")
+    more = agent.with_tools(Shelf())
+    assert (more.model, more.instructions, more.name) == (agent.model, "be brief", "a")
+    assert (sorted(more.tools), len(more.sources), agent.sources) == (["read"], 1, ())
+
+
+def greet(name: str) -> str:
+    """Greet somebody."""
+    return name
+
+
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        ("openai:gpt-5", r"the string 'openai:gpt-5'.*PydanticAIModel\('openai:gpt-5'\)"),
+        (None, "`model` is None; expected a `midstream.Model`"),
+        (object(), r"a `builtins.object`.*`stream\(request\)`"),
+        (ScriptedModel, r"the class `midstream.ScriptedModel`.*`ScriptedModel\(\.\.\.\)`"),
+        (Agent(ScriptedModel([])), r"midstream.sub_agent\(agent"),
+    ],
+)
+def test_what_is_no_model_is_refused_when_the_agent_is_made(model: object, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
+        Agent(model)  # type: ignore[arg-type]
+
+
+def test_models_and_agents_of_other_frameworks_are_refused_with_their_wrapper() -> None:
+    with pytest.raises(UsageError, match=r"`pydantic_ai.Agent`.*pydantic_ai_durable"):
+        Agent(pydantic_ai.Agent("test"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"`pydantic_ai.TestModel`.*PydanticAIModel\(model\)"):
+        Agent(TestModel())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"`pydantic_ai.Agent`.*pydantic_ai_served.served\(agent\)"):
+        midstream.asgi(pydantic_ai.Agent("test"))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"`agent` is a `pydantic_ai.Agent`; expected a `midstream.Agent`"):
+        midstream.Host(pydantic_ai.Agent("test"), MemoryStore())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tools", ["greet", greet, [greet, 3], [Agent], [functools.partial(greet, "Ada")]])
+def test_what_is_no_tool_is_refused_with_what_to_give(tools: object) -> None:
+    with pytest.raises(ToolDefinitionError, match=r"`tools` (is|contains) .*(expected|Give)"):
+        Agent(ScriptedModel([]), tools=tools)  # type: ignore[arg-type]
+
+
+def test_instructions_are_text() -> None:
+    with pytest.raises(UsageError, match=r"`instructions` is a `builtins.list`; expected a string"):
+        Agent(ScriptedModel([]), instructions=["be brief"])  # type: ignore[arg-type]

@@ -1,0 +1,178 @@
+"""Calls that a graph asks for again: one start, one outcome, and an id that means one thing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from midstream.engine.call_cache import SUSPENDED, CallBook
+from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError
+from midstream.history.messages import Call, Outcome, Result
+from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, OnDoubt, digest_of
+from midstream.session.records import CallEnded, CallStarted, decode
+from midstream.session.session import fold
+from midstream.store.memory import Memory, MemoryStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.worlds import SETTLE_TURNS
+from midstream.tools.function_tools import CallContext
+from tests.spec import spec
+
+CALL = Call("a", "work", "{}")
+
+
+def plan(call: Call = CALL, policy: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
+    return CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
+
+
+def book(memory: Memory) -> CallBook:
+    memory.living.clear()
+    return CallBook("graph", MemoryStore(memory))
+
+
+async def freed(memory: Memory) -> None:
+    """Wait until no process has the thread."""
+    for _ in range(SETTLE_TURNS):
+        await asyncio.sleep(0)
+    assert memory.sessions["t"].owner is None
+
+
+@spec("DRIVEN-8")
+async def test_an_outcome_is_given_again_and_other_arguments_are_refused() -> None:
+    memory = Memory()
+    started = await (first := book(memory)).start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    assert started.effect_key == "t/1/1/a"
+    await first.ended(started, Result("a", "1"), "n")
+    for asked in (first, book(memory)):
+        known = await asked.start("t", CALL, plan())
+        assert isinstance(known, CallEnded)
+        assert (known.result.content, known.native) == ("1", "n")
+        other = Call("a", "work", '{"x":1}')
+        with pytest.raises(CallReusedError):
+            await asked.start("t", other, plan(other))
+
+
+@spec("DRIVEN-8")
+async def test_a_call_that_was_cut_is_in_doubt_in_this_process_and_in_the_next() -> None:
+    memory = Memory()
+    first = book(memory)
+    started = await first.start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    with pytest.raises(SessionBusyError):
+        await first.start("t", CALL, plan())
+    first.left(started)
+    for asked in (first, book(memory)):
+        known = await asked.start("t", CALL, plan())
+        assert isinstance(known, CallEnded)
+        assert (known.result.content, known.result.outcome) == (UNKNOWN_CONTENT, Outcome.UNKNOWN)
+
+
+async def test_a_policy_runs_it_again_at_most_twice() -> None:
+    memory = Memory()
+    runs = []
+    for _ in range(5):
+        started = await book(memory).start("t", CALL, plan(policy=OnDoubt.RERUN))
+        runs.append(started.run if isinstance(started, CallContext) else 0)
+    assert runs == [1, 2, 3, 0, 0]
+
+
+async def test_a_call_that_waits_for_somebody_starts_again() -> None:
+    memory = Memory()
+    first = book(memory)
+    started = await first.start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    await first.ended(started, Result("a", "waits", Outcome.CANCELLED), SUSPENDED)
+    again = await book(memory).start("t", CALL, plan())
+    assert isinstance(again, CallContext)
+
+
+async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
+    memory = Memory()
+    calls = [Call(name, "work", "{}") for name in "abc"]
+    asked = book(memory)
+    started = await asyncio.gather(*(asked.start("t", call, plan(call)) for call in calls))
+    for each in reversed(started):
+        assert isinstance(each, CallContext)
+        await asked.ended(each, Result(each.call_id, "1"))
+    records = [(each.epoch, decode(each.body)) for each in memory.sessions["t"].records]
+    assert [record.reply for _, record in records if isinstance(record, CallStarted)] == [1, 2, 3]
+    assert fold(records[:-1]).driver == "graph"
+    assert not memory.sessions["t"].mark.is_live
+
+
+async def test_siblings_that_come_at_once_to_an_old_thread_share_one_claim(tmp_path: Path) -> None:
+    calls = [Call(name, "work", "{}") for name in "abc"]
+    for policy in (OnDoubt.UNKNOWN, OnDoubt.RERUN):
+        asked = CallBook("graph", SQLiteStore(tmp_path / "calls.db"))
+        await asyncio.gather(*(asked.start("t", call, plan(call, policy)) for call in calls))
+        await asked.close()
+    store = SQLiteStore(tmp_path / "calls.db")
+    await store.open()
+    assert [each.epoch async for each in store.list()] == [2]
+    await store.close()
+
+
+async def test_a_thread_belongs_to_the_process_whose_calls_run() -> None:
+    memory = Memory()
+    first = book(memory)
+    started = await first.start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    other, sibling = CallBook("graph", MemoryStore(memory)), Call("b", "work")
+    with pytest.raises(LeaseHeldError):
+        await other.start("t", sibling, plan(sibling))
+    await first.ended(started, Result("a", "1"))
+    await freed(memory)
+    there = await other.start("t", sibling, plan(sibling))
+    assert isinstance(there, CallContext)
+    await other.ended(there, Result("b", "2"))
+    await freed(memory)
+    known = await first.start("t", sibling, plan(sibling))  # what the other one did is known here
+    assert isinstance(known, CallEnded)
+    assert known.result.content == "2"
+    await other.close()
+
+
+def status_of(memory: Memory) -> tuple[str, int]:
+    """Return what a listing shows of the thread: its status and how many turns it had."""
+    mark = memory.sessions["t"].mark
+    return mark.status, mark.turns
+
+
+async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> None:
+    memory = Memory()
+    asked = book(memory)
+    sibling, later = Call("b", "work"), Call("c", "work")
+    first, second = [await asked.start("t", call, plan(call)) for call in (CALL, sibling)]
+    assert isinstance(first, CallContext)
+    assert isinstance(second, CallContext)
+    await asked.ended(first, Result("a", "1"))
+    assert status_of(memory) == ("running", 1)
+    await asked.ended(second, Result("b", "2"))
+    assert status_of(memory) == ("completed", 1)
+
+    third = await asked.start("t", later, plan(later))
+    assert isinstance(third, CallContext)
+    assert (third.turn, third.reply, status_of(memory)) == (2, 1, ("running", 2))
+    known = await asked.start("t", CALL, plan())
+    assert isinstance(known, CallEnded)
+    await asked.ended(third, Result("c", "3"))
+    assert status_of(memory) == ("completed", 2)
+    assert isinstance(await book(memory).start("t", later, plan(later)), CallEnded)
+    fold([(each.epoch, decode(each.body)) for each in memory.sessions["t"].records])
+
+
+async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> None:
+    memory = Memory()
+    asked = book(memory)
+    started = await asked.start("t", CALL, plan())
+    assert isinstance(started, CallContext)
+    await asked.ended(started, Result("a", "waits", Outcome.CANCELLED), SUSPENDED)
+    assert status_of(memory) == ("running", 1)
+    again = await asked.start("t", CALL, plan())
+    assert isinstance(again, CallContext)
+    asked.left(again)
+    assert status_of(memory) == ("running", 1)
+    assert isinstance(await book(memory).start("t", CALL, plan()), CallEnded)  # unknown, and told so
+    assert status_of(memory) == ("completed", 1)

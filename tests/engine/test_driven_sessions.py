@@ -1,0 +1,351 @@
+"""A loop of somebody else's on a real journal: told again, grouped, refused, and left alone by a host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from midstream.engine.agent import Agent
+from midstream.engine.driven_sessions import DrivenTurn, Driver
+from midstream.engine.host import Host
+from midstream.environment import Fault
+from midstream.errors import (
+    AgentMismatchError,
+    LeaseHeldError,
+    SessionBusyError,
+    StoreDamagedError,
+    StoreFullError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.history.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.session.calls import UNKNOWN_CONTENT
+from midstream.session.records import (
+    CallEnded,
+    CallStarted,
+    Delta,
+    EpochStarted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.scripted_model import ScriptedModel
+from midstream.testing.store_fakes import FailingStore
+from midstream.testing.worlds import SETTLE_TURNS, Crashed, FakeWorld
+from midstream.tools.function_tools import CallContext
+from tests.spec import spec
+
+GO = UserMessage.of("go")
+ASKS = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+DONE = Reply((Text("done"),))
+
+
+async def stored(memory: Memory, session: str = "s") -> list[Record]:
+    store = MemoryStore(memory)
+    await store.open()
+    return [decode(each.body) for each in await store.read(session, after=0, limit=1000)]
+
+
+def kinds(records: Sequence[Record]) -> list[str]:
+    return [type(record).__name__ for record in records]
+
+
+async def called(turn: DrivenTurn, call_id: str) -> str:
+    started = await turn.start(call_id)
+    if isinstance(started, CallContext):
+        await turn.ended(Result(started.call_id, f"{call_id} ran"), "")
+        return f"{call_id} ran"
+    return started.result.content
+
+
+async def test_a_whole_turn_is_four_appends() -> None:
+    memory = Memory()
+    store = FailingStore(MemoryStore(memory))
+    driver = Driver("loop", store)
+    turn = await driver.begin("s", GO)
+    assert await turn.ask({}) is None
+    await turn.replied(ASKS, (), "native")
+    assert [*await asyncio.gather(called(turn, "a"), called(turn, "b"))] == ["a ran", "b ran"]
+    assert await turn.ask({}) is None
+    await turn.replied(DONE, (), "")
+    await turn.close(TurnStatus.COMPLETED, {})
+    driver.leave("s")
+    # begin; reply and both starts; two outcomes (one append where they come at once); the answer; the end
+    assert store.appends <= 6
+    assert kinds(await stored(memory))[-2:] == ["ExchangeCommitted", "TurnEnded"]
+    turn = await driver.begin("s", UserMessage.of("more"))
+    assert turn.number == 2
+    assert [type(record) for record in await stored(memory)].count(EpochStarted) <= 2
+
+
+async def test_observers_are_told_of_a_turn_that_another_loop_drives() -> None:
+    told: list[Record] = []
+
+    class Noting:
+        def appended(self, session: str, records: Sequence[Record]) -> None:
+            assert session == "s"
+            told.extend(records)
+
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory), observers=[Noting()])
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    turn.say((Delta(*turn.next_place, 0, "text", "one"),))
+    await turn.replied(ASKS, (), "native")
+    await asyncio.gather(called(turn, "a"), called(turn, "b"))
+    await turn.ask({})
+    await turn.replied(DONE, (), "")
+    await turn.close(TurnStatus.COMPLETED, {})
+    driver.leave("s")
+    assert told == [record for record in await stored(memory) if not isinstance(record, Delta)]
+
+
+async def test_words_are_journaled_before_the_reply_they_belong_to() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    for word in ("one ", "two"):
+        turn.say((Delta(*turn.next_place, 0, "text", word),))
+    await turn.replied(DONE, (), "")
+    records = await stored(memory)
+    assert [record.text for record in records if isinstance(record, Delta)] == ["one two"]
+    assert kinds(records)[-3:] == ["Delta", "ReplyCompleted", "ExchangeCommitted"]
+
+
+@spec("DRIVEN-5")
+async def test_a_held_reply_is_written_soon_also_without_a_call() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    await turn.replied(ASKS, (), "")
+    async with asyncio.timeout(30):
+        async for record in driver.follow("s"):
+            if isinstance(decode(record.body), ReplyCompleted):
+                break
+
+
+@spec("DRIVEN-1", "DRIVEN-6")
+@pytest.mark.parametrize(
+    "point", [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.BEFORE_TOOL, Fault.AFTER_TOOL]
+)
+@pytest.mark.parametrize("count", range(1, 7))
+async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, count: int) -> None:
+    memory, ran = Memory(), list[str]()
+
+    async def loop(driver: Driver) -> list[str]:
+        turn = await driver.begin("s", GO, key="k", digest="d")
+        if await turn.ask({}) is None:
+            await turn.replied(ASKS, (), "")
+        answers = []
+        for call_id in ("a", "b"):
+            started = await turn.start(call_id)
+            if isinstance(started, CallEnded):
+                answers.append(started.result.content)
+                continue
+            ran.append(call_id)
+            answers.append(f"{call_id} ran")
+            await turn.ended(Result(started.call_id, answers[-1]), "")
+        if await turn.ask({}) is None:
+            await turn.replied(DONE, (), "")
+        await turn.close(TurnStatus.COMPLETED, {})
+        return answers
+
+    world = FakeWorld()
+    world.crash_at(point, count=count)
+    first = Driver("loop", MemoryStore(memory, world=FakeWorld(1)), world=world)
+    try:
+        async with asyncio.timeout(30):
+            await loop(first)
+    except (Crashed, UnavailableError):
+        pass
+    memory.living.clear()
+    answers = await loop(Driver("loop", MemoryStore(memory, world=FakeWorld(2)), world=FakeWorld(3)))
+    assert sorted(set(ran)) == sorted(ran)  # nothing ran twice
+    assert all(answer in ("a ran", "b ran", UNKNOWN_CONTENT) for answer in answers)
+    assert [name for name in ("a", "b") if f"{name} ran" in answers and name not in ran] == []
+    records = await stored(memory)
+    assert kinds(records).count("TurnEnded") == 1
+    assert len([record for record in records if isinstance(record, CallEnded)]) == 2
+
+
+async def test_an_outcome_waits_for_a_store_that_is_full() -> None:
+    memory, world = Memory(), FakeWorld()
+    store = FailingStore(MemoryStore(memory))
+    driver = Driver("loop", store, world=world)
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    await turn.replied(ASKS, (), "")
+    started = await turn.start("a")
+    assert isinstance(started, CallContext)
+    store.outage = StoreFullError("no room")
+    ending = asyncio.create_task(turn.ended(Result("a", "1"), ""))
+    await world.advance(1.0)
+    assert not ending.done()
+    store.outage = None
+    await world.advance(60.0)
+    await ending
+    assert kinds(await stored(memory))[-1] == "CallEnded"
+
+
+async def test_what_nobody_waited_for_is_told_to_the_next_one() -> None:
+    store = FailingStore(MemoryStore(), {2: StoreDamagedError("gone")})
+    driver = Driver("loop", store)
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    turn.say((Delta(*turn.next_place, 0, "text", "word"),))
+    for _ in range(SETTLE_TURNS):
+        await asyncio.sleep(0)
+    assert store.appends == 2
+    with pytest.raises(StoreDamagedError):
+        await turn.replied(DONE, (), "")
+    driver.leave("s")
+    with pytest.raises(SessionBusyError, match="left open"):
+        await driver.begin("s", UserMessage.of("other"))
+
+
+async def test_a_first_append_that_fails_leaves_nothing_behind() -> None:
+    memory = Memory()
+    driver = Driver("loop", FailingStore(MemoryStore(memory), {1: StoreFullError("no room")}))
+    with pytest.raises(StoreFullError):
+        await driver.begin("s", GO)
+    assert await stored(memory) == []
+    assert (await driver.begin("s", GO)).number == 1
+
+
+@spec("DRIVEN-7")
+async def test_another_process_is_refused_while_the_first_one_lives() -> None:
+    memory = Memory()
+    first, second = Driver("loop", MemoryStore(memory)), Driver("loop", MemoryStore(memory))
+    turn = await first.begin("s", GO)
+    again = await second.begin("s", GO)
+    with pytest.raises(LeaseHeldError):
+        await again.ask({})
+    assert await turn.ask({}) is None
+    await first.close()
+    second.leave("s")
+    assert await (await second.begin("s", GO)).ask({}) is None
+
+
+async def test_a_driver_of_another_name_does_not_go_on() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    await driver.begin("s", GO)
+    await driver.close()
+    other = Driver("other", MemoryStore(memory))
+    with pytest.raises(SessionBusyError):
+        await other.begin("s", GO)
+    assert [each async for each in other.open_turns()] == []
+
+
+@pytest.mark.parametrize("session", ["", "a b", "x" * 129])
+async def test_a_session_has_a_plain_name(session: str) -> None:
+    with pytest.raises(UsageError, match="a session id has"):
+        await Driver("loop", MemoryStore()).begin(session, GO)
+
+
+async def test_nobody_follows_a_session_that_did_not_run_here() -> None:
+    with pytest.raises(UsageError, match="no run of this process"):
+        await anext(Driver("loop", MemoryStore()).follow("s"))
+
+
+@spec("DRIVEN-2")
+async def test_a_host_reads_a_driven_session_and_does_nothing_for_it() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    turn = await driver.begin("s", GO)
+    await turn.ask({})
+    await turn.replied(ASKS, (), "")
+    await turn.start("a")
+    await driver.close()
+    before = await stored(memory)
+    host = Host(Agent(ScriptedModel([])), MemoryStore(memory))
+    await host.start()
+    await host.recovered()
+    runner = await host.session("s")
+    assert [decode(each.body) for each in await runner.read(after=0, limit=100)] == before
+    await host.stop()
+    assert await stored(memory) == before
+    later = await Driver("loop", MemoryStore(memory)).begin("s", GO)
+    assert (await later.ask({})) == next(record for record in before if isinstance(record, ReplyCompleted))
+    doubtful = await later.start("a")
+    assert isinstance(doubtful, CallEnded)
+    assert doubtful.result.content == UNKNOWN_CONTENT
+
+
+async def test_the_journal_of_a_turn_that_was_abandoned_says_so() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    await driver.begin("s", GO)
+    with pytest.raises(SessionBusyError):
+        await driver.abandon("s")
+    driver.leave("s")
+    await driver.abandon("s")
+    await driver.abandon("s")  # again: nothing is open
+    ends = [record for record in await stored(memory) if isinstance(record, TurnEnded)]
+    assert [end.status for end in ends] == [TurnStatus.INTERRUPTED]
+    assert [record for record in await stored(memory) if isinstance(record, CallStarted)] == []
+
+
+@spec("DRIVEN-7")
+async def test_between_turns_a_session_is_free_for_other_processes() -> None:
+    memory = Memory()
+    first, second = Driver("loop", MemoryStore(memory)), Driver("loop", MemoryStore(memory))
+
+    async def turn_of(driver: Driver, words: str) -> int:
+        turn = await driver.begin("s", UserMessage.of(words))
+        await turn.ask({})
+        await turn.replied(DONE, (), "")
+        await turn.close(TurnStatus.COMPLETED, {})
+        driver.leave("s")
+        for _ in range(SETTLE_TURNS):
+            await asyncio.sleep(0)
+        assert memory.sessions["s"].owner is None
+        return turn.number
+
+    turns = [await turn_of(driver, str(n)) for n, driver in enumerate((first, second, first, first, second))]
+    assert turns == [1, 2, 3, 4, 5]
+    assert kinds(await stored(memory)).count("TurnEnded") == 5
+
+
+async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
+    memory = Memory()
+    driver = Driver("loop", MemoryStore(memory))
+    await driver.begin("s", GO)
+    for _ in range(3):
+        driver.leave("s")
+        turn = await driver.begin("s", GO)
+        assert await turn.ask({}) is None
+        assert memory.sessions["s"].owner is not None
+
+
+@spec("DRIVEN-10")
+@pytest.mark.parametrize(("agent", "version"), [("thief", ""), ("cook", "2")])
+async def test_a_turn_of_another_agent_is_neither_gone_on_with_nor_listed(agent: str, version: str) -> None:
+    memory = Memory()
+    cook = Driver("loop", MemoryStore(memory), agent="cook", agent_version="1")
+    await (await cook.begin("s", GO, key="k")).ask({})
+    await cook.close()
+    before = await stored(memory)
+    assert [each.agent for each in before if isinstance(each, EpochStarted)] == ["cook"]
+    other = Driver("loop", MemoryStore(memory), agent=agent, agent_version=version)
+    assert [each async for each in other.open_turns()] == []
+    for key, goes_on in (("", False), ("k", False), ("", True)):
+        with pytest.raises(AgentMismatchError, match="belongs to the agent 'cook' 1"):
+            await other.begin("s", GO, key=key, goes_on=goes_on)
+    assert await stored(memory) == before
+    await other.close()
+    for name in ("cook", ""):  # its own agent, or a program that names none
+        driver = Driver("loop", MemoryStore(memory), agent=name)
+        assert [each.session async for each in driver.open_turns()] == ["s"]
+        assert (await driver.begin("s", GO)).number == 1
+        await driver.close()
+    another = Driver("loop", MemoryStore(memory), agent=agent, agent_version=version)
+    await another.abandon("s")
+    assert (await another.begin("s", UserMessage.of("more"))).number == 2

@@ -1,0 +1,562 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from midstream.engine.agent import Agent
+from midstream.engine.executors import CUT_CONTENT, Executor
+from midstream.engine.host import Host
+from midstream.engine.timers import Work
+from midstream.environment import World
+from midstream.errors import ContextOverflowError, ModelCutError
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    ToolSpec,
+    UpstreamCall,
+    UserMessage,
+)
+from midstream.models.prompt_prefix import head_of
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    PoolJudged,
+    Resumable,
+    TextDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    Working,
+)
+from midstream.session.calls import CallPlan, CallState, OnDoubt, Site, digest_of
+from midstream.session.records import ClientTool, Delta, Judgement
+from midstream.session.session import Session, ToolsFound
+from midstream.session.turn.commands import (
+    CallFinished,
+    CallProgress,
+    ChildSpoke,
+    Command,
+    ModelFailed,
+    ModelHeld,
+    ModelRemembered,
+    ModelReplied,
+    ModelSaid,
+    PermissionAsked,
+    PermissionDropped,
+    Stalled,
+    StallOver,
+    UseAnswer,
+)
+from midstream.session.turn.pending import AskModel, RunCall
+from midstream.session.turn.states import AwaitingModel, RunningCalls, Terms
+from midstream.store.contract import Attempt
+from midstream.store.memory import MemoryStore
+from midstream.testing import ScriptedModel, Stall, calls, text
+from midstream.testing.scripted_model import Pause, Step
+from midstream.testing.worlds import FakeWorld
+from midstream.timing import StallBudgets, StalledOn
+from midstream.tools.function_tools import Tool, current_call, tool
+from tests.spec import spec
+
+
+class Noted:
+    """A runner's mailbox that keeps what it is given."""
+
+    session_id = "s"
+    is_closing = False
+    is_transactional = False
+
+    def __init__(self) -> None:
+        self.said: list[ModelSaid | ModelHeld | ModelRemembered | ToolsFound] = []
+        self.reports: list[Command] = []
+        self.blobs: dict[str, bytes] = {}
+
+    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+        self.said.append(command)
+
+    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+        self.reports.append(progress)
+
+    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+        self.reports.append(command)
+
+    def report(self, command: Command) -> None:
+        self.reports.append(command)
+
+    async def insist(self, command: PermissionDropped | UseAnswer) -> None:
+        self.reports.append(command)
+
+    def note(self, command: PermissionDropped) -> None:
+        self.reports.append(command)
+
+    async def confirm(self) -> None:
+        """It is ours."""
+
+    async def report_within(self, pending_work: RunCall, run: Callable[[Attempt], CallFinished]) -> None:
+        raise AssertionError(pending_work)
+
+    async def blob(self, digest: str) -> bytes | None:
+        return self.blobs.get(digest)
+
+
+NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
+"""A host without children."""
+
+
+ASKED = AskModel(turn=3, reply_no=1, attempt=1)
+
+
+def _session() -> Session:
+    history = History((UserMessage.of("hi"),))
+    return Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history)
+
+
+async def _live(agent: Agent, session: Session | None = None) -> tuple[Noted, FakeWorld]:
+    """Ask the model in a world whose clock goes as fast as it can."""
+    noted, world = Noted(), FakeWorld()
+    performing = Executor(agent, world, noted, NOBODY).execute(ASKED, session or _session())
+    await world.live_through(performing)
+    return noted, world
+
+
+async def _execute(agent: Agent, work_item: Work) -> Noted:
+    noted = Noted()
+    async with asyncio.timeout(30):
+        await Executor(agent, World(), noted, NOBODY).execute(work_item, _session())
+    return noted
+
+
+async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_attempts() -> None:
+    model = ScriptedModel([text("yes")])
+    budgets = StallBudgets(first_token_max_s=900.0)
+    noted = await _execute(Agent(model, instructions="be brief", stalls=budgets), ASKED)
+    (asked,) = model.requests
+    assert asked.person is not None
+    told = replace(asked, person=None)
+    assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s", stalls=budgets)
+    words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
+    assert "".join(words) == "yes"
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert replied.reply.text == "yes"
+
+
+async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
+    steps: list[Step] = [
+        CallRequested("", "a", "{}"),
+        CallRequested("x", "a", "{}"),
+        CallRequested("x", "a", "{}"),
+        Finished(),
+    ]
+    noted = await _execute(Agent(ScriptedModel([steps])), ASKED)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    reply: Reply = replied.reply
+    assert [(call.id, call.provider_id) for call in reply.calls] == [
+        ("call-1-0", ""),
+        ("x", None),
+        ("call-1-2", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ([TextDelta("no end")], "model_unavailable"),
+        ([Finished()], "model_empty"),
+        ([TextDelta("a"), Stall()], "model_stalled"),
+        ([Stall()], "model_stalled"),
+        ([KeepAlive(), TextDelta(""), Stall()], "model_stalled"),
+    ],
+)
+@spec("TURN-64")
+async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
+    steps: list[Step], code: str
+) -> None:
+    noted, world = await _live(Agent(ScriptedModel([steps])))
+    failed = noted.reports[-1]
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable) == (code, True)
+    assert world.now() - FakeWorld().now() <= StallBudgets().first_token_max_s
+
+
+class GivesUp(ScriptedModel):
+    """A model whose own patience ends."""
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        yield TextDelta("let me")
+        raise TimeoutError
+
+
+async def test_a_models_own_timeout_is_not_told_as_our_stall() -> None:
+    noted = await _execute(Agent(GivesUp([])), ASKED)
+    (failed,) = noted.reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable) == ("model_unavailable", True)
+
+
+def test_only_a_running_tool_is_worth_waiting_for() -> None:
+    executor = Executor(Agent(ScriptedModel([])), World(), Noted(), NOBODY)
+    assert executor.is_repeatable(ASKED)
+    assert not executor.is_repeatable(RunCall(3, 1, "c", 1))
+
+
+@spec("TURN-25")
+async def test_a_conversation_that_is_too_long_is_reported_with_what_to_leave_out() -> None:
+    model = ScriptedModel(lambda _: [ContextOverflowError("too long")])
+    (failed,) = (await _execute(Agent(model), ASKED)).reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable, failed.cut) == ("context_overflow", False, None)
+
+
+@spec("TURN-27")
+async def test_the_model_is_shown_what_the_cut_leaves() -> None:
+    model = ScriptedModel([text("yes")])
+    history = History((UserMessage.of("one"), Exchange(Reply((Text("x"),))), UserMessage.of("two")))
+    session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
+    await Executor(Agent(model), World(), Noted(), NOBODY).execute(ASKED, session)
+    assert model.requests[0].history == session.shown != history
+
+
+@spec("TURN-43")
+@pytest.mark.parametrize(
+    ("run", "has_effects", "outcome"),
+    [(1, True, Outcome.ERROR), (2, False, Outcome.ERROR), (2, True, Outcome.UNKNOWN)],
+)
+async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_forgotten(
+    run: int, *, has_effects: bool, outcome: Outcome
+) -> None:
+    plan = CallPlan("c1", digest_of("put", "{}"), has_effects=has_effects)
+    call = Call("c1", "put", "{}")
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=run, epoch=1),))
+    noted = Noted()
+    executor = Executor(Agent(ScriptedModel([])), World(), noted, NOBODY)
+    await executor.execute(RunCall(3, 1, "c1", run), Session(turn=running))
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert isinstance(finished.result, Result)
+    assert finished.result.outcome is outcome
+    assert "may or may not" in finished.result.content or outcome is Outcome.ERROR
+
+
+@spec("TURN-64")
+async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
+    world = FakeWorld()
+    writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
+    model = ScriptedModel([[*writing, CallRequested("a", "put", "{}"), Finished()]], world=world)
+    noted = Noted()
+    await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
+    assert isinstance(noted.reports[-1], ModelReplied)
+    told = [each for each in noted.reports if isinstance(each, Stalled)]
+    assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
+
+
+@spec("TURN-64")
+async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
+    world = FakeWorld()
+    start, end = UpstreamCallStarted("u", "build", "{}"), UpstreamCallEnded("u", "built")
+    model = ScriptedModel([[start, Pause(599.0), end, *text("Done.")]], world=world)
+    noted = Noted()
+    await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
+
+    ran = UpstreamCall("u", "build", "{}", "built", Outcome.OK)
+    assert noted.reports == [
+        Stalled(3, 1, StalledOn.TOOL, 60.0),
+        StallOver(3, 1, StalledOn.TOOL, 599.0),
+        ModelReplied(3, 1, 1, Reply((ran, Text("Done."))), prompt=head_of("", ())),
+    ]
+
+
+@spec("TURN-64")
+async def test_one_that_never_ends_is_cut() -> None:
+    noted, _ = await _live(Agent(ScriptedModel([[UpstreamCallStarted("u", "build", "{}"), Stall()]])))
+
+    failed = noted.reports[-1]
+    assert isinstance(failed, ModelFailed)
+    assert failed.message == "scripted said nothing for 600 s"
+
+
+@spec("TURN-65")
+async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None:
+    world = FakeWorld()
+
+    async def work() -> str:
+        await world.sleep(61.0)
+        current_call().tell("half")
+        await asyncio.sleep(0)
+        await world.sleep(30.0)
+        return "done"
+
+    plan = CallPlan("c1", digest_of("work", "{}"))
+    call = Call("c1", "work", "{}")
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
+    await world.live_through(executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running)))
+    assert noted.reports == [
+        Stalled(3, 1, StalledOn.TOOL, 60.0, "c1"),
+        StallOver(3, 1, StalledOn.TOOL, 61.0, "c1"),
+        CallProgress(3, 1, "c1", 1, "half"),
+        CallFinished(3, 1, Result("c1", "done")),
+    ]
+
+
+# --- replies that were cut short ------------------------------------------------------------------------------
+
+
+@spec("TURN-60")
+@pytest.mark.parametrize("arguments", ['{"path": "/tm', ""], ids=["in the middle", "before they began"])
+async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told(arguments: str) -> None:
+    def clear(path: str = "/") -> str:
+        raise AssertionError(path)
+
+    steps: list[Step] = [
+        CallRequested("a", "clear", '{"path": "/x"}'),
+        CallRequested("b", "clear", arguments),
+        Finished(Finish.LENGTH),
+    ]
+    noted, _ = await _live(Agent(ScriptedModel([steps]), tools=[clear]))
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert [plan.problem for plan in replied.plans] == [None, CUT_CONTENT]
+
+
+@spec("TURN-60")
+async def test_a_reply_that_the_length_limit_cut_is_kept() -> None:
+    steps: list[Step] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
+    noted, _ = await _live(Agent(ScriptedModel([steps])))
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert replied.reply == Reply((Text("Once upon"),), Finish.LENGTH)
+
+
+# --- replies that their provider keeps ------------------------------------------------------------------------
+
+
+class Keeping(ScriptedModel):
+    """A model whose provider keeps what it says."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        super().__init__([steps])
+        self.stopped: list[str] = []
+
+    async def stop(self, token: str) -> None:
+        self.stopped.append(token)
+
+
+def _resumed() -> Session:
+    said = ((), Delta(3, 1, 1, 0, "text", "Half a "))
+    history = History((UserMessage.of("hi"),))
+    turn = AwaitingModel(3, 1, attempt=1, token="resp_1", continued=1, said=said)
+    return Session(turn=turn, turns=3, history=history)
+
+
+async def _continue(*steps: Step) -> tuple[Noted, Keeping]:
+    model, noted, world = Keeping([*steps]), Noted(), FakeWorld()
+    pending_work = AskModel(3, 1, 1, continued=1)
+    await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(pending_work, _resumed()))
+    return noted, model
+
+
+@spec("TURN-61")
+async def test_a_reply_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
+    noted, model = await _continue(Resumable("resp_1"), *text("Half a word"))
+    assert model.requests[0].resume == "resp_1"
+    deltas = [each for said in noted.said if isinstance(said, ModelSaid) for each in said.deltas]
+    assert deltas == [Delta(3, 1, 1, 0, "text", "word")] or "".join(each.text for each in deltas) == "word"
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    assert (replied.attempt, replied.reply.text) == (1, "Half a word")
+
+
+@spec("TURN-62")
+@pytest.mark.parametrize("words", ["Another word", "Half", "half a word"])
+async def test_other_words_than_before_are_no_continuation(words: str) -> None:
+    noted, _ = await _continue(*text(words))
+    (failed,) = noted.reports
+    assert isinstance(failed, ModelFailed)
+    assert (failed.code, failed.is_retriable, failed.is_cut) == ("model_forgot", True, False)
+
+
+@spec("TURN-61")
+@pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
+async def test_what_is_cut_may_be_taken_up(end: Step) -> None:
+    noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
+    assert ModelHeld(3, 1, 1, "resp_1") in noted.said
+    failed = noted.reports[-1]
+    assert isinstance(failed, ModelFailed)
+    assert failed.is_cut
+
+
+class Leaving(Noted):
+    """The mailbox of a process that lets go."""
+
+    is_closing = True
+
+
+@spec("TURN-63")
+@pytest.mark.parametrize(("noted", "stopped"), [(Noted(), ["resp_1"]), (Leaving(), [])])
+async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is_left(
+    noted: Noted, stopped: list[str]
+) -> None:
+    model = Keeping([Resumable("resp_1"), TextDelta("Half"), Stall()])
+    world = FakeWorld()
+    task = asyncio.create_task(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
+    await world.settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 30)
+    assert model.stopped == stopped
+
+
+@spec("TURN-73")
+async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -> None:
+    ran: list[str] = []
+
+    @tool
+    async def put(what: str) -> str:
+        ran.append(what)
+        return what
+
+    call = Call("c1", "put", '{"what":"b"}')
+    plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
+    assert noted.reports == [
+        CallFinished(3, 1, Result("c1", "The arguments do not match their digest.", Outcome.ERROR))
+    ]
+    assert ran == []
+
+
+async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_not_run() -> None:
+    @tool(on_doubt="in_transaction")
+    def put() -> str:
+        raise AssertionError
+
+    call, plan = Call("c1", "put"), CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION)
+    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    noted = Noted()
+    executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
+    await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert "needs a store" in finished.result.content
+
+
+class Slow:
+    """A source of one tool that answers when it is let."""
+
+    name = "slow"
+
+    def __init__(self, tool: Tool) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+        self._tool = tool
+
+    async def tools(self) -> Sequence[Tool]:
+        self.asked.set()
+        await self.go.wait()
+        return [self._tool]
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Confirming(Noted):
+    """A runner's mailbox that notes the lease check among what happens."""
+
+    def __init__(self, happened: list[str]) -> None:
+        super().__init__()
+        self._happened = happened
+
+    async def confirm(self) -> None:
+        self._happened.append("confirmed")
+
+
+def _running(run: int) -> Session:
+    plan = CallPlan("c1", digest_of("put", "{}"))
+    return Session(turn=RunningCalls(3, 1, Reply((CALL,)), (CallState(CALL, plan, runs=run, epoch=1),)))
+
+
+CALL = Call("c1", "put", "{}")
+
+
+@spec("TURN-53")
+async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
+    happened: list[str] = []
+
+    @tool
+    async def put() -> str:
+        happened.append("called")
+        return ""
+
+    source = Slow(put)
+    executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(executor.execute(RunCall(3, 1, "c1", 1), _running(1)))
+        await source.asked.wait()
+        assert happened == []
+        source.go.set()
+    assert happened == ["confirmed", "called"]
+
+
+@spec("TURN-8")
+@pytest.mark.parametrize(("run", "outcome"), [(1, Outcome.CANCELLED), (2, Outcome.UNKNOWN)])
+async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcome(
+    run: int, outcome: Outcome
+) -> None:
+    @tool
+    async def put() -> str:
+        raise AssertionError
+
+    source, noted = Slow(put), Noted()
+    executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
+    performing = asyncio.create_task(executor.execute(RunCall(3, 1, "c1", run), _running(run)))
+    async with asyncio.timeout(30):
+        await source.asked.wait()
+        performing.cancel()
+        await asyncio.wait([performing])
+    (finished,) = noted.reports
+    assert isinstance(finished, CallFinished)
+    assert finished.result.outcome is outcome
+
+
+@spec("TURN-75")
+async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_client() -> None:
+    seen: list[tuple[str, Site]] = []
+
+    def approval(call: Call, found: Tool) -> bool | str:
+        seen.append((call.name, found.site))
+        return "It costs money." if "100" in call.arguments else False
+
+    theirs = ClientTool(ToolSpec("pay"), timeout_s=9.0, answer_s=60.0)
+    asked = calls(("pay", '{"amount":100}'), ("pay", '{"amount":1}'))
+    session = Session(turn=AwaitingModel(3, 1, Terms((theirs,)), attempt=1), turns=3)
+    noted, _ = await _live(Agent(ScriptedModel([asked]), approval=approval), session)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)
+    costly, cheap = replied.plans
+    assert (costly.needs_approval, costly.question, costly.answer_s) == (True, "It costs money.", 60.0)
+    assert (cheap.needs_approval, cheap.timeout_s, cheap.site) == (False, 9.0, Site.CLIENT)
+    assert seen == [("pay", Site.CLIENT)] * 2
+
+
+async def test_what_a_pool_judged_is_journaled_before_the_words() -> None:
+    judged = Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
+    noted = await _execute(Agent(ScriptedModel([[PoolJudged(judged), *text("yes")]])), ASKED)
+    assert noted.said[0] == ModelRemembered(ASKED.turn, ASKED.reply_no, ASKED.attempt, judged)
+    (replied,) = noted.reports
+    assert isinstance(replied, ModelReplied)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.engine.forwarding import (
+    GIVE_UP,
+    decode_command,
+    encode_answer,
+    encode_command,
+    once,
+    position_of,
+)
+from midstream.errors import (
+    DrainingError,
+    MidstreamError,
+    SeqnoGapError,
+    SessionBusyError,
+    UnavailableError,
+    WrongSecretError,
+)
+from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.session.session import Received, Session
+from midstream.session.turn.commands import CallFinished, Cancel, Command, Resume, SendMessage
+from midstream.session.turn.states import AwaitingModel
+from midstream.testing.worlds import FakeWorld
+from tests.spec import spec
+
+COMMANDS: list[Command | Received] = [
+    SendMessage(UserMessage.of("hi")),
+    Cancel(7),
+    Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("naïve ☃"))),
+    Received("k", "digest of s", 3, "digest", CallFinished(1, 2, Result("a", "done", Outcome.OK))),
+    Received("k", "digest of s", 4, "digest", None),
+    Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("hi")), 30.0),
+    Received("k", "digest of s", 4, "digest", None, connection=2**53),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
+def test_a_command_arrives_as_it_was_handed_over(command: Command | Received) -> None:
+    assert decode_command(encode_command(command)) == command
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"said":{"kind":"Dance","command":{}}}',
+        b'{"said":{"kind":"Cancel","command":[]}}',
+        b"{}",
+    ],
+)
+def test_a_command_of_another_version_may_be_asked_again(body: bytes) -> None:
+    with pytest.raises(UnavailableError):
+        decode_command(body)
+
+
+def test_an_owner_that_is_asked_to_give_up_is_no_turns_business() -> None:
+    with pytest.raises(UnavailableError):
+        decode_command(GIVE_UP)
+
+
+def test_an_answer_is_the_journals_end() -> None:
+    assert position_of(encode_answer(12)) == 12
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SessionBusyError("busy"),
+        WrongSecretError("no"),
+        DrainingError("soon", retry_after_s=1.5),
+        SeqnoGapError("gap", expected=4),
+        MidstreamError("who knows"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_a_refusal_arrives_as_what_it_was(error: MidstreamError) -> None:
+    with pytest.raises(type(error)) as caught:
+        position_of(encode_answer(error))
+    arrived = caught.value
+    assert type(arrived) is type(error)
+    assert (arrived.message, arrived.retry_after_s) == (error.message, error.retry_after_s)
+    if isinstance(error, SeqnoGapError):
+        assert isinstance(arrived, SeqnoGapError)
+        assert arrived.expected == error.expected
+
+
+def test_a_refusal_of_another_version_may_be_asked_again() -> None:
+    with pytest.raises(UnavailableError, match="new"):
+        position_of(b'{"code":"a_new_one","message":"new"}')
+
+
+@spec("TURN-74")
+def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
+    resting = Session()
+    running = Session(turn=AwaitingModel(7, 1, attempt=1), turns=7)
+    world = FakeWorld()
+    assert once(Cancel(), resting, world) is None
+    assert once(Cancel(), running, world) == Cancel(7)
+    assert once(Cancel(3), running, world) == Cancel(3)
+    assert once(Resume(), running, world) is None
+    chunk = COMMANDS[-1]
+    assert once(chunk, running, world) is chunk
+    first, second = (once(Resume(), resting, world) for _ in range(2))
+    assert isinstance(first, Received)
+    assert isinstance(second, Received)
+    assert first.command == Resume()
+    assert first.stream != second.stream, "two askers are two"

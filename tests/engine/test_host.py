@@ -1,0 +1,635 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+
+import pytest
+
+from midstream.engine import sleeping
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import (
+    DrainingError,
+    JournalMovedError,
+    SessionBusyError,
+    SessionNotFoundError,
+    StoreBusyError,
+    StoreDamagedError,
+    UnavailableError,
+    UsageError,
+)
+from midstream.history.messages import Exchange, Outcome, Result, UserMessage
+from midstream.models.replies import TextDelta
+from midstream.session.calls import DAMAGED_CONTENT, Choice, OnDoubtName
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    ChunkAccepted,
+    EpochStarted,
+    MessageAccepted,
+    OutcomeDamaged,
+    Record,
+    TurnEnded,
+    TurnStatus,
+    decode,
+    encode,
+)
+from midstream.session.turn.commands import Answer, Resume, SendMessage
+from midstream.session.turn.states import SUSPECTED_CODE, SUSPECTED_MAX
+from midstream.store.contract import Batch, SessionInfo, Store, StoredRecord
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.store_fakes import StoreInFront
+from midstream.tools.function_tools import Tool, tool
+from tests.spec import spec
+
+
+async def _die(host: Host) -> None:
+    """Let go of everything at once, as a killed process does; the store keeps what it has."""
+    for runner in host._awake.values():
+        await runner.close(DrainingError("killed"))
+
+
+async def _started(host: Host) -> Host:
+    await host.start()
+    await host.recovered()
+    return host
+
+
+async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
+    store = MemoryStore()
+    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    await _die(first)
+
+    second = await _started(Host(Agent(ScriptedModel([text("the whole answer")])), store))
+    assert (second.recovery.total, second.recovery.done, second.recovery.is_done) == (1, 1, True)
+    runner = await second.session("s")
+    records = await records_until_end(runner, after=0)
+    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
+    assert [r.attempt for r in records if isinstance(r, AttemptStarted)] == [1, 2]
+    assert isinstance(runner.state.history.entries[-1], Exchange)
+    assert runner.state.history.entries[-1].reply.text == "the whole answer"
+    await second.stop()
+
+
+@pytest.mark.parametrize(("on_doubt", "runs"), [("unknown", 1), ("rerun", 2), ("rerun_with_key", 2)])
+async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, runs: int) -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+
+    def writing(*, hangs: bool) -> Tool:
+        @tool(on_doubt=on_doubt)
+        async def write(path: str) -> str:
+            ran.append(1)
+            if hangs:
+                started.set()
+                await asyncio.Event().wait()
+            return path
+
+        return write
+
+    started = asyncio.Event()
+    script = [calls(("write", '{"path":"a"}')), text("done")]
+    first = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=True)]), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(30):
+        await started.wait()
+    await _die(first)
+
+    second = await _started(Host(Agent(ScriptedModel(script), tools=[writing(hangs=False)]), store))
+    records = await records_until_end(await second.session("s"), after=0)
+    assert len(ran) == runs
+    assert [r.run for r in records if isinstance(r, CallStarted)] == list(range(1, runs + 1))
+    outcomes = [r.result.outcome for r in records if isinstance(r, CallEnded)]
+    assert outcomes == [Outcome.UNKNOWN if runs == 1 else Outcome.OK]
+    await second.stop()
+
+
+class LaterWorld(World):
+    """Now, but `offset_s` later."""
+
+    offset_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.offset_s
+
+
+async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept() -> None:
+    store = MemoryStore()
+    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(30):
+        await runner.wait(runner.newest.position)  # the words
+    await _die(first)
+
+    later = LaterWorld()
+    later.offset_s = 3 * 3600.0
+    second = await _started(Host(Agent(ScriptedModel([text("no")])), store, world=later))
+    runner = await second.session("s")
+    assert not runner.state.is_live
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
+    exchange = runner.state.history.entries[-1]
+    assert isinstance(exchange, Exchange)
+    assert exchange.reply.text == "half"
+    await second.stop()
+
+
+@spec("TURN-18")
+async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_owners() -> None:
+    store = MemoryStore()
+    stalling = Agent(ScriptedModel([[Stall()]]))
+    host = await _started(Host(stalling, store))
+    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    for _ in range(10):
+        await _die(host)
+        host = await _started(Host(stalling, store))
+    assert (await host.session("s")).state.is_live
+    await host.stop()
+
+
+@spec("TURN-84", "TURN-85")
+async def test_a_turn_whose_tool_runs_at_each_death_of_its_owner_is_given_up() -> None:
+    store = MemoryStore()
+    started = asyncio.Event()
+
+    @tool(on_doubt="unknown")
+    async def write() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    agent = Agent(ScriptedModel(lambda _request: calls(("write", "{}"))), tools=[write])
+    host = await _started(Host(agent, store))
+    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    for _ in range(SUSPECTED_MAX + 1):
+        async with asyncio.timeout(30):
+            await started.wait()
+        await _die(host)
+        started.clear()
+        host = await _started(Host(agent, store))
+    runner = await host.session("s")
+    assert not runner.state.is_live
+    assert runner.state.last_turn is not None
+    assert (runner.state.last_turn.status, runner.state.last_turn.code) == ("interrupted", SUSPECTED_CODE)
+    await runner.submit(Resume())
+    assert runner.state.suspected == 0, "who asks for it again means it"
+    await host.stop()
+
+
+async def test_unknown_and_misnamed_sessions_are_told_apart() -> None:
+    host = await _started(Host(Agent(ScriptedModel([])), MemoryStore()))
+    with pytest.raises(SessionNotFoundError):
+        await host.session("nobody")
+    with pytest.raises(UsageError):
+        await host.session("../etc", create=True)
+    await host.stop()
+
+
+async def test_a_session_is_deleted_only_while_no_turn_runs() -> None:
+    store = MemoryStore()
+    host = await _started(Host(Agent(ScriptedModel([text("a"), [Stall()]])), store))
+    await run_turn(host, "s", "hi")
+    await host.delete("s")
+    assert await store.find("s") is None
+    with pytest.raises(SessionNotFoundError):
+        await host.session("s")
+    stalling = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore()))
+    await (await stalling.session("t", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    with pytest.raises(SessionBusyError):
+        await stalling.delete("t")
+    await host.stop()
+    await stalling.stop()
+
+
+async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> None:
+    store = MemoryStore()
+    started, release = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def write(path: str) -> str:
+        started.set()
+        await release.wait()
+        return path
+
+    script = [calls(("write", '{"path":"a"}')), text("done")]
+    host = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
+    runner = await host.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(30):
+        await started.wait()
+        stopping = asyncio.ensure_future(host.stop(grace_s=5))
+        with pytest.raises(DrainingError):
+            await runner.wait(runner.newest.position)
+        release.set()
+        await stopping
+    await store.open()
+    stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
+    assert [r.result.outcome for r in stored if isinstance(r, CallEnded)] == [Outcome.OK]
+
+    second = await _started(Host(Agent(ScriptedModel(script), tools=[write]), store))
+    records = await records_until_end(await second.session("s"), after=0)
+    assert isinstance(records[-1], TurnEnded)
+    assert len([r for r in records if isinstance(r, CallStarted)]) == 1
+    await second.stop()
+
+
+async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def hang() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    store = MemoryStore()
+    host = await _started(Host(Agent(ScriptedModel([calls(("hang", "{}"))]), tools=[hang]), store))
+    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(30):
+        await started.wait()
+        await host.stop(grace_s=0.01)
+        await host.stop()
+    await store.open()
+    stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
+    assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next owner to judge
+
+
+async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([text("from here")])), MemoryStore(memory)))
+    await run_turn(here, "s", "one")
+    there = await _started(Host(Agent(ScriptedModel([text("from there")])), MemoryStore(memory)))
+    cached = await there.session("s")
+
+    await run_turn(here, "s", "two")
+    assert len((await there.session("s")).state.history.entries) == 4
+
+    await run_turn(here, "s", "three")
+    await here.stop()
+    before = await cached.submit(SendMessage(UserMessage.of("four")))  # what it missed is read with the claim
+    await records_until_end(cached, after=before)
+    records = [decode(each.body) for each in await cached.read(after=0, limit=100)]
+    said = [r.message.parts[0].text for r in records if isinstance(r, MessageAccepted)]  # type: ignore[union-attr] # words
+    assert said == ["one", "two", "three", "four"]
+    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
+    await there.stop()
+
+
+async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
+    store = SlowTo("delete", MemoryStore())
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    await run_turn(host, "s", "one")
+    deleting = asyncio.ensure_future(host.delete("s"))
+    await store.was_asked.wait()
+    await host.session("t", create=True)
+    assert host.awake("s") is None, "it went to sleep"
+    woken = await host.session("s")
+    with pytest.raises(UnavailableError, match="is being deleted"):
+        await woken.submit(SendMessage(UserMessage.of("two")))
+    store.may_go_on.set()
+    await deleting
+    with pytest.raises(SessionNotFoundError):
+        await woken.wait(woken.newest.position)
+    await run_turn(host, "s", "another session of that name")
+    await host.stop()
+
+
+class SlowTo(StoreInFront):
+    """A store that lets an operation wait."""
+
+    def __init__(self, operation: str, store: Store) -> None:
+        super().__init__(store)
+        self.was_asked = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self._operation = operation
+
+    async def asked(self, operation: str, session: str) -> None:
+        if operation == self._operation:
+            self.was_asked.set()
+            await self.may_go_on.wait()
+
+
+async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_open() -> None:
+    behind = MemoryStore()
+    store = SlowTo("open", behind)
+    host = Host(Agent(ScriptedModel([])), store)
+    starting = asyncio.ensure_future(host.start())
+    await store.was_asked.wait()
+    await host.stop()
+    store.may_go_on.set()
+    with pytest.raises(DrainingError):
+        await starting
+    assert behind.owner == ""
+    with pytest.raises(DrainingError):
+        await host.start()
+    assert behind.owner == ""
+
+
+async def test_a_session_deleted_by_another_process_begins_anew() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
+    await run_turn(here, "s", "one")
+    there = await _started(Host(Agent(ScriptedModel([text("b")])), MemoryStore(memory)))
+    cached = await there.session("s")
+    await here.delete("s")
+    await run_turn(here, "s", "anew, and longer than before")
+    await run_turn(here, "s", "still")
+    await here.stop()
+
+    with pytest.raises(JournalMovedError):
+        await cached.submit(SendMessage(UserMessage.of("two")))
+    await run_turn(there, "s", "two")
+    assert (await there.session("s")).state.turns == 3
+    await there.stop()
+
+
+async def test_a_turn_whose_process_dies_while_others_live_is_taken_up_by_one_of_them() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    await (await here.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    world = FakeWorld()
+    there = await _started(Host(Agent(ScriptedModel([text("done")])), MemoryStore(memory), world=world))
+    assert (there.recovery.done, there.recovery.failed) == (1, 0)
+    await here.stop(grace_s=0.0)
+    await world.advance(60.0)
+    assert not (await there.session("s")).state.is_live
+    await there.stop()
+
+
+class SlowList(MemoryStore):
+    """A store that cannot say at first what it has."""
+
+    failures = 2
+
+    def list(
+        self, *, live: bool | None = None, of: Collection[str] | None = None
+    ) -> AsyncIterator[SessionInfo]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise StoreBusyError("locked")
+        return super().list(live=live, of=of)
+
+
+async def test_recovery_waits_for_a_store_that_is_busy() -> None:
+    memory = Memory()
+    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    world = FakeWorld()
+    second = Host(Agent(ScriptedModel([text("a")])), SlowList(memory), world=world)
+    await second.start()
+    await world.settle()
+    await world.advance(10.0)
+    assert (second.recovery.total, second.recovery.is_done) == (1, True)
+    await second.stop()
+
+
+async def test_a_journal_that_does_not_fold_is_counted_and_the_others_are_recovered() -> None:
+    memory = Memory()
+    store = MemoryStore(memory)
+    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), store))
+    for name in ("bad", "good"):
+        await (await first.session(name, create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    body = encode(ChunkAccepted("a stream that was never opened", 0, "digest"))
+    memory.sessions["bad"].records.append(StoredRecord(4, 1, body))
+    second = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    assert (second.recovery.done, second.recovery.failed) == (2, 1)
+    await records_until_end(await second.session("good"), after=0)
+    with pytest.raises(StoreDamagedError, match="'bad'"):
+        await second.session("bad")
+    await second.stop()
+
+
+class Slow(MemoryStore):
+    """A store whose appends and releases wait for the test."""
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        super().__init__(memory)
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def append(self, session: str, batch: Batch) -> int:
+        await self.go.wait()
+        return await super().append(session, batch)
+
+    async def release(self, session: str, *, epoch: int) -> None:
+        await self.go.wait()
+        await super().release(session, epoch=epoch)
+
+
+async def test_a_message_on_its_way_keeps_its_session_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
+    store = Slow()
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    await run_turn(host, "s", "first")
+    store.go.clear()
+    runner = await host.session("s")
+    before = runner.newest.position
+    sending = asyncio.ensure_future(runner.submit(SendMessage(UserMessage.of("hi"))))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(SessionBusyError):
+        await host.delete("s")
+    await host.session("t", create=True)
+    store.go.set()
+    async with asyncio.timeout(30):
+        await sending
+        await records_until_end(runner, after=before)
+    await host.stop()
+
+
+async def test_sessions_opened_side_by_side_make_room_for_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
+    store = Slow()
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    for number in range(3):
+        await run_turn(host, f"s{number}", "hi")
+    store.go.clear()
+    opening = [asyncio.ensure_future(host.session(f"t{number}", create=True)) for number in range(3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    store.go.set()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*opening)
+    assert len(host._awake) == 3
+    await host.stop()
+
+
+async def test_a_session_that_is_being_opened_when_the_host_stops_does_nothing_afterwards() -> None:
+    memory = Memory()
+    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
+    await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    await first.stop()
+    store = Slow(memory)
+    store.go.clear()
+    second = Host(Agent(ScriptedModel([text("a")])), store)
+    await second.start()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await second.stop()
+    working = [task for task in asyncio.all_tasks() if task.get_name().startswith("runner")]
+    assert working == []
+
+
+async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 3)
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore()))
+    for number in range(6):
+        await run_turn(host, f"s{number}", "hi")
+    assert len(host._awake) == 3
+    runner = await host.session("s0")
+    assert len(runner.state.history.entries) == 2
+    await host.stop()
+
+
+@spec("TURN-35")
+async def test_a_turn_that_waits_for_people_needs_no_owner_until_somebody_answers() -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+
+    @tool(needs_approval=True)
+    async def pay(amount: int) -> str:
+        ran.append(amount)
+        return "paid"
+
+    script = [calls(("pay", '{"amount": 5}')), text("done")]
+    first = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("pay")))
+    async with asyncio.timeout(30):
+        while not runner.state.rests_on_people:
+            await runner.wait(runner.newest.position)
+    found = await store.find("s")
+    assert found is not None
+    assert (found.mark.is_live, found.mark.status) == (False, "waiting")
+    await _die(first)
+
+    second = await _started(Host(Agent(ScriptedModel(script), tools=[pay]), store))
+    assert second.recovery.total == 0
+    woken = await second.session("s")
+    assert woken.state.epoch == 1, "looking at it claims nothing"
+    call = woken.state.turn.calls[0]  # type: ignore[union-attr]
+    await woken.submit(Answer(1, 1, call.call.id, call.plan.digest, Choice.ALLOW))
+    records = await records_until_end(woken, after=0)
+    assert ran == [5]
+    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
+    found = await store.find("s")
+    assert found is not None
+    assert (found.mark.is_live, found.mark.status) == (False, "completed")
+    await second.stop()
+
+
+async def test_whoever_finds_a_session_outdated_at_the_same_time_gets_the_same_one() -> None:
+    """Found by the simulation: the second opened it once more, and the readers of the first heard nothing."""
+    memory = Memory()
+    agent = Agent(ScriptedModel([text("one"), text("two")]))
+    ours = await _started(Host(agent, _SlowToFind(memory)))
+    theirs = await _started(Host(agent, MemoryStore(memory)))
+    await run_turn(theirs, "s", "hi")
+    await (await theirs.session("s")).sleep()
+    theirs._awake.clear()
+    old = await ours.session("s")
+    await run_turn(theirs, "s", "go on")
+
+    first, second = await asyncio.gather(ours.session("s"), ours.session("s"))
+    assert first is second
+    assert first.state.turns == 2 == old.state.turns
+    assert first is await ours.session("s")
+    assert not first.has_failed
+    for host in (ours, theirs):
+        await host.stop(grace_s=0.0)
+
+
+class _SlowToFind(MemoryStore):
+    """A store that takes a moment to say where a session ends, each time a little longer."""
+
+    _turns = 0
+
+    async def find(self, session: str) -> SessionInfo | None:
+        self._turns += 5
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        return await super().find(session)
+
+
+def _damage_outcome(memory: Memory) -> None:
+    """Cut the stored record of the first outcome short."""
+    stored = memory.sessions["s"].records
+    at, found = next((at, each) for at, each in enumerate(stored) if isinstance(decode(each.body), CallEnded))
+    stored[at] = StoredRecord(found.position, found.epoch, found.body[:-3])
+
+
+@spec("TURN-72")
+async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
+    memory = Memory()
+
+    @tool
+    async def write(path: str) -> str:
+        return path
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}')), text("ok")])
+    first = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
+    await run_turn(first, "s", "hi")
+    await first.stop()
+    _damage_outcome(memory)
+
+    second = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
+    runner = await second.session("s")
+    exchange = runner.state.history.entries[1]
+    assert isinstance(exchange, Exchange)
+    assert exchange.results == (Result("c1", DAMAGED_CONTENT, Outcome.UNKNOWN),)
+    records = await run_turn(second, "s", "and now?")
+    assert isinstance(records[-1], TurnEnded)
+    assert any(isinstance(each, OutcomeDamaged) for each in await records_of(runner))
+    await second.stop()
+
+
+@spec("TURN-72")
+async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> None:
+    memory = Memory()
+    ran: list[str] = []
+
+    @tool(on_doubt="rerun")
+    async def write(path: str) -> str:
+        ran.append(path)
+        return path
+
+    @tool
+    async def hang() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    model = ScriptedModel([calls(("write", '{"path":"a"}'), ("hang", "{}")), text("ok")])
+    first = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
+    runner = await first.session("s", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    async with asyncio.timeout(30):
+        while not any(isinstance(each, CallEnded) for each in await records_of(runner)):
+            await runner.wait(runner.newest.position)
+    await first.stop(grace_s=0)
+    _damage_outcome(memory)
+
+    second = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
+    await records_until_end(await second.session("s"), after=0)
+    exchange = (await second.session("s")).state.history.entries[1]
+    assert isinstance(exchange, Exchange)
+    assert [result.outcome for result in exchange.results] == [Outcome.OK, Outcome.UNKNOWN]
+    assert ran == ["a", "a"]
+    await second.stop()
+
+
+async def records_of(runner: Runner) -> list[Record]:
+    return [decode(each.body) for each in await runner.read(after=0, limit=1000)]

@@ -1,0 +1,129 @@
+"""A disk that is full in the middle of a turn: clients receive the error within seconds, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.client import Client, Event, connect
+from midstream.client.transport_selection import TransportName
+from midstream.engine.agent import Agent
+from midstream.environment import Cancellable, World
+from midstream.errors import MidstreamError
+from midstream.server.app import asgi
+from midstream.session.records import CallEnded, CallStarted, Delta, MessageAccepted, TurnEnded
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing.scripted_model import ScriptedModel, calls, text
+from midstream.tools.function_tools import tool
+from tests.server.serving import served
+from tests.spec import spec
+from tests.store.disk import Disk
+
+WAIT_S = 60.0
+SPEED = 20.0
+TRANSPORTS: tuple[TransportName, ...] = ("websocket", "sse", "poll")
+
+
+class QuickWorld(World):
+    """The real world, in which time passes `SPEED` times as fast."""
+
+    def monotonic(self) -> float:
+        return SPEED * super().monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / SPEED)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> Cancellable:
+        return super().later(seconds / SPEED, do)
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk("full in a turn")
+    yield disk
+    disk.unregister()
+
+
+class Reader:
+    """One client, what it received, and the errors the server reported."""
+
+    def __init__(self, url: str, transport: TransportName) -> None:
+        self.errors: list[MidstreamError] = []
+        self.has_error = asyncio.Event()
+        self.client: Client = connect(url, transport=transport, on_reconnecting=self._note)
+        self.events: list[Event] = []
+        self.ended = 0
+
+    def _note(self, session: str, _is_reconnecting: bool) -> None:  # noqa: FBT001 - the client's callback
+        if error := self.client.trouble(session):
+            self.errors.append(error)
+            self.has_error.set()
+
+    async def read(self, events: AsyncGenerator[Event, None], *, turns: int) -> None:
+        async with contextlib.aclosing(events) as reading:
+            async for event in reading:
+                self.events.append(event)
+                self.ended += isinstance(event.record, TurnEnded)
+                if self.ended == turns:
+                    return
+
+    def of(self, kind: type) -> list[Event]:
+        return [event for event in self.events if isinstance(event.record, kind)]
+
+
+@spec("STREAM-115")
+async def test_a_disk_that_stays_full_is_reported_to_every_client_and_costs_nothing(
+    tmp_path: Path, disk: Disk
+) -> None:
+    is_running, go_on, runs = asyncio.Event(), asyncio.Event(), []
+
+    @tool
+    async def build(target: str) -> str:
+        runs.append(target)
+        is_running.set()
+        await go_on.wait()
+        return "built " + target
+
+    world = QuickWorld()
+    script = iter([calls(("build", '{"target":"all"}')), text("all done"), text("second answer")])
+    model = ScriptedModel(lambda _request: next(script))
+    store = SQLiteStore(tmp_path / "x.db", vfs=disk.name, world=world)
+    app = asgi(Agent(model, tools=[build]), store=store, world=world)
+    async with asyncio.timeout(WAIT_S), served(app) as server, asyncio.TaskGroup() as group:
+        readers = [Reader(server.url, transport) for transport in TRANSPORTS]
+        speaker, late = Reader(server.url, "websocket"), Reader(server.url, "sse")
+        for each in (*readers, speaker, late):
+            await each.client.__aenter__()
+        group.create_task(speaker.read(speaker.client.send("s", "build it"), turns=1))
+        await is_running.wait()
+        reading = [group.create_task(each.read(each.client.follow("s", "0"), turns=2)) for each in readers]
+        while not all(each.of(CallStarted) for each in readers):  # noqa: ASYNC110 - events have no bell
+            await asyncio.sleep(0)
+        disk.is_full = True
+        go_on.set()
+        waiting = group.create_task(late.read(late.client.send("s", "and then?"), turns=1))
+        for each in (*readers, speaker, late):
+            await each.has_error.wait()
+
+        disk.is_full = False
+        await asyncio.gather(*reading, waiting)
+        for each in (*readers, speaker, late):
+            await each.client.__aexit__(None, None, None)
+
+    everybody = (*readers, speaker, late)
+    assert {(error.code, error.retry) for each in everybody for error in each.errors} == {
+        ("store_full", "later")
+    }
+    assert all("free some" in error.message for each in everybody for error in each.errors)
+    assert runs == ["all"]
+    for each in readers:
+        places = [int(event.id.partition("-")[2]) for event in each.events]
+        assert places == list(range(1, len(places) + 1))
+        assert len(each.of(CallEnded)) == 1
+        assert len(each.of(MessageAccepted)) == 2
+        words = "".join(event.record.text for event in each.of(Delta) if isinstance(event.record, Delta))
+        assert words == "all donesecond answer"

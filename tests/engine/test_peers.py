@@ -1,0 +1,560 @@
+"""Two hosts on one store: each reads, asks and inherits what is the other's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from midstream.engine.agent import Agent, sub_agent
+from midstream.engine.forwarding import encode_answer
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.errors import (
+    DrainingError,
+    JournalMovedError,
+    LeaseLostError,
+    SeqnoReusedError,
+    SessionBusyError,
+    StoreBusyError,
+)
+from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.models.replies import Finished, TextDelta
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    CancelRequested,
+    ChildSaid,
+    EpochStarted,
+    MessageAccepted,
+    Parent,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
+from midstream.session.session import Received
+from midstream.session.turn.commands import Cancel, SendMessage, WhenBusy, Withdraw
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import FailingStore, ScriptedModel, Stall, calls, records_until_end, run_turn, text
+from midstream.testing.scripted_model import Gate, Script, Step
+from midstream.testing.store_fakes import StoreInFront
+from tests.spec import spec
+
+WAIT_S = 30.0
+
+
+class Hold:
+    """A door before an operation."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+
+class Scripted(StoreInFront):
+    """A store that refuses an operation, or lets it wait."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(MemoryStore(memory))
+        self.refused = ""
+        self._holds: dict[str, Hold] = {}
+
+    def hold(self, operation: str) -> Hold:
+        self._holds[operation] = Hold()
+        return self._holds[operation]
+
+    async def asked(self, operation: str, session: str) -> None:
+        if hold := self._holds.pop(operation, None):
+            hold.was_asked.set()
+            await hold.may_go_on.wait()
+        if operation == self.refused:
+            raise StoreBusyError("somebody else has the disk")
+
+
+class Places:
+    """Hosts on one memory."""
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self._hosts: list[Host] = []
+
+    async def host(
+        self, script: Script = (), *, store: StoreInFront | None = None, turn_s: float = 0.0
+    ) -> Host:
+        host = Host(Agent(ScriptedModel(script), turn_s=turn_s), store or MemoryStore(self.memory))
+        self._hosts.append(host)
+        await host.start()
+        await host.recovered()
+        return host
+
+    async def kill(self, host: Host) -> None:
+        """Let a host die as a process does: nothing is given up, nothing is told."""
+        assert isinstance(host.store, MemoryStore)
+        host._is_stopped = True
+        await host._caretaker.stop()
+        for runner in host._awake.values():
+            await runner.close(DrainingError("killed"))
+        self.memory.kill(host.store.owner)
+
+    async def stop(self) -> None:
+        for host in self._hosts:
+            await host.stop(grace_s=0.1)
+
+    def records(self, session: str = "s") -> list[Record]:
+        return [decode(each.body) for each in self.memory.sessions[session].records]
+
+
+@pytest.fixture
+async def places() -> AsyncIterator[Places]:
+    places = Places()
+    async with asyncio.timeout(3 * WAIT_S):
+        yield places
+        await places.stop()
+
+
+async def _say(host: Host, words: str, session: str = "s") -> Runner:
+    runner = await host.session(session, create=True)
+    await runner.submit(SendMessage(UserMessage.of(words)))
+    return runner
+
+
+async def _until(is_true: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if is_true():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError
+
+
+def _is_free(places: Places, session: str) -> bool:
+    return places.memory.sessions[session].owner is None
+
+
+def _chunk(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
+    return Received("k", "secret", seqno, digest, SendMessage(UserMessage.of(words)))
+
+
+@spec("TURN-55")
+async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) -> None:
+    go = asyncio.Event()
+    here = await places.host([[TextDelta("half"), Gate(go), TextDelta("whole"), Finished()]])
+    there = await places.host()
+    ours = await _say(here, "hi")
+    theirs = await there.session("s")
+    theirs.attach()
+    assert theirs.is_following
+    await ours.wait(3)
+    await theirs.wait(3)
+    assert theirs.state == ours.state
+    go.set()
+    assert await records_until_end(theirs, after=0) == await records_until_end(ours, after=0)
+    assert not theirs.state.is_live
+    theirs.detach()
+
+
+@spec("TURN-56")
+async def test_the_owner_decides_what_comes_in_elsewhere(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    await run_turn_of(here, "first")
+    theirs = await there.session("s")
+    end = await theirs.submit(_chunk("second"))
+    assert end == len(places.records()) == theirs.newest.position
+    assert theirs.state.is_live, "who asked reads at once what came of it"
+    assert await theirs.submit(_chunk("second")) == end, "again is the same"
+    with pytest.raises(SeqnoReusedError):
+        await theirs.submit(_chunk("other", digest="e"))
+    with pytest.raises(SessionBusyError):
+        await theirs.submit(SendMessage(UserMessage.of("third")))
+    await theirs.submit(Cancel())
+    await theirs.submit(Cancel())
+    assert [each.turn for each in places.records() if isinstance(each, CancelRequested)] == [1, 2]
+    assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
+    assert [each.epoch for each in places.records() if isinstance(each, EpochStarted)] == [1]
+
+
+async def run_turn_of(host: Host, words: str) -> None:
+    """Let a host own session s: one turn, cancelled."""
+    runner = await _say(host, words)
+    await runner.submit(Cancel())
+
+
+@spec("TURN-39", "TURN-56")
+async def test_the_agents_limit_for_a_turn_holds_wherever_the_message_came_in(places: Places) -> None:
+    here = await places.host([text("hello"), text("hello")], turn_s=90.0)
+    there = await places.host(turn_s=90.0)
+    await run_turn_of(here, "first")
+    await (await there.session("s")).submit(_chunk("second"))
+    said = [each for each in places.records() if isinstance(each, MessageAccepted)]
+    assert [each.timeout_s for each in said] == [90.0, 90.0]
+
+
+@spec("TURN-74")
+@pytest.mark.parametrize("is_running", [True, False])
+async def test_what_is_decided_twice_happens_once(places: Places, *, is_running: bool) -> None:
+    here = await places.host([text("hello"), [Stall()] if is_running else text("hello"), text("hello")])
+    there = await places.host()
+    await run_turn_of(here, "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()  # it is told by the test
+    asking = asyncio.ensure_future(theirs.submit(SendMessage(UserMessage.of("second"))))
+    await _until(lambda: bool(places.memory.forwarded_commands))
+    ((number, handed),) = places.memory.forwarded_commands.items()
+    ours = await here.session("s")
+    ends = [await here._caretaker._decided(handed.forwarded)]
+    await _until(lambda: ours.state.is_live == is_running)
+    ends.append(await here._caretaker._decided(handed.forwarded))
+    assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
+    assert ends[0] <= ends[1] == ours.newest.position
+    await here.store.answer(number, encode_answer(ends[0]))
+    assert await asking == ends[0]
+
+
+@spec("TURN-74")
+async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Places) -> None:
+    """What names nothing (all that wait, the last turn) must not mean something else the second time."""
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    ours = await _say(here, "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE)
+    await ours.submit(later)
+    asking = asyncio.ensure_future(theirs.submit(Withdraw()))
+    await _until(lambda: bool(places.memory.forwarded_commands))
+    ((number, handed),) = places.memory.forwarded_commands.items()
+    await here._caretaker._decided(handed.forwarded)
+    assert not ours.state.queue
+    await ours.submit(later)
+    await here._caretaker._decided(handed.forwarded)
+    assert [each.number for each in ours.state.queue] == [2]
+    await here.store.answer(number, encode_answer(0))
+    await asking
+
+
+@spec("TURN-56")
+async def test_a_command_whose_owner_dies_undecided_goes_to_the_next(places: Places) -> None:
+    here = await places.host()
+    there = await places.host([text("from there")])
+    await run_turn(here, "s", "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()  # it hears nothing any more
+    asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+    await _until(lambda: bool(places.memory.forwarded_commands))
+    await places.kill(here)
+    await asking
+    theirs = await there.session("s")
+    async with asyncio.timeout(WAIT_S):
+        while theirs.state.is_live:
+            await theirs.wait(theirs.newest.position)
+    assert [each.epoch for each in places.records() if isinstance(each, EpochStarted)] == [1, 2]
+    assert len([each for each in places.records() if isinstance(each, MessageAccepted)]) == 2
+
+
+@spec("TURN-51")
+async def test_a_survivor_goes_on_unasked_and_its_readers_stay(places: Places) -> None:
+    here = await places.host([[TextDelta("half"), Stall()]])
+    others = [await places.host([text("the whole")]) for _ in range(3)]
+    await _say(here, "hi")
+    reader = await others[0].session("s")
+    reader.attach()
+    await places.kill(here)
+    records = await records_until_end(reader, after=0)
+    assert [each.attempt for each in records if isinstance(each, AttemptStarted)] == [1, 2]
+    assert [each.epoch for each in records if isinstance(each, EpochStarted)] == [1, 2], "one of them took it"
+    assert reader.newest.position == len(places.records())
+    reader.detach()
+
+
+@spec("TURN-54")
+async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places: Places) -> None:
+    go = asyncio.Event()
+    here = await places.host([[TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]])
+    there = await places.host([text("no")])
+    await _say(here, "hi")
+    await _until(lambda: here._caretaker.peers == 1)
+    stopping = asyncio.ensure_future(here.stop(grace_s=5))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    go.set()
+    await stopping
+    runner = await there.session("s")
+    assert not runner.state.is_live
+    replies = [each.body.text for each in places.records() if isinstance(each, ReplyCompleted)]
+    assert replies == ["half whole"]
+
+
+@spec("TURN-54")
+async def test_owners_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
+    host = await places.host([[Stall()]])
+    await _say(host, "hi")
+    for _ in range(4):
+        await host.stop(grace_s=0.01)
+        host = await places.host([[Stall()]])
+    runner = await host.session("s")
+    assert runner.state.is_live
+    started = [each for each in places.records() if isinstance(each, EpochStarted)]
+    assert [each.is_handover for each in started] == [False, *[True] * 4]
+    await runner.submit(Cancel())
+    assert runner.state.last_turn is not None
+    assert runner.state.last_turn.status is TurnStatus.CANCELLED
+
+
+async def test_a_store_that_is_busy_when_an_owner_dies_is_asked_again(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    store = FailingStore(MemoryStore(places.memory))
+    there = await places.host([text("done")], store=store)
+    await _say(here, "hi")
+    store.outage = StoreBusyError("locked")
+    await places.kill(here)
+    await _until(lambda: bool(there._caretaker._taking_up))
+    store.outage = None
+    await records_until_end(await there.session("s"), after=0)
+
+
+async def test_what_others_work_on_is_not_kept_awake_by_recovery(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    await _say(here, "hi")
+    there = await places.host()
+    assert (there.recovery.total, there.recovery.elsewhere, there.recovery.failed) == (1, 1, 0)
+    assert there.awake("s") is None
+
+
+async def test_a_followed_session_that_is_deleted_ends_for_its_readers(places: Places) -> None:
+    here = await places.host([text("a")])
+    there = await places.host()
+    await run_turn(here, "s", "hi")
+    reader = await there.session("s")
+    reader.attach()
+    waiting = asyncio.ensure_future(reader.wait(reader.newest.position))
+    await here.delete("s")
+    with pytest.raises(JournalMovedError, match="deleted"):
+        await waiting
+    reader.detach()
+
+
+@spec("TURN-56")
+async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(places: Places) -> None:
+    here = await places.host([[Stall()]])
+    there = await places.host()
+    runner = await _say(here, "hi")
+    with pytest.raises(SessionBusyError):
+        await there.delete("s")
+    await runner.submit(Cancel())
+    await there.delete("s")
+    assert await there.store.find("s") is None
+    assert here.awake("s") is None
+
+
+@spec("STREAM-68")
+async def test_readers_of_an_owner_that_lets_go_are_told_once_another_process_has_deleted(
+    places: Places,
+) -> None:
+    here = await places.host([text("a"), text("b")])
+    store = Scripted(places.memory)
+    there = await places.host(store=store)
+    await run_turn(here, "s", "hi")
+    reader = await here.session("s")
+    reader.attach()
+    reading = asyncio.ensure_future(reader.wait(reader.newest.position))
+    asking = store.hold("forward")
+    deleting = asyncio.ensure_future(there.delete("s"))
+    await asking.was_asked.wait()
+    store.refused = "delete"
+    asking.may_go_on.set()
+    with pytest.raises(StoreBusyError):
+        await deleting
+    assert _is_free(places, "s"), "the owner has let go of it"
+    assert not reading.done(), "nothing was deleted, and nobody has heard of anything"
+    reading.cancel()
+    await run_turn(here, "s", "and on")
+    assert (await here.session("s")) is reader
+    reading = asyncio.ensure_future(reader.wait(reader.newest.position))
+    store.refused = ""
+    await there.delete("s")
+    with pytest.raises(JournalMovedError, match="deleted"):
+        await reading
+    reader.detach()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["command", "deletion"])
+@spec("TURN-76")
+async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_nothing_is_left(
+    places: Places,
+    is_first: bool,  # noqa: FBT001 - a case
+) -> None:
+    owning, deleting = Scripted(places.memory), Scripted(places.memory)
+    replies: Iterator[list[Step]] = iter([text("a"), [Stall()]])
+    here = await places.host(lambda _request: next(replies), store=owning)
+    there = await places.host(store=deleting)
+    await run_turn(here, "s", "hi")
+    reader = await here.session("s")
+    reader.attach()
+    releasing = owning.hold("release")
+    deletion = asyncio.ensure_future(there.delete("s"))
+    await releasing.was_asked.wait()
+    second = deleting.hold("delete") if is_first else owning.hold("find")
+    asking = asyncio.ensure_future(reader.submit(_chunk("wait, one more")))
+    releasing.may_go_on.set()
+    if is_first:
+        await asking
+        second.may_go_on.set()
+        with pytest.raises(SessionBusyError):
+            await deletion
+        assert reader.state.is_live
+        begun = [each.is_handover for each in places.records() if isinstance(each, EpochStarted)]
+        assert begun == [False, True], "it was let go, and claimed anew"
+    else:
+        await deletion
+        second.may_go_on.set()
+        with pytest.raises(JournalMovedError, match="deleted"):
+            await asking
+        assert places.memory.sessions == {}, "no other one is begun for it"
+    reader.detach()
+
+
+async def test_a_session_whose_runner_failed_at_its_owner_is_deleted_from_elsewhere(places: Places) -> None:
+    store = FailingStore(MemoryStore(places.memory))
+    here = await places.host([text("a")], store=store)
+    there = await places.host()
+    await run_turn(here, "s", "hi")
+    store.outage = LeaseLostError("somebody took it, and was killed")
+    with pytest.raises(LeaseLostError):
+        await _say(here, "and?")
+    store.outage = None
+    assert not _is_free(places, "s"), "a runner that failed gives nothing up"
+    await there.delete("s")
+    assert places.memory.sessions == {}
+
+
+async def test_a_command_whose_owner_is_silent_ends_with_the_host_that_hands_it_over(places: Places) -> None:
+    here = await places.host()
+    there = await places.host()
+    await run_turn(here, "s", "first")
+    theirs = await there.session("s")
+    await here._caretaker.stop()  # it hears nothing any more
+    asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+    await _until(lambda: bool(places.memory.forwarded_commands))
+    await there.stop(grace_s=0)
+    assert asking.done()
+    with pytest.raises(DrainingError):
+        await asking
+
+
+async def test_a_command_that_waits_for_a_refresh_ends_with_its_session(places: Places) -> None:
+    here = await places.host()
+    there = await places.host()
+    await run_turn(here, "s", "first")
+    theirs = await there.session("s")
+    async with theirs._unclaimed:  # somebody folds what others appended
+        asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await theirs.close(DrainingError("bye"))
+        with pytest.raises(DrainingError):
+            await asking
+
+
+@spec("TURN-55")
+async def test_a_parent_is_shown_the_child_that_another_process_works_on(places: Places) -> None:
+    go = asyncio.Event()
+    here, there = await places.host(), await places.host()
+    here.agent = _boss([])
+    there.agent = _boss([TextDelta("half "), Gate(go), TextDelta("whole"), Finished()])
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "call_1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    parent = await _say(here, "where is it?")
+    async with asyncio.timeout(WAIT_S):
+        while not any(isinstance(each, ChildSaid) for each in places.records()):
+            await parent.wait(parent.newest.position)
+    await _until(lambda: "s::1.1.0" in here.followed())
+    go.set()
+    records = await records_until_end(parent, after=0)
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result.content == "half whole"
+
+
+@spec("TURN-48")
+async def test_a_parent_stops_the_child_that_another_process_works_on(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = _boss([])
+    there.agent = _boss([TextDelta("half "), Stall()])
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "call_1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    parent = await _say(here, "where is it?")
+    async with asyncio.timeout(WAIT_S):
+        while not any(isinstance(each, ChildSaid) for each in places.records()):
+            await parent.wait(parent.newest.position)
+    await parent.submit(Cancel())
+    records = await records_until_end(parent, after=0)
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result == Result("c1", "The sub-agent was stopped. It had said: half ", Outcome.CANCELLED)
+    assert child.state.last_turn is not None
+    assert child.state.last_turn.status is TurnStatus.CANCELLED
+    assert [each.epoch for each in places.records("s::1.1.0") if isinstance(each, EpochStarted)] == [1]
+
+
+@spec("TURN-76")
+async def test_a_session_is_deleted_with_its_sub_agents_wherever_they_are_awake(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = there.agent = _boss(text("found"))
+    child = await there.child("s::1.1.0", ("research",))
+    place = Parent("s", 1, 1, "c1", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    await records_until_end(child, after=0)
+    records = await run_turn(here, "s", "where is it?")
+    assert isinstance(records[-1], TurnEnded)
+    assert not child.is_of_others, "it is that process's still"
+    child.attach()
+    reading = asyncio.ensure_future(child.wait(child.newest.position))
+    await asyncio.sleep(0)
+    await here.delete("s")
+    assert places.memory.sessions == {}
+    with pytest.raises(JournalMovedError, match="deleted"):
+        await reading
+    child.detach()
+
+
+@spec("TURN-76")
+async def test_a_session_is_not_deleted_while_a_sub_agent_is_at_work(places: Places) -> None:
+    here, there = await places.host(), await places.host()
+    here.agent = there.agent = _boss([Stall()])
+    place = Parent("s", 1, 1, "c1", ("research",))
+    await run_turn_of(here, "nobody asks for help")
+    child = await there.child("s::1.1.0", ("research",))
+    await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
+    with pytest.raises(SessionBusyError, match=r"s::1\.1\.0"):
+        await here.delete("s")
+    assert sorted(places.memory.sessions) == ["s", "s::1.1.0"]
+
+
+@spec("TURN-48")
+async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_its_parent(
+    places: Places,
+) -> None:
+    here, there = await places.host(), await places.host()
+    go = asyncio.Event()
+    here.agent = _boss([TextDelta("half "), Gate(go), Finished()])
+    there.agent = _boss(text("whole"))
+    parent = await _say(here, "where is it?")
+    await _until(lambda: "s::1.1.0" in places.memory.sessions)
+    assert isinstance(here.store, MemoryStore)
+    places.memory.living.discard(here.store.owner)  # its heartbeat was missed for a moment
+    await there.session("s::1.1.0")
+    places.memory.living.add(here.store.owner)
+    go.set()
+    records = await records_until_end(parent, after=0)
+    assert [each.epoch for each in records if isinstance(each, EpochStarted)] == [1], "it keeps the parent"
+    ended = next(each for each in records if isinstance(each, CallEnded))
+    assert ended.result.content == "whole"
+
+
+def _boss(reply: list[Step]) -> Agent:
+    finder = Agent(ScriptedModel([reply]), name="finder")
+    helper = sub_agent(finder, name="research", description="Finds things.")
+    return Agent(ScriptedModel([calls(("research", '{"task": "find it"}')), text("thanks")]), tools=[helper])

@@ -1,0 +1,117 @@
+"""Sessions that are idle sleep, by time and by bytes; those that are read or at work stay awake."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from midstream import Agent, Host, MemoryLimits
+from midstream.engine.sleeping import TAIL_BYTES_MIN
+from midstream.errors import UsageError
+from midstream.history.messages import UserMessage
+from midstream.models.replies import ModelRequest
+from midstream.session.turn.commands import SendMessage
+from midstream.store.memory import MemoryStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.testing import ScriptedModel, run_turn, text
+from midstream.testing.scripted_model import Stall, Step
+from midstream.testing.worlds import FakeWorld
+from tests.spec import spec
+
+KIB = 1024
+LONG = "word " * 20_000
+
+
+@spec("TURN-88")
+async def test_an_idle_session_sleeps_after_a_minute_and_wakes_when_it_is_asked_for() -> None:
+    world = FakeWorld()
+    async with Host(Agent(ScriptedModel([text("a")])), MemoryStore(), world=world) as host:
+        await host.recovered()
+        await run_turn(host, "s", "one")
+        await world.advance(55)
+        assert host.awake("s") is not None
+        await world.advance(15)
+        assert (host.awake("s"), host.sessions_awake) == (None, 0)
+        await run_turn(host, "s", "two")
+        assert len((await host.session("s")).state.history.entries) == 4
+
+
+async def test_each_use_begins_the_minute_anew() -> None:
+    world = FakeWorld()
+    async with Host(Agent(ScriptedModel([text("a")])), MemoryStore(), world=world) as host:
+        await host.recovered()
+        await run_turn(host, "s", "one")
+        for _ in range(5):
+            await world.advance(40)
+            await host.session("s")
+        assert host.awake("s") is not None
+        await world.advance(80)
+        assert host.awake("s") is None
+
+
+async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
+    world = FakeWorld()
+
+    def reply(request: ModelRequest) -> list[Step]:
+        return [Stall()] if "think" in repr(request.history.entries[-1]) else text("a")
+
+    async with Host(Agent(ScriptedModel(reply)), MemoryStore(), world=world) as host:
+        await host.recovered()
+        await run_turn(host, "read", "one")
+        (await host.session("read")).attach()
+        busy = await host.session("busy", create=True)
+        await busy.submit(SendMessage(UserMessage.of("think")))
+        await world.advance(100)
+        assert sorted(each for each in ("read", "busy") if host.awake(each)) == ["busy", "read"]
+        (await host.session("read")).detach()
+        await world.advance(100)
+        assert host.awake("read") is None
+
+
+@spec("TURN-89")
+async def test_all_sessions_together_hold_no_more_than_the_limit(tmp_path: Path) -> None:
+    limit = 1500 * KIB
+    agent = Agent(ScriptedModel([text(LONG)]))
+    async with Host(agent, SQLiteStore(tmp_path / "s.db"), memory=MemoryLimits(bytes_max=limit)) as host:
+        await host.recovered()
+        most = 0
+        for number in range(30):
+            assert await host.ask(f"s{number}", "tell me") == LONG
+            most = max(most, host.memory_held)
+        largest = (await host.session("s29")).journal.bytes_held
+        assert most <= limit + largest
+        assert 1 < host.sessions_awake < 30
+        for number in range(30):
+            runner = await host.session(f"s{number}")
+            assert len(runner.state.history.entries) == 2
+            assert host.memory_held <= limit + largest
+
+
+async def test_busy_sessions_keep_fewer_events_where_they_hold_too_much(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = FakeWorld()
+    agent = Agent(ScriptedModel([[*text(LONG)[:-1], Stall()]]))
+    limits = MemoryLimits(bytes_max=100 * KIB)
+    async with Host(agent, MemoryStore(), world=world, memory=limits) as host:
+        await host.recovered()
+        runner = await host.session("s", create=True)
+        await runner.submit(SendMessage(UserMessage.of("tell me")))
+        async with asyncio.timeout(30):
+            while runner.journal.bytes_held < 2 * len(LONG):
+                await runner.wait(runner.newest.position)
+        before = await runner.read(after=0, limit=100_000)
+        with caplog.at_level(logging.WARNING, "midstream.engine.sleeping"):
+            await world.advance(20)
+        assert runner.journal.bytes_held < 2 * len(LONG) + TAIL_BYTES_MIN
+        assert (await runner.read(after=0, limit=100_000))[: len(before)] == before
+        assert [each.message.partition(" hold")[0] for each in caplog.records] == ["1 busy sessions"]
+
+
+@pytest.mark.parametrize("wrong", [{"bytes_max": 0}, {"idle_s": 0.0}])
+def test_limits_are_above_nothing(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="more than 0"):
+        MemoryLimits(**wrong)  # type: ignore[arg-type] # one of each kind

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.engine import toolset
+from midstream.engine.agent import Agent, sub_agent
+from midstream.engine.host import Host
+from midstream.engine.toolset import Toolset, read_toolset
+from midstream.errors import ToolsUnavailableError
+from midstream.history.messages import Outcome, Result
+from midstream.session.records import CallEnded, ToolsChanged, TurnEnded, decode
+from midstream.store.memory import MemoryStore
+from midstream.testing import ScriptedModel, calls, run_turn
+from midstream.tools.function_tools import Tool, tool
+from tests.spec import spec
+
+
+def named(name: str, answer: str = "") -> Tool:
+    @tool(name=name, has_effects=False)
+    def work() -> str:
+        """Work."""
+        return answer
+
+    return work
+
+
+class Shelf:
+    """A source whose tools the test puts on it. What is put on it is offered or raised, or never comes."""
+
+    def __init__(self, name: str, *offers: Tool | Exception | None) -> None:
+        self.name = name
+        self.offers = [*offers]
+        self.closings = 0
+
+    async def tools(self) -> tuple[Tool, ...]:
+        for each in self.offers:
+            if each is None:
+                await asyncio.Event().wait()
+            if isinstance(each, Exception):
+                raise each
+        return tuple(each for each in self.offers if isinstance(each, Tool))
+
+    async def close(self) -> None:
+        self.closings += 1
+        if self.offers[:1] == [None]:
+            raise OSError("it does not close")
+
+
+async def test_an_agent_without_sources_has_its_own_tools() -> None:
+    agent = Agent(ScriptedModel([]), tools=[named("a")])
+    assert await read_toolset(agent) == Toolset(agent.tools)
+
+
+@spec("TURN-41")
+async def test_the_agents_own_tools_come_first_then_the_sources_in_order() -> None:
+    own, first, second = (
+        named("a"),
+        Shelf("one", named("a"), named("b")),
+        Shelf("two", named("b"), named("c")),
+    )
+    found = await read_toolset(Agent(ScriptedModel([]), tools=[first, own, second]))
+    assert found.tools == {"a": own, "b": first.offers[1], "c": second.offers[1]}
+    assert (found.found, found.unreachable) == (frozenset("bc"), frozenset())
+
+
+@spec("TURN-40")
+async def test_a_source_that_hangs_or_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolset, "READ_S", 0.05)
+    sources = (
+        Shelf("slow", None),
+        Shelf("down", ToolsUnavailableError("down")),
+        Shelf("bug", ZeroDivisionError()),
+        Shelf("up", named("a")),
+    )
+    async with asyncio.timeout(30):
+        found = await read_toolset(Agent(ScriptedModel([]), tools=sources))
+    assert (found.found, found.unreachable) == (frozenset("a"), frozenset({"slow", "down", "bug"}))
+
+
+@spec("TURN-40", "TURN-42")
+async def test_readers_hear_of_each_change_once() -> None:
+    shelf = Shelf("shelf", named("a"))
+    model = ScriptedModel([])
+    host = Host(Agent(model, tools=[shelf]), MemoryStore())
+    await host.start()
+
+    async def changes() -> list[ToolsChanged]:
+        records = await run_turn(host, "s", "go")
+        assert isinstance(records[-1], TurnEnded)
+        return [record for record in records if isinstance(record, ToolsChanged)]
+
+    (first,) = await changes()
+    assert (first.turn, first.added, first.removed, first.unreachable) == (1, ("a",), (), ())
+    assert await changes() == []
+    shelf.offers = [named("b")]
+    (second,) = await changes()
+    assert (second.turn, second.added, second.removed) == (3, ("b",), ("a",))
+    shelf.offers = [ToolsUnavailableError("down")]
+    (third,) = await changes()
+    assert (third.added, third.removed, third.unreachable) == ((), ("b",), ("shelf",))
+    assert await changes() == []
+    await host.stop(grace_s=0.1)
+    assert shelf.closings
+    assert [[each.name for each in request.tools] for request in model.requests] == [
+        ["a"],
+        ["a"],
+        ["b"],
+        [],
+        [],
+    ]
+
+
+@spec("TURN-43")
+async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> None:
+    """Two processes: the first journals the plan and is let go while an earlier call runs."""
+    started = asyncio.Event()
+
+    @tool(name="wait")
+    async def wait_for_ever() -> str:
+        """Wait."""
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    store = MemoryStore()
+    model = ScriptedModel([calls(("wait", "{}"), ("later", "{}"), ("kept", "{}"))])
+    sources = Shelf("shelf", named("later"), named("kept", "here"))
+    first = Host(Agent(model, tools=[wait_for_ever, sources]), store)
+    await first.start()
+    turn = asyncio.ensure_future(run_turn(first, "s", "go"))
+    async with asyncio.timeout(30):
+        await started.wait()
+    await first.stop(grace_s=0.0)
+    await asyncio.wait([turn], timeout=30)
+    turn.exception()
+
+    second = Host(Agent(model, tools=[wait_for_ever, Shelf("shelf", named("kept", "here"))]), store)
+    await second.start()
+    await second.recovered()
+    runner = await second.session("s")
+    async with asyncio.timeout(30):
+        while runner.state.is_live:
+            await runner.wait(runner.newest.position)
+    records = [*(await runner.read(after=0, limit=1000))]
+    await second.stop(grace_s=0.1)
+    results = [record.result for each in records if isinstance(record := decode(each.body), CallEnded)]
+    assert [(each.call_id, each.outcome) for each in results] == [
+        ("c1", Outcome.UNKNOWN),
+        ("c2", Outcome.ERROR),
+        ("c3", Outcome.OK),
+    ]
+    assert results[1].content == "The tool 'later' is not there any more, so it was not run."
+    assert results[2] == Result("c3", "here")
+
+
+async def test_a_source_that_does_not_close_keeps_no_host_from_stopping() -> None:
+    host = Host(Agent(ScriptedModel([]), tools=[Shelf("stuck", None)]), MemoryStore())
+    await host.start()
+    async with asyncio.timeout(30):
+        await host.stop(grace_s=0.1)
+
+
+async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
+    shared, deep = Shelf("shared"), Shelf("deep")
+    below = sub_agent(Agent(ScriptedModel([]), name="below", tools=[deep, shared]), description="Deep.")
+    middle = sub_agent(Agent(ScriptedModel([]), name="middle", tools=[below]), description="Less so.")
+    host = Host(Agent(ScriptedModel([]), tools=[middle, shared]), MemoryStore())
+    await host.start()
+    async with asyncio.timeout(30):
+        await host.stop(grace_s=0.1)
+    assert (shared.closings, deep.closings) == (1, 1)
+
+
+async def test_tool_servers_that_take_their_time_do_not_keep_the_store_from_others() -> None:
+    store = MemoryStore()
+    owners: list[str] = []
+
+    class Slow(Shelf):
+        async def close(self) -> None:
+            owners.append(store.owner)
+
+    host = Host(Agent(ScriptedModel([]), tools=[Slow("slow")]), store)
+    await host.start()
+    async with asyncio.timeout(30):
+        await host.stop(grace_s=0.1)
+    assert owners == [""], "it was closed before"

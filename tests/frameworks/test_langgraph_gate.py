@@ -1,0 +1,46 @@
+"""A tools node whose calls are taken out; elsewhere it does what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+
+from midstream.frameworks.langgraph_gate import can_repeat, text_of
+from midstream.frameworks.langgraph_served import served
+from midstream.history.messages import Outcome
+from tests.frameworks.graph_model import asked, calling
+from tests.frameworks.test_langgraph_served import looping
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+async def test_a_graph_that_is_served_runs_elsewhere_as_before() -> None:
+    graph: Any = looping(calling(asked("look")), look).compile()
+    served(graph)
+    served(graph)
+    state = await graph.ainvoke({"messages": [HumanMessage("go")]})
+    assert state["messages"][-1].text == "Told: seen "
+
+
+def test_what_may_run_again_says_so() -> None:
+    known: list[dict[str, Any]] = [
+        {},
+        {"midstream": "rerun"},
+        {"readOnlyHint": True},
+        {"idempotentHint": True},
+    ]
+    assert [can_repeat(each) for each in known] == [False, True, True, True]
+    assert not can_repeat({"midstream": "unknown", "readOnlyHint": True})
+
+
+def test_what_a_tool_returned_is_text_and_perhaps_more() -> None:
+    assert text_of(ToolMessage("a", tool_call_id="1"), "1") == ("a", Outcome.OK, False)
+    assert text_of(ToolMessage("a", tool_call_id="1", status="error"), "1") == ("a", Outcome.ERROR, False)
+    assert text_of(ToolMessage("a", tool_call_id="1", artifact=1), "1") == ("a", Outcome.OK, True)
+    assert text_of([ToolMessage("a", tool_call_id="1")], "1") == ("a", Outcome.OK, True)

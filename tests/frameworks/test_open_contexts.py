@@ -1,0 +1,83 @@
+"""A connection belongs to one task; a cancelled call waits for its thread no longer than it has to."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from midstream.environment import World
+from midstream.frameworks import open_contexts
+from midstream.frameworks.open_contexts import HeldContext, run_bounded
+
+WAIT_S = 30.0
+
+
+class Connection:
+    """Notes what happens to it, and in whose task."""
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.told: list[str] = []
+        self.tasks: set[asyncio.Task[object] | None] = set()
+        self.is_slow = is_slow
+        self.began = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self.told.append("in")
+        self.tasks.add(asyncio.current_task())
+        self.began.set()
+        if self.is_slow:
+            await asyncio.Event().wait()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.told.append("out")
+        self.tasks.add(asyncio.current_task())
+
+
+async def test_one_task_enters_and_leaves_whoever_asks() -> None:
+    connection = Connection()
+    async with asyncio.timeout(WAIT_S):
+        held = HeldContext(connection, World())
+        await asyncio.gather(held.opened(), held.opened())
+        assert (connection.told, held.has_ended) == (["in"], False)
+        await asyncio.create_task(held.close())
+    assert (connection.told, len(connection.tasks), held.has_ended) == (["in", "out"], 1, True)
+
+
+async def test_an_opening_is_given_up_by_closing() -> None:
+    connection = Connection(is_slow=True)
+    async with asyncio.timeout(WAIT_S):
+        held = HeldContext(connection, World())
+        opening = asyncio.create_task(held.opened())
+        await connection.began.wait()
+        await held.close()
+        with pytest.raises(ConnectionError, match="closed while it was being opened"):
+            await opening
+    assert connection.told == ["in"]
+
+
+async def test_a_call_that_ignores_its_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_contexts, "GRACE_S", 0.01)
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def stubborn() -> str:
+        began.set()
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            await release.wait()
+        return "late"
+
+    async with asyncio.timeout(WAIT_S):
+        calling = asyncio.create_task(run_bounded(stubborn(), World()))
+        await began.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        release.set()
+        assert await run_bounded(stubborn(), World()) == "late"

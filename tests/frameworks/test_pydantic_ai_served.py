@@ -1,0 +1,297 @@
+"""Agents of pydantic-ai under midstream's own loop: what is kept, what is refused, what is journaled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent, RunContext, ToolReturn
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import DeferredToolRequests, ToolDefinition
+from pydantic_ai.toolsets import ExternalToolset, FunctionToolset, WrapperToolset
+
+from midstream.engine.host import Host
+from midstream.errors import ToolsUnavailableError, UsageError
+from midstream.frameworks import open_contexts
+from midstream.frameworks.pydantic_ai_served import served
+from midstream.session.calls import OnDoubt
+from midstream.store.memory import MemoryStore
+from midstream.tools.function_tools import Tool, current_call
+
+WAIT_S = 30.0
+
+
+@dataclass
+class Hotels:
+    city: str
+
+
+def calling(name: str, arguments: str, seen: list[AgentInfo] | None = None) -> FunctionModel:
+    """Make a model that calls one tool, and then answers with what it returned."""
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        if seen is not None:
+            seen.append(info)
+        last = messages[-1]
+        returned = [part for part in last.parts if isinstance(part, ToolReturnPart)]
+        if not returned:
+            yield {0: DeltaToolCall(name, arguments, tool_call_id="c1")}
+        else:
+            assert isinstance(last, ModelRequest)
+            yield f"The tool returned: {returned[0].model_response_str()}"
+
+    return FunctionModel(stream_function=stream)
+
+
+async def answer_of(agent: Agent[Any, Any], *, deps: object = None) -> str:
+    async with asyncio.timeout(WAIT_S):
+        async with Host(served(agent, deps=deps), MemoryStore()) as host:
+            return await host.ask("s", "go")
+
+
+async def tools_of(agent: Agent[Any, Any]) -> dict[str, Tool]:
+    return {each.name: each for source in served(agent).sources for each in await source.tools()}
+
+
+async def test_a_tool_gets_deps_its_call_and_valid_arguments() -> None:
+    agent = Agent(calling("book", '{"nights": "2"}'), deps_type=Hotels, name="porter")
+
+    @agent.tool
+    def book(ctx: RunContext[Hotels], nights: int) -> str:
+        key = current_call().effect_key
+        return f"{nights + 1} in {ctx.deps.city}, {ctx.tool_name} {ctx.tool_call_id} {ctx.conversation_id}, {key}"
+
+    said = await answer_of(agent, deps=Hotels("Oslo"))
+    assert said == "The tool returned: 3 in Oslo, book c1 s, s/1/1/c1"
+    assert served(agent, deps=Hotels("Oslo")).name == "porter"
+    assert served(agent, deps=Hotels("Oslo"), name="other").name == "other"
+
+
+async def test_the_model_gets_prompts_settings_and_schemas() -> None:
+    seen: list[AgentInfo] = []
+    agent = Agent(
+        calling("book", "{}", seen),
+        instructions=["Be brief.", "Be kind."],
+        system_prompt="You book.",
+        model_settings=ModelSettings(temperature=0.5),
+        toolsets=[FunctionToolset(instructions="Ask before you book.")],
+    )
+
+    @agent.tool_plain
+    def book(city: str = "Oslo") -> str:
+        """Book a hotel."""
+        return city
+
+    assert await answer_of(agent) == "The tool returned: Oslo"
+    (sent,) = seen[0].function_tools
+    assert (sent.name, sent.description) == ("book", "Book a hotel.")
+    assert sent.parameters_json_schema["properties"] == {"city": {"default": "Oslo", "type": "string"}}
+    assert seen[0].instructions == "You book.\n\nBe brief.\n\nBe kind.\n\nAsk before you book."
+    assert (seen[0].model_settings or {}).get("temperature") == 0.5
+
+
+async def test_how_a_tool_ends_is_what_the_model_reads() -> None:
+    def retry() -> str:
+        raise ModelRetry("Try Bergen.")
+
+    def broken() -> str:
+        raise ValueError("no such city")
+
+    def later() -> str:
+        raise ApprovalRequired
+
+    def rich() -> ToolReturn[dict[str, int]]:
+        return ToolReturn({"rooms": 2}, content="Both have a view.")
+
+    def unwritable() -> object:
+        return object()
+
+    async def cancelled() -> str:
+        raise asyncio.CancelledError
+
+    ends: dict[Callable[[], object], str] = {
+        retry: "Try Bergen.",
+        broken: "ValueError: no such city",
+        later: "This tool did not run",
+        rich: '{"rooms":2}\n\nBoth have a view.',
+        unwritable: "its answer has no JSON form",
+        cancelled: "the tool cancelled itself",
+    }
+    for function, end in ends.items():
+        said = await answer_of(Agent(calling(function.__name__, "{}"), tools=[function]))
+        assert end in said, function.__name__
+
+
+async def test_arguments_that_do_not_fit_never_reach_the_tool() -> None:
+    ran: list[int] = []
+    agent = Agent(calling("book", '{"nights": "many"}'))
+
+    @agent.tool_plain
+    def book(nights: int) -> None:
+        ran.append(nights)
+
+    said = await answer_of(agent)
+    assert "The arguments of 'book' do not fit its schema" in said
+    assert "nights" in said
+    assert ran == []
+
+
+async def test_policies_come_from_metadata_and_hints() -> None:
+    agent = Agent(TestModel())
+
+    def plain() -> None: ...
+
+    policies: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "again": {"midstream": "rerun"},
+        "keyed": {"midstream": "rerun_with_key"},
+        "held": {"midstream": "hold", "annotations": {"idempotentHint": True}},
+        "reads": {"annotations": {"readOnlyHint": True}},
+        "same": {"annotations": {"idempotentHint": True}},
+    }
+    for name, metadata in policies.items():
+        agent.tool_plain(name=name, metadata=metadata)(plain)
+    agent.tool_plain(name="asked", requires_approval=True, timeout=7.0)(plain)
+    tools = await tools_of(agent)
+    assert {name: (each.on_doubt, each.has_effects) for name, each in tools.items()} == {
+        "nothing": (OnDoubt.UNKNOWN, True),
+        "again": (OnDoubt.RERUN, True),
+        "keyed": (OnDoubt.RERUN_WITH_KEY, True),
+        "held": (OnDoubt.HOLD, True),
+        "reads": (OnDoubt.RERUN, False),
+        "same": (OnDoubt.RERUN, True),
+        "asked": (OnDoubt.UNKNOWN, True),
+    }
+    assert [name for name, each in tools.items() if each.needs_approval] == ["asked"]
+    assert tools["asked"].timeout_s == 7.0
+
+
+class Reply(BaseModel):
+    text: str
+
+
+def refused_agents() -> dict[str, Agent[Any, Any]]:
+    """Return agents with one part each that cannot be kept, by what the message says of it."""
+    prompted, validated, instructed = Agent(TestModel()), Agent(TestModel()), Agent(TestModel())
+    prompted.system_prompt(lambda: "x")
+    validated.output_validator(lambda text: text)
+    instructed.instructions(lambda: "x")
+
+    def made() -> str:
+        return "x"
+
+    nested = WrapperToolset(FunctionToolset(instructions=made))
+    external = ExternalToolset([ToolDefinition(name="far")])
+    policy = Agent(TestModel())
+    policy.tool_plain(name="odd", metadata={"midstream": "probe"})(made)
+    return {
+        "`output_type` is": Agent(TestModel(), output_type=Reply),
+        "(a session's answer is text)": Agent(TestModel(), output_type=[str, Reply]),
+        "output validators": validated,
+        "the capability `ProcessHistory`": Agent(
+            TestModel(), capabilities=[ProcessHistory(lambda told: told)]
+        ),
+        "system prompts that a function makes": prompted,
+        "instructions that a function or a template makes": instructed,
+        "a function makes its `model_settings`": Agent(TestModel(), model_settings=lambda _: ModelSettings()),
+        "`max_concurrency`": Agent(TestModel(), max_concurrency=1),
+        "a toolset that a function makes": Agent(TestModel(), toolsets=[lambda _: FunctionToolset()]),
+        "instructions that a function": Agent(TestModel(), toolsets=[nested]),
+        "an `ExternalToolset`": Agent(TestModel(), toolsets=[external]),
+        "`ApprovalRequiredToolset`": Agent(TestModel(), toolsets=[FunctionToolset().approval_required()]),
+        "'midstream' of tool 'odd' is 'probe'; expected one of 'unknown'": policy,
+        "has no model": Agent(),
+        "served(your_agent, deps=...)": Agent(TestModel(), deps_type=Hotels),
+    }
+
+
+@pytest.mark.parametrize("says", refused_agents())
+def test_what_cannot_be_kept_is_refused_by_name(says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        served(refused_agents()[says])
+    assert says in raised.value.message
+
+
+def test_all_that_cannot_be_kept_is_named_at_once_and_deferred_requests_can() -> None:
+    served(Agent(TestModel(), output_type=[str, DeferredToolRequests]))
+    served(Agent(TestModel(), output_type=str | DeferredToolRequests))  # type: ignore[arg-type, unused-ignore]
+    with pytest.raises(UsageError, match=r"output_type.*max_concurrency.*pydantic_ai_durable"):
+        served(Agent(TestModel(), output_type=Reply, max_concurrency=1))
+    with pytest.raises(UsageError, match=r"`agent` is 7; expected a `pydantic_ai.Agent`"):
+        served(7)  # type: ignore[arg-type]
+
+
+class Connected(WrapperToolset[Any]):
+    """Counts how often it is open, and in whose task."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__(FunctionToolset([self.ping]))
+        self.failures = failures
+        self.told: list[str] = []
+        self.tasks: set[asyncio.Task[Any] | None] = set()
+
+    async def ping(self) -> str:
+        return json.dumps(self.told)
+
+    async def __aenter__(self) -> Self:
+        self.told.append("in")
+        self.tasks.add(asyncio.current_task())
+        if self.failures:
+            self.failures -= 1
+            raise OSError("no way there")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.told.append("out")
+        self.tasks.add(asyncio.current_task())
+
+
+async def test_a_toolset_is_open_from_its_first_use_until_it_is_closed() -> None:
+    toolset = Connected()
+    converted = served(Agent(calling("ping", "{}"), toolsets=[toolset]))
+    assert toolset.told == []
+    async with asyncio.timeout(WAIT_S), Host(converted, MemoryStore()) as host:
+        assert await host.ask("s", "go") == 'The tool returned: ["in"]'
+    for source in converted.sources:
+        await source.close()
+        await source.close()
+    assert (toolset.told, len(toolset.tasks)) == (["in", "out"], 1)
+
+
+async def test_a_toolset_that_cannot_be_opened_is_tried_again() -> None:
+    toolset = Connected(failures=1)
+    source = served(Agent(TestModel(), toolsets=[toolset])).sources[1]
+    with pytest.raises(ToolsUnavailableError, match="no way there"):
+        await source.tools()
+    assert [each.name for each in await source.tools()] == ["ping"]
+    await source.close()
+    assert toolset.told == ["in", "in", "out"]
+
+
+async def test_a_call_that_is_over_does_not_wait_for_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_contexts, "GRACE_S", 0.01)
+    began, release = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang() -> None:
+        loop.call_soon_threadsafe(began.set)
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(WAIT_S)
+
+    agent = Agent(calling("hang", "{}"), tools=[hang], tool_timeout=0.05)
+    said = await answer_of(agent)
+    release.set()
+    assert began.is_set()
+    assert "gave no answer within 0.05 s" in said or "Timed out after 0.05" in said

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.history.codecs.format_registry import FORMATS, format_named
+from midstream.history.profiles import PROFILES
+
+
+def test_every_format_names_profiles_there_are() -> None:
+    for name in FORMATS:
+        form = format_named(name)
+        assert form.name == name
+        assert form.profile in PROFILES
+        assert form.wire == "" or form.wire in PROFILES
+
+
+def test_an_unknown_format_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="bedrock, pydantic-ai, langchain"):
+        format_named("nobody")

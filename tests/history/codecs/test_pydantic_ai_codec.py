@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from midstream.history.codecs.format_registry import format_named
+from tests.history.repair.histories import valid
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_message_survives_being_read_and_written(seed: int) -> None:
+    form = format_named("pydantic-ai")
+    for message in valid("pydantic-ai", Random(seed)):
+        turn = form.parse(message, 0)
+        assert turn.source is message
+        assert form.build(turn) == message
+
+
+def test_a_return_without_content_gets_some() -> None:
+    form = format_named("pydantic-ai")
+    gone = {"part_kind": "tool-return", "tool_name": "t", "tool_call_id": "c"}
+    part = form.parse({"kind": "request", "parts": [gone]}, 0).parts[0]
+    assert form.tidy(part) == "empty-result"
+    assert part.raw == {**gone, "content": "(no output)"}
+    null = form.parse({"kind": "request", "parts": [{**gone, "content": None}]}, 0).parts[0]
+    assert form.tidy(null) is None

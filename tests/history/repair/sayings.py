@@ -1,0 +1,189 @@
+"""What is said in a history: every text, result and call, read literally, as a multiset and in order.
+
+Shares no code with `midstream.session`. Thinking is left out (it may go), and so is everything that is no content:
+ids, roles, signatures, settings, images.
+"""
+
+# ruff: noqa: ANN401 - a history may hold anything
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
+_ARGUMENTS = ("input", "args", "arguments")
+_ANSWERS = ("toolResult", "functionResponse", "function_response")
+_HOLDERS = ("content", "parts", "data", "message", "toolUse", "functionCall", "function_call", "function")
+_LISTS = ("tool_calls", "invalid_tool_calls")
+
+
+@dataclass(frozen=True)
+class Saying:
+    """One text, one result's text or one call with its arguments."""
+
+    kind: str
+    text: str
+
+
+def sayings(messages: Any) -> list[Saying]:
+    """Everything that is said, in order."""
+    return [Saying(said.kind, text) for said in _said(messages, "words") if (text := _mended(said.text))]
+
+
+def unsaid(before: list[Saying], after: list[Saying]) -> Counter[str]:
+    """What is no longer said: each saying of the input needs a place of its own in the output.
+
+    The same text first; where a result became marked words, or was joined with others, a part of a text: it is
+    cut out of it, so that nothing else can stand there too.
+    """
+    there = Counter(said.text for said in after)
+    left: list[str] = []
+    for said in before:
+        if there[said.text]:
+            there[said.text] -= 1
+        else:
+            left.append(said.text)
+    rest = sorted((text for text, count in there.items() for _ in range(count)), key=len)
+    lost: Counter[str] = Counter()
+    for text in sorted(left, key=len, reverse=True):
+        for place, holder in enumerate(rest):
+            found = next((form for form in (text, _quoted(text)) if form in holder), None)
+            if found is not None:
+                rest[place] = holder.replace(found, "\0", 1)
+                break
+        else:
+            lost[text] += 1
+    return lost
+
+
+def out_of_order(before: list[Saying], after: list[Saying]) -> list[str]:
+    """What was said in another order than it is now; results are left out, they go to their calls."""
+    count = Counter(said.text for said in before)
+    places: list[tuple[tuple[int, int], str]] = []
+    for said in before:
+        if said.kind != "result" and count[said.text] == 1:
+            spots = [
+                (at, other.text.index(said.text)) for at, other in enumerate(after) if said.text in other.text
+            ]
+            if len(spots) == 1:
+                places.append((spots[0], said.text))
+    return [text for (here, _), (there, text) in itertools.pairwise(places) if there < here]
+
+
+def _said(value: Any, kind: str) -> Iterator[Saying]:
+    if isinstance(value, str):
+        yield Saying(kind, value)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _said(item, kind)
+    elif isinstance(value, dict) and not _is_thought(value):
+        if any(key in value for key in _ARGUMENTS) and ("name" in value or "tool_name" in value):
+            yield _call(value)
+            return
+        listed = [said for key in _LISTS for said in _said(value.get(key) or [], kind)]
+        answer = "result" if _is_result(value) else kind
+        is_message = "role" in value or "tool_calls" in value
+        for key, item in value.items():
+            if key in _ANSWERS and isinstance(item, dict):
+                yield from _leaves(item.get("content", item.get("response")), "result")
+            elif key in ("content", "output", "json") and answer == "result":
+                yield from (
+                    _said(item, answer) if is_message and isinstance(item, list) else _leaves(item, answer)
+                )
+            elif key == "content" and listed and isinstance(item, list):
+                yield from _unlisted(item, kind, listed)
+            elif key == "text" or (key == "refusal" and isinstance(item, str)):
+                yield from _said(item, kind)
+            elif key in _HOLDERS:
+                yield from _said(item, answer)
+        if not isinstance(value.get("content"), list):
+            yield from listed
+
+
+def _unlisted(content: Any, kind: str, listed: list[Saying]) -> Iterator[Saying]:
+    """LangChain writes a call of the content in `tool_calls` too: it is one call."""
+    there = list(_said(content, kind))
+    if not any(said.kind == "call" for said in Counter(there) - Counter(listed)):
+        yield from (said for said in there if said.kind != "call")
+        yield from listed  # it has them all, in order
+        return
+    yield from there
+    yield from (Counter(listed) - Counter(there)).elements()
+
+
+def _leaves(value: Any, kind: str) -> Iterator[Saying]:
+    """The texts of a result, whatever shape it has; not those of its images."""
+    if isinstance(value, str):
+        yield Saying(kind, value)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item, kind)
+    elif isinstance(value, dict):
+        if value.get("type") in ("image", "image_url", "input_image", "document") or "image" in value:
+            return
+        for key, item in value.items():
+            if key != "type":
+                yield from _leaves(item, kind)
+
+
+def _is_result(value: Json) -> bool:
+    named = (value.get("type"), value.get("role"), value.get("part_kind"))
+    return "tool_call_id" in value or any(
+        isinstance(name, str)
+        and (
+            name.endswith(("_output", "_result"))
+            or name in ("tool", "function", "tool-return", "retry-prompt")
+        )
+        for name in named
+    )
+
+
+def _is_thought(value: Json) -> bool:
+    return (
+        value.get("type") in ("thinking", "redacted_thinking", "reasoning")
+        or value.get("part_kind") == "thinking"
+        or value.get("thought") is True
+        or "reasoningContent" in value
+    )
+
+
+def _call(value: Json) -> Saying:
+    """A call as one text; a name that no provider takes is left out, it is replaced."""
+    name = value.get("tool_name", value.get("name"))
+    arguments = next(value[key] for key in _ARGUMENTS if key in value)
+    plain = name if isinstance(name, str) and _NAME.fullmatch(name) else ""
+    return Saying("call", f"{plain}({_canonical(arguments)})")
+
+
+def _canonical(arguments: Any) -> str:
+    for _ in range(4):
+        if isinstance(arguments, str):
+            try:
+                found = json.loads(arguments) if arguments.strip() else {}
+            except ValueError:
+                return arguments
+            if not isinstance(found, dict | str):
+                return arguments if found is not None else "{}"
+            arguments = found
+        elif isinstance(arguments, dict) and arguments.keys() == {"_raw"}:
+            arguments = arguments["_raw"]
+            if not isinstance(arguments, str):
+                return json.dumps(arguments)
+            return arguments
+    return json.dumps(arguments if arguments is not None else {}, sort_keys=True, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    """How a text stands in JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _mended(text: str) -> str:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").strip()

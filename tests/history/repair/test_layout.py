@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+from midstream.history.repair.layout import LayoutWriter
+from midstream.history.repair.pairing import Pairing
+from midstream.history.repair.placeholders import DENIED, NOT_STARTED, UNKNOWN
+from midstream.history.repair.shared_state import Task
+from tests.history.repair.makers import codes, task_for, turns_for
+from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+
+
+def laid_out(task: Task, messages: list[Any]) -> list[Any]:
+    pairing = Pairing(turns_for(task, messages), task)
+    turns = LayoutWriter(pairing.run(), pairing.turns, task).run()
+    return [task.form.build(turn) if turn.is_changed else turn.source for turn in turns]
+
+
+def test_a_dangling_call_is_told_apart_by_what_is_known_of_it() -> None:
+    task = task_for("openai-chat", outcomes={"a": "denied"})
+    calls = chat_reply(chat_call("a"), chat_call("b"))
+    messages = laid_out(task, [user("q"), calls])
+    assert [message["content"] for message in messages[2:]] == [DENIED, UNKNOWN]
+
+
+def test_a_call_that_was_cut_while_it_was_written_was_not_executed() -> None:
+    task = task_for("openai-responses")
+    item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "status": "incomplete"}
+    assert laid_out(task, [item])[1]["output"] == NOT_STARTED
+
+
+def test_a_live_tail_is_left_alone() -> None:
+    task = task_for(is_live=True)
+    messages = [user("q"), reply(use("a"), use("b")), user([result("a")])]
+    assert laid_out(task, messages) == messages
+    assert codes(task) == []
+
+
+def test_a_late_result_moves_as_the_object_it_is() -> None:
+    task = task_for("openai-chat")
+    late = tool("a")
+    done = laid_out(task, [user("q"), chat_reply(chat_call("a")), user("w"), late])
+    assert done[2] is late
+    assert codes(task) == ["misplaced-result"]
+
+
+def test_an_orphan_keeps_its_words_where_it_stood() -> None:
+    task = task_for()
+    done = laid_out(task, [user([result("z", "found it"), text("and?")])])
+    assert [block["text"] for block in done[0]["content"]] == [
+        "[result of a tool call that is no longer in this history] found it",
+        "and?",
+    ]
+
+
+def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_the_others() -> None:
+    calls = chat_reply(chat_call("a"), chat_call("b"), chat_call("c"))
+    at_once = laid_out(task_for("openai-chat"), [calls, user("w"), tool("b", "late")])
+    assert [message.get("tool_call_id") for message in at_once] == [None, "a", "b", "c", None]
+    stored = laid_out(task_for("openai-chat"), [calls])
+    assert laid_out(task_for("openai-chat"), [*stored, user("w"), tool("b", "late")]) == at_once
+
+
+def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
+    first = [reply(use("a"), use("b")), user([result("a")]), user([result("b")])]
+    second = [reply(use("c"), use("d")), user([result("c")])]
+    messages = laid_out(task_for(), [user("q"), *first, *second])
+    assert messages[:-1] == [user("q"), *first, *second]
+    assert messages[-1]["content"][0]["tool_use_id"] == "d"
+
+
+def test_an_orphan_behind_a_live_reply_ends_it() -> None:
+    task = task_for("openai-chat", is_live=True)
+    messages = laid_out(task, [user("q"), chat_reply(chat_call("a"), chat_call("b")), tool("x"), tool("y")])
+    assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.repair.mixed_formats import shape_of, unread_words
+from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+
+CHAT = [chat_reply(chat_call("a", '{"x": "m1x"}')), tool("a", "m2x")]
+ANTHROPIC = [reply(use("a", {"x": "m1x"})), user([result("a", "m2x")])]
+GEMINI = [
+    {"role": "model", "parts": [{"functionCall": {"name": "run", "args": {"x": "m1x"}}}]},
+    {"role": "user", "parts": [{"functionResponse": {"name": "run", "response": {"result": "m2x"}}}]},
+]
+CONVERSE = [
+    {"role": "assistant", "content": [{"toolUse": {"toolUseId": "a", "name": "run", "input": {"x": "m1x"}}}]},
+    {"role": "user", "content": [{"toolResult": {"toolUseId": "a", "content": [{"text": "m2x"}]}}]},
+]
+ITEMS = [
+    {"type": "function_call", "call_id": "a", "name": "run", "arguments": '{"x": "m1x"}'},
+    {"type": "function_call_output", "call_id": "a", "output": "m2x"},
+]
+SHAPES = {
+    "openai-chat": CHAT,
+    "anthropic": ANTHROPIC,
+    "gemini": GEMINI,
+    "bedrock": CONVERSE,
+    "openai-responses": ITEMS,
+}
+
+
+@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_exchange_in_another_providers_shape_is_written_anew(form: str, shape: str) -> None:
+    first = {"role": "user", "parts": [{"text": "q"}]} if form == "gemini" else user("q")
+    done = repair([first, *SHAPES[shape]], format=form)
+    found = {edit.code for edit in done.edits}
+    assert ("foreign-message" in found) == (shape != form)
+    assert not found & {"dangling-call", "orphan-result", "empty-message"}
+    again = repair(done.messages, format=form)
+    assert again.messages is done.messages
+    for word in ("m1x", "m2x"):
+        assert word in str(done.messages)
+
+
+@pytest.mark.parametrize("form", SHAPES)
+def test_a_format_takes_none_of_its_own_messages_for_foreign(form: str) -> None:
+    assert [shape_of(message, format_named(form)) for message in SHAPES[form]] == [None, None]
+
+
+def test_results_of_anthropics_shape_are_langchains_too() -> None:
+    message = user([{"type": "tool_result", "tool_use_id": "a", "content": "w"}])
+    assert shape_of(message, format_named("langchain")) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user", "text": "m1x"}, "m1x"),
+        ({"said": "m1x"}, "m1x"),
+        ({"role": "user", "a": "m1x", "b": ["m2x"]}, '{"a": "m1x", "b": ["m2x"]}'),
+        ({"role": "user", "content": "w", "text": "m1x"}, ""),
+        ({"role": "user", "content": "", "id": "msg_1", "timestamp": "2026"}, ""),
+    ],
+)
+def test_words_under_a_key_that_nobody_reads_are_kept(message: dict[str, Any], words: str) -> None:
+    assert unread_words(message, format_named("anthropic")) == words
+
+
+def test_what_was_kept_is_said_by_who_said_it() -> None:
+    done = repair([{"role": "user", "text": "m1x"}, {"role": "assistant", "text": "m2x"}], format="anthropic")
+    assert done.messages == [user("m1x"), {"role": "assistant", "content": "m2x"}]
+    assert [edit.code for edit in done.edits] == ["content-shape", "content-shape"]
+    assert repair([user([text("q")])]).edits == ()

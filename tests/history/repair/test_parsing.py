@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.errors import InvalidHistoryError
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.repair.parsing import has_surrogates, mended_text
+from tests.history.repair.histories import FORMATS
+from tests.history.repair.reported import reply, text, thought, user
+
+
+def test_half_characters_are_replaced_and_halves_that_fit_are_joined() -> None:
+    assert mended_text("a\ud83d") == "a\ufffd"
+    assert mended_text("a\ud83d\ude00") == "a\U0001f600"
+    assert mended_text("plain") == "plain"
+
+
+def test_signed_thinking_that_had_to_change_goes() -> None:
+    done = repair([user("q"), reply(thought("hm \ud83d"), text("a"))])
+    assert done.messages[1]["content"] == [text("a")]
+    assert not has_surrogates(done.messages)
+
+
+@pytest.mark.parametrize("profile", ["bedrock-mistral", "strict-template"])
+def test_thinking_that_had_to_change_bears_no_signature_where_it_needs_none(profile: str) -> None:
+    thought = {"reasoningContent": {"reasoningText": {"text": "hm \ud83d", "signature": "s"}}}
+    messages = [
+        {"role": "user", "content": [{"text": "q"}]},
+        {"role": "assistant", "content": [thought, {"text": "a"}]},
+    ]
+    done = repair(messages, format="bedrock", profile=profile)
+    kept = {"reasoningContent": {"reasoningText": {"text": "hm \ufffd"}}}
+    assert done.messages[1]["content"] == [kept, {"text": "a"}]
+
+
+def test_a_cycle_is_refused_with_its_place() -> None:
+    knot: dict[str, Any] = {"role": "user"}
+    knot["content"] = [knot]
+    with pytest.raises(InvalidHistoryError, match="message 1"):
+        repair([user("q"), knot])
+
+
+def test_ten_thousand_levels_are_refused_with_their_place() -> None:
+    deep: Any = "x"
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(InvalidHistoryError, match="message 0"):
+        repair([user(deep)])
+
+
+def test_an_object_that_is_no_json_is_refused() -> None:
+    with pytest.raises(InvalidHistoryError):
+        repair([user(object())])
+
+
+def test_a_result_whose_words_stand_under_another_key_keeps_them() -> None:
+    done = repair([{"role": "tool", "text": "by the way"}], format="mistral")
+    assert done.messages[-1]["content"].endswith(" by the way")
+
+
+CALL = {"name": "read_log", "args": {}, "id": "lc_1", "type": "tool_call"}
+PATH = ["langchain", "schema", "messages", "AIMessage"]
+STRANGE: list[dict[str, Any]] = [
+    {"lc": 1, "type": True, "id": PATH, "kwargs": {"content": "", "type": "ai", "tool_calls": [CALL]}},
+    {"lc": 1, "type": "constructor", "id": [[]], "kwargs": {"x": "y"}},
+    {"kwargs": {"content": "hi", "type": "ai"}},
+    {"data": {"content": "", "x": "y"}},
+    {"role": "critic", "x": "y"},
+    {"content": "", "x": "y"},
+    {"parts": [], "x": "y"},
+]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("key", ["role", "kind", "type"])
+@pytest.mark.parametrize("odd", [True, None, 7, [], {"x": 1}, "", "other", "critic", "chat", "remove"])
+def test_whoever_a_message_says_it_is_of_it_is_written_and_then_at_rest(
+    form: str, key: str, odd: object
+) -> None:
+    for message in STRANGE:
+        done = repair([user("q"), {**message, key: odd}], format=form)
+        again = repair(done.messages, format=form, system=done.system)
+        assert again.edits == (), message
+        assert "other" not in {each.get("role") for each in done.messages if each.get("role") != odd}, message
+
+
+def test_words_under_a_key_of_their_own_are_a_users_where_nobody_knows_the_role() -> None:
+    done = repair([{"type": "chat", "data": {"content": "", "remark": "by the way"}}], format="langchain")
+    assert done.messages == [{"type": "human", "data": {"type": "human", "content": "by the way"}}]

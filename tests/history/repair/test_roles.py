@@ -1,0 +1,61 @@
+"""Roles: who must have said a message that names nobody its provider knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.repair.roles import with_known_role
+
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "t", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("form", "message", "role"),
+    [
+        ("openai-chat", {"role": "users", "content": None, "tool_calls": CALLS}, "assistant"),
+        ("openai-chat", {"role": None, "tool_call_id": "c1", "content": "x"}, "tool"),
+        ("openai-chat", {"role": "Assistant", "content": "x"}, "assistant"),
+        ("openai-chat", {"content": "x"}, "user"),
+        ("openai-chat", {"role": "developer", "content": None, "tool_calls": CALLS}, "assistant"),
+        ("openai-chat", {"role": "function", "tool_call_id": "c1", "content": "x"}, "tool"),
+        ("anthropic", {"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}, "assistant"),
+        ("anthropic", {"role": "ai", "content": [{"type": "tool_result", "tool_use_id": "c1"}]}, "user"),
+        ("anthropic", {"role": [], "content": [{"type": "thinking", "thinking": "x"}]}, "assistant"),
+        ("gemini", {"role": "Assistant", "parts": [{"functionResponse": {"name": "t"}}]}, "user"),
+        ("gemini", {"role": "tool", "parts": [{"functionCall": {"name": "t"}}]}, "model"),
+        ("bedrock", {"role": "SYSTEM", "content": [{"text": "x"}]}, "system"),
+    ],
+)
+def test_the_speaker_is_known_by_what_only_one_side_says(
+    form: str, message: dict[str, Any], role: str
+) -> None:
+    assert with_known_role(message, format_named(form).spec)["role"] == role
+
+
+@pytest.mark.parametrize(
+    ("item", "kind"),
+    [
+        ({"call_id": "c1", "output": "x"}, "function_call_output"),
+        ({"call_id": "c1", "name": "t", "arguments": "{}"}, "function_call"),
+        ({"id": "rs_1", "summary": []}, "reasoning"),
+        ({"weird": 1}, "message"),
+    ],
+)
+def test_an_item_without_a_type_gets_the_one_its_keys_belong_to(item: dict[str, Any], kind: str) -> None:
+    assert with_known_role(item, format_named("openai-responses").spec)["type"] == kind
+
+
+def test_a_message_that_is_fine_is_the_same_object() -> None:
+    for form in ("anthropic", "openai-chat", "langchain"):
+        message = {"role": "user", "content": "x"}
+        assert with_known_role(message, format_named(form).spec) is message
+
+
+@pytest.mark.parametrize("kind", [True, None, [], "", "x"])
+def test_a_message_that_langchain_dumped_is_a_constructors_whatever_its_type_says(kind: object) -> None:
+    path = ["langchain", "schema", "messages", "AIMessage"]
+    dumped = {"lc": 1, "type": kind, "id": path, "kwargs": {"type": "ai", "content": "x"}}
+    assert with_known_role(dumped, format_named("langchain").spec) == {**dumped, "type": "constructor"}

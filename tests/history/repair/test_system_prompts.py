@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import repair_by_name as repair
+from midstream.history.repair.system_prompts import with_words, words_of_system
+from tests.history.repair.reported import reply, text, user
+from tests.spec import spec
+
+
+def system(words: str) -> dict[str, str]:
+    return {"role": "system", "content": words}
+
+
+def test_the_first_ones_go_into_the_parameter() -> None:
+    done = repair([system("a"), system("b"), user("q")], system="z")
+    assert (done.messages, done.system) == ([user("q")], "z\n\na\n\nb")
+
+
+def test_a_later_one_stays_in_its_place_as_marked_words() -> None:
+    done = repair([user("q"), reply(text("a")), system("be brief"), user("w")], format="anthropic")
+    assert done.messages[2] == user("[system message] be brief")
+    assert done.system is None
+
+
+def test_one_that_was_said_before_is_dropped() -> None:
+    done = repair([user("q"), system("be kind")], system="be kind")
+    assert (done.messages, done.system) == ([user("q")], "be kind")
+
+
+def test_a_system_parameter_keeps_its_shape() -> None:
+    assert with_words([{"type": "text", "text": "a"}], "b") == [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+    ]
+    assert with_words({"parts": [{"text": "a"}]}, "b") == {"parts": [{"text": "a"}, {"text": "b"}]}
+    assert with_words(None, "b", format_named("bedrock").spec.write_system) == [{"text": "b"}]
+    assert with_words(None, "b", format_named("gemini").spec.write_system) == {"parts": [{"text": "b"}]}
+    assert words_of_system([{"text": "a"}, {"text": "b"}]) == "a\nb"
+
+
+def test_chat_takes_system_prompts_anywhere_and_mistral_not_after_a_reply() -> None:
+    history = [user("q"), {"role": "assistant", "content": "a"}, system("b"), user("w")]
+    assert repair(history, format="openai-chat").messages is history
+    assert repair(history, format="mistral").messages[2] == user("[system message] b")
+
+
+def prompt(*parts: tuple[str, str]) -> dict[str, Any]:
+    return {"kind": "request", "parts": [{"part_kind": kind, "content": words} for kind, words in parts]}
+
+
+ANSWER = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
+
+
+@spec("HISTORY-43")
+@pytest.mark.parametrize("profile", ["mistral", "mistral-v3"])
+def test_pydantic_ai_keeps_them_in_requests_and_there_they_are_marked_too(profile: str) -> None:
+    history = [prompt(("system-prompt", "s"), ("user-prompt", "q")), ANSWER, prompt(("system-prompt", "t"))]
+    done = repair(history, format="pydantic-ai", profile=profile)
+    assert done.messages == [*history[:2], prompt(("user-prompt", "[system message] t"))]
+    assert [(edit.code, edit.at, edit.part) for edit in done.edits] == [("system-in-list", 2, 0)]
+
+
+def test_one_after_a_prompt_is_where_mistral_takes_it_and_a_template_does_not() -> None:
+    history = [prompt(("user-prompt", "q")), ANSWER, prompt(("user-prompt", "w"), ("system-prompt", "t"))]
+    assert repair(history, format="pydantic-ai", profile="mistral").messages is history
+    done = repair(history, format="pydantic-ai", profile="strict-template")
+    assert [part["content"] for message in done.messages[2:] for part in message["parts"]] == [
+        "w",
+        "(no reply was recorded)",
+        "[system message] t",
+    ]
+
+
+def test_a_request_of_system_prompts_alone_does_not_begin_for_the_user() -> None:
+    done = repair([prompt(("system-prompt", "s")), ANSWER], format="pydantic-ai")
+    assert [edit.code for edit in done.edits] == ["starts-with-reply"]
+    assert done.messages[0] == prompt(("system-prompt", "s"))
+    assert done.messages[1]["parts"][0]["part_kind"] == "user-prompt"
+
+
+def test_a_template_is_told_the_same_prompt_once() -> None:
+    history = [prompt(("system-prompt", "s"), ("user-prompt", "q")), ANSWER, prompt(("system-prompt", "s"))]
+    done = repair(history, format="pydantic-ai", profile="strict-template")
+    assert (done.messages, [edit.code for edit in done.edits]) == (
+        history[:2],
+        ["repeated-system", "empty-message"],
+    )
+
+
+def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
+    history = [user("q"), reply(text("a")), system("be brief"), user("w")]
+    stored = repair(history, format="anthropic").messages
+    assert repair([*stored, system("be brief")], format="anthropic").messages == stored
+
+
+def test_what_says_nothing_is_not_before_the_first_one() -> None:
+    history = [{"role": "assistant", "content": []}, system("be brief"), user("q")]
+    assert repair(history, format="openai-chat", profile="strict-template").messages == history[1:]
+
+
+def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
+    history = [user("q"), reply(text("a")), user("w"), system("be brief"), reply(text("b"))]
+    assert repair(history, format="anthropic", model="claude-opus-4-8").messages is history
+    assert repair(history, format="anthropic", model="claude-opus-4-5").messages[3] == user(
+        "[system message] be brief"
+    )
+    assert repair(history, profile="vertex", model="claude-opus-4-8").messages is not history
+
+
+def test_not_behind_a_reply_and_not_at_the_end_where_a_prompt_follows() -> None:
+    for history in (
+        [user("q"), reply(text("a")), system("be brief"), reply(text("b"))],
+        [user("q"), system("be brief")],
+        [user("q"), system("be brief"), system("be kind"), reply(text("b"))],
+    ):
+        done = repair(history, format="anthropic", model="claude-opus-5")
+        assert "system" not in [message["role"] for message in done.messages]
+        assert repair(done.messages, format="anthropic", model="claude-opus-5").messages is done.messages
+
+
+def test_a_prompt_that_an_agent_put_in_again_is_dropped() -> None:
+    part = {"part_kind": "system-prompt", "content": "be kind"}
+    asked = {"part_kind": "user-prompt", "content": "q"}
+    answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
+    history = [
+        {"kind": "request", "parts": [part, asked]},
+        answer,
+        {"kind": "request", "parts": [part, asked]},
+    ]
+    done = repair(history, format="pydantic-ai")
+    assert done.messages == [history[0], answer, {"kind": "request", "parts": [asked]}]
+    assert [edit.code for edit in done.edits] == ["repeated-system"]
+
+
+@pytest.mark.parametrize("profile", ["portable", "strict-template", "neutral"])
+def test_a_system_prompt_that_an_earlier_repair_kept_as_words_is_a_copy_to_a_later_one(profile: str) -> None:
+    def said(*parts: tuple[str, str]) -> dict[str, Any]:
+        return {"kind": "request", "parts": [{"part_kind": kind, "content": words} for kind, words in parts]}
+
+    answer = {"kind": "response", "parts": [{"part_kind": "text", "content": "a"}]}
+    told = ("system-prompt", "Be brief.")
+    start = [said(("user-prompt", "q")), answer, said(told, ("user-prompt", "r")), answer]
+    more = [said(("user-prompt", "s")), answer, said(told, ("user-prompt", "t")), answer]
+    stored = repair(start, format="pydantic-ai", profile=profile)
+    later = repair([*stored.messages, *more], format="pydantic-ai", profile=profile)
+    assert later.messages == repair([*start, *more], format="pydantic-ai", profile=profile).messages

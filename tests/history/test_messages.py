@@ -1,0 +1,100 @@
+"""Messages that cannot be invalid."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.errors import InvalidHistoryError
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+    storable,
+    with_distinct_ids,
+)
+from tests.spec import spec
+
+TWO_CALLS = Reply((Text("let me look"), Call("a", "read"), Call("b", "read")))
+
+
+def test_an_exchange_is_a_reply_with_the_results_of_all_its_calls_in_order() -> None:
+    exchange = Exchange(TWO_CALLS, (Result("a", "1"), Result("b", "2")))
+    assert [result.content for result in exchange.results] == ["1", "2"]
+
+
+@spec("TURN-6")
+@pytest.mark.parametrize(
+    "ids", [(), ("a",), ("b", "a"), ("a", "b", "c"), ("a", "a"), ("a", "x")], ids="-".join
+)
+def test_an_exchange_with_other_results_than_its_calls_cannot_exist(ids: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidHistoryError):
+        Exchange(TWO_CALLS, tuple(Result(call_id, "") for call_id in ids))
+
+
+def test_nor_can_one_be_read_from_json() -> None:
+    body = b'{"reply":{"parts":[{"type":"call","id":"a","name":"read"}]},"results":[],"type":"exchange"}'
+    with pytest.raises((InvalidHistoryError, msgspec.ValidationError)):
+        msgspec.json.decode(body, type=Exchange)
+
+
+@pytest.mark.parametrize("ids", [("a", "a"), ("",), ("a", "")])
+def test_the_calls_of_a_reply_have_distinct_ids(ids: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidHistoryError):
+        Reply(tuple(Call(call_id, "read") for call_id in ids))
+
+
+def test_the_text_of_a_reply_is_what_is_said_aloud() -> None:
+    reply = Reply((Thinking("hm"), Text("yes"), Call("a", "read"), Text(", and no")))
+    assert reply.text == "yes, and no"
+    assert reply.calls == (Call("a", "read"),)
+
+
+def test_history_grows_by_copies() -> None:
+    empty = History()
+    assert empty.then(UserMessage.of("hi")).entries == (UserMessage.of("hi"),)
+    assert empty.entries == ()
+
+
+def test_missing_and_repeated_ids_are_minted_from_their_place_and_keep_the_original() -> None:
+    parts = with_distinct_ids((Call("", "x"), Text("and"), Call("k", "y"), Call("k", "z")), reply_no=4)
+    assert parts == (
+        Call("call-4-0", "x", provider_id=""),
+        Text("and"),
+        Call("k", "y"),
+        Call("call-4-3", "z", provider_id="k"),
+    )
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "call-1-0", "call-1-1", "call-1-2"]), max_size=5))
+def test_any_ids_become_distinct_and_stay_so(ids: list[str]) -> None:
+    parts = with_distinct_ids(tuple(Call(call_id, "x") for call_id in ids), reply_no=1)
+    reply = Reply(parts)
+    assert len(reply.calls) == len(ids)
+    assert with_distinct_ids(parts, reply_no=1) == parts
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_whatever_a_text_holds_it_can_be_stored(text: str) -> None:
+    stored = storable(text)
+    assert msgspec.json.decode(msgspec.json.encode(stored)) == stored
+    assert len(stored) == len(text)
+    if text.isprintable():
+        assert stored == text
+
+
+def test_history_holds_no_call_that_still_runs_upstream() -> None:
+    Reply((UpstreamCall("u", "grep"),))  # a reply that is being made may
+
+    with pytest.raises(InvalidHistoryError):
+        Exchange(Reply((UpstreamCall("u", "grep"),)))
+    assert Exchange(Reply((UpstreamCall("u", "grep", outcome=Outcome.OK),))).reply.calls == ()

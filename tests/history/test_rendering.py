@@ -1,0 +1,294 @@
+"""What a provider is sent, whatever the turns of a session came to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.errors import UsageError
+from midstream.history.codecs.codec_spec import Json
+from midstream.history.codecs.format_registry import FORMATS
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    File,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+)
+from midstream.history.operations import check_by_name as check
+from midstream.history.profiles import PROFILES
+from midstream.history.rendering import Rendered, arguments_of, render
+from midstream.history.repair.placeholders import NO_REASONING, NO_REPLY, NO_WORDS, SENTINEL
+from tests.history.histories import MODEL, SIGNATURES, histories
+from tests.search import tried
+from tests.session.lives import Life, lives
+from tests.spec import spec
+
+HI = UserMessage.of("hi")
+EVERYBODY = st.sampled_from(sorted(PROFILES))
+
+
+def findings(rendered: Rendered, profile: str, form: str | None = None) -> list[object]:
+    named = form or PROFILES[profile].speaks
+    return [*check(rendered.messages, profile, format=named, system=rendered.system or None)]
+
+
+def chat(history: History, profile: str = "openai-chat") -> list[Json]:
+    return render(history, "", profile).messages
+
+
+@spec("HISTORY-90")
+@settings(max_examples=tried(300))
+@given(histories(), EVERYBODY)
+def test_whatever_is_rendered_is_accepted(history: History, profile: str) -> None:
+    assert findings(render(history, "Be brief.", profile, model=MODEL), profile) == []
+
+
+@spec("HISTORY-90")
+@settings(max_examples=tried(100))
+@given(histories(), EVERYBODY, st.sampled_from(sorted(FORMATS)))
+def test_any_format_may_speak_for_any_profile(history: History, profile: str, form: str) -> None:
+    assert findings(render(history, "", profile, form=form, model=MODEL), profile, form) == []
+
+
+@spec("HISTORY-91")
+@settings(max_examples=tried(300))
+@given(histories(8), EVERYBODY, st.integers(0, 8))
+def test_more_entries_change_no_message(history: History, profile: str, kept: int) -> None:
+    shorter = render(History(history.entries[:kept]), "Be brief.", profile, model=MODEL)
+    longer = render(history, "Be brief.", profile, model=MODEL)
+    assert longer.messages[: len(shorter.messages)] == shorter.messages
+    assert longer.system == shorter.system
+
+
+@spec("HISTORY-90")
+@settings(max_examples=tried(100))
+@given(lives(), EVERYBODY)
+def test_whatever_a_session_lived_through_its_next_prompt_is_accepted(life: Life, profile: str) -> None:
+    history = life.session.history.then(UserMessage.of("and now?"))
+    assert findings(render(history, "Be brief.", profile), profile) == []
+
+
+@spec("HISTORY-90")
+@settings(max_examples=tried(100))
+@given(histories(), EVERYBODY)
+def test_what_is_rendered_can_be_sent_and_says_what_was_said(history: History, profile: str) -> None:
+    sent = msgspec.json.encode(render(history, "", profile, model=MODEL).messages).decode()
+    words = [part.text for entry in history.entries for part in _spoken(entry) if isinstance(part, Text)]
+    words += [r.content for e in history.entries if isinstance(e, Exchange) for r in e.results]
+    for said in words:
+        if said.strip() and said.isprintable():
+            assert said in sent
+
+
+def _spoken(entry: UserMessage | Exchange) -> tuple[object, ...]:
+    return entry.parts if isinstance(entry, UserMessage) else entry.reply.parts
+
+
+def test_instructions_come_first_and_only_where_there_are_any() -> None:
+    said = {"role": "user", "content": "hi"}
+    assert render(History((HI,)), "Be brief.").messages == [{"role": "system", "content": "Be brief."}, said]
+    assert render(History((HI,)), " ").messages == [said]
+
+
+@pytest.mark.parametrize("profile", ["anthropic", "bedrock-claude", "gemini", "pydantic-ai"])
+def test_instructions_stand_beside_the_messages_where_the_format_keeps_them_there(profile: str) -> None:
+    rendered = render(History((HI,)), "Be brief.", profile)
+    assert (rendered.system, len(rendered.messages)) == ("Be brief.", 1)
+
+
+def test_an_exchange_is_a_reply_and_its_results_in_order() -> None:
+    calls = (Call("a", "read", '{"path":  "x"}'), Call("b", "list", ""))
+    results = (Result("a", "one"), Result("b", "no such folder", Outcome.ERROR))
+    history = History((HI, Exchange(Reply((Text("I will look."), *calls)), results)))
+    assert chat(history)[1:] == [
+        {
+            "role": "assistant",
+            "content": "I will look.",
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "read", "arguments": '{"path":  "x"}'}},
+                {"id": "b", "type": "function", "function": {"name": "list", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "one"},
+        {"role": "tool", "tool_call_id": "b", "content": "no such folder"},
+    ]
+
+
+def test_a_reply_of_calls_alone_has_null_for_its_words() -> None:
+    exchange = Exchange(Reply((Call("a", "list"),)), (Result("a", ""),))
+    _, asked, answered = chat(History((HI, exchange)))
+    assert (asked["content"], answered["content"]) == (None, "(no output)")
+
+
+def test_a_reply_of_nothing_but_thoughts_is_left_out() -> None:
+    thought = Exchange(Reply((Thinking("hm", SIGNATURES[0]),), model=MODEL))
+    for profile in PROFILES:
+        assert len(render(History((HI, thought)), "", profile, model=MODEL).messages) == 1
+
+
+def test_users_in_a_row_are_parted_where_roles_take_turns() -> None:
+    history = History((HI, UserMessage.of("are you there?")))
+    assert [message["content"] for message in chat(history)] == ["hi", "are you there?"]
+    assert [message["content"] for message in chat(history, "strict-template")] == [
+        "hi",
+        NO_REPLY,
+        "are you there?",
+    ]
+
+
+def test_a_user_without_words_says_so() -> None:
+    assert chat(History((UserMessage(()),)))[0]["content"] == NO_WORDS
+    assert chat(History((UserMessage.of(" \n"),)))[0]["content"] == NO_WORDS
+
+
+def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other() -> None:
+    replied = Reply((Thinking("hm", SIGNATURES[0]), Text("yes")), model=MODEL)
+    history = History((HI, Exchange(replied)))
+    (_, own) = render(history, "", "anthropic", model=MODEL).messages
+    assert own["content"][0] == {"type": "thinking", "thinking": "hm", "signature": SIGNATURES[0]}
+    (_, other) = render(history, "", "anthropic", model="another").messages
+    assert other["content"] == "yes"
+    assert chat(history)[1] == {"role": "assistant", "content": "yes"}
+
+
+def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to_no_other() -> None:
+    sealed = Thinking("", SIGNATURES[0], is_redacted=True)
+    history = History((HI, Exchange(Reply((sealed, Text("yes")), model=MODEL))))
+    (_, own) = render(history, "", "anthropic", model=MODEL).messages
+    assert own["content"][0] == {"type": "redacted_thinking", "data": SIGNATURES[0]}
+    (_, other) = render(history, "", "anthropic", model="another").messages
+    assert other["content"] == "yes"
+    for profile in set(PROFILES) - {"anthropic", "vertex", "pydantic-ai"}:
+        assert SIGNATURES[0] not in str(render(history, "", profile, model=MODEL).messages)
+
+
+@pytest.mark.parametrize("name", ["claude-sonnet-4-20250514", "claude-sonnet-4", "claude-sonnet-4-0"])
+def test_a_model_asked_by_its_short_name_gets_its_own_thinking_back(name: str) -> None:
+    replied = Reply((Thinking("hm", SIGNATURES[0]), Text("yes")), model="claude-sonnet-4-20250514")
+    (_, own) = render(History((HI, Exchange(replied))), "", "anthropic", model=name).messages
+    assert own["content"][0]["signature"] == SIGNATURES[0]
+
+
+def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_lost() -> None:
+    called = Exchange(Reply((Call("a", "list"),)), (Result("a", "x"),))
+    thought = Exchange(Reply((Thinking("hm"), Call("b", "list"))), (Result("b", "x"),))
+    sent = chat(History((HI, called, thought)), "deepseek")
+    assert [m.get("reasoning_content") for m in sent if m["role"] == "assistant"] == [NO_REASONING, "hm"]
+    assert "reasoning_content" not in chat(History((HI, called)), "kimi")[1]
+
+
+def test_the_first_call_of_a_reply_bears_the_stand_in_where_calls_are_signed() -> None:
+    exchange = Exchange(Reply((Call("a", "x"), Call("b", "x"))), (Result("a", ""), Result("b", "")))
+    (_, asked, _) = render(History((HI, exchange)), "", "gemini-3").messages
+    assert [part.get("thoughtSignature") for part in asked["parts"]] == [SENTINEL, None]
+
+
+def test_lost_thinking_in_a_running_loop_turns_thinking_off() -> None:
+    history = History((HI, Exchange(Reply((Call("a", "x"),)), (Result("a", "1"),))))
+    assert render(history, "", "anthropic", thinking=True).advice.thinking is False
+    assert render(history, "", "anthropic").advice.thinking is None
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_ids_that_come_again_or_cannot_be_taken_are_replaced_in_call_and_result(profile: str) -> None:
+    exchange = Exchange(Reply((Call("functions.read:0", "x"),)), (Result("functions.read:0", "1"),))
+    rendered = render(History((HI, exchange, exchange, exchange)), "", profile)
+    assert findings(rendered, profile) == []
+
+
+def test_a_later_id_never_changes_an_earlier_one() -> None:
+    def used(*ids: str) -> list[str]:
+        made = [Exchange(Reply((Call(each, "x"),)), (Result(each, "1"),)) for each in ids]
+        sent = render(History((HI, *made)), "", "anthropic").messages
+        return [message["content"][0]["id"] for message in sent if message["role"] == "assistant"]
+
+    assert used("a b", "a_b") == ["a_b", "a_b_2"]
+    assert used("null") == ["null"]
+
+
+@pytest.mark.parametrize("name", ["fs.read", "", "n" * 80, "lies\n"])
+def test_a_name_no_tool_can_have_is_made_one(name: str) -> None:
+    exchange = Exchange(Reply((Call("a", name),)), (Result("a", "no such tool", Outcome.ERROR),))
+    sent = chat(History((HI, exchange)))[1]["tool_calls"][0]["function"]["name"]
+    assert 0 < len(sent) <= 64
+    assert sent.replace("_", "").isalnum()
+
+
+@pytest.mark.parametrize("broken", ['{"path": "x', "[1]", '{"a":' * 300, '{"x": NaN}', '{"x": "\\ud800"}'])
+def test_broken_arguments_travel_whole_inside_an_object(broken: str) -> None:
+    found, text = arguments_of(Call("a", "read", broken))
+    assert found == {"_raw": broken} == msgspec.json.decode(text)
+
+
+def test_a_file_nobody_can_be_shown_is_told_in_words() -> None:
+    message = UserMessage((Text("look"), File("image/png", data="!"), File("image/png", url="file:///a.png")))
+    for profile in PROFILES:
+        rendered = render(History((message,)), "", profile)
+        assert findings(rendered, profile) == []
+        assert "file:///a.png]" in str(rendered.messages)
+    seen = chat(History((UserMessage((File("image/png", data="AAAA"),)),)), "deepseek")
+    assert seen[0]["content"] == "[attached file: image/png, which you cannot be shown]"
+
+
+def test_a_profile_nobody_knows_is_refused() -> None:
+    with pytest.raises(UsageError):
+        render(History(), "", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("profile", "form", "path"),
+    [
+        ("gemini-3", None, ("parts", "thoughtSignature")),
+        ("gemini", None, ("parts", "thoughtSignature")),
+        ("gemini-3", "pydantic-ai", ("parts", "provider_details", "thought_signature")),
+        ("openai-chat", None, ("tool_calls", "extra_content", "google", "thought_signature")),
+    ],
+)
+def test_a_signed_call_goes_back_signed_to_its_own_model(
+    profile: str, form: str | None, path: list[str]
+) -> None:
+    signed = Exchange(Reply((Call("a", "x", signature="c2ln"),), model="m"), (Result("a", "1"),))
+
+    def sent(model: str) -> object:
+        found: Any = render(History((HI, signed)), "", profile, form=form, model=model).messages[1]
+        found = found[path[0]][0]
+        for key in path[1:]:
+            found = found.get(key, {})
+        return found
+
+    assert sent("m") == "c2ln"
+    assert sent("another") == (SENTINEL if (profile, form) == ("gemini-3", None) else {})
+
+
+@spec("REUSE-56")
+@pytest.mark.parametrize("profile", ["openai-chat", "anthropic", "gemini"])
+def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile: str) -> None:
+    ran = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
+    reply = Reply((Text("I look."), ran, Text("Found.")))
+    rendered = render(History((HI, Exchange(reply), HI)), "", profile)
+
+    said = msgspec.json.encode(rendered.messages).decode()
+    assert "ran elsewhere: grep" in said
+    assert said.index("I look.") < said.index("line 1") < said.index("Found.")
+    assert "tool_use" not in said
+    assert findings(rendered, profile) == []
+
+
+@spec("REUSE-56")
+def test_a_reply_that_only_ran_tools_upstream_is_told() -> None:
+    ran = UpstreamCall("u", "grep", "{}", "", Outcome.ERROR)
+    assert chat(History((HI, Exchange(Reply((ran,)))))) == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "[ran elsewhere: grep {}; it failed]"},
+    ]

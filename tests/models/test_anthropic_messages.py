@@ -1,0 +1,517 @@
+"""Anthropic's Messages by its address, against a scripted server and against the types of the real SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import anthropic
+import msgspec
+import pydantic
+import pytest
+from anthropic.types import message_create_params
+from hypothesis import given, settings
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelRejectedError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    UpstreamCall,
+    Usage,
+    UserMessage,
+)
+from midstream.models.anthropic_messages import TOKENS_MAX, AnthropicMessages
+from midstream.models.http_limits import HttpLimits
+from midstream.models.model import Model
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    is_progress,
+)
+from midstream.session.model_settings import ModelSettings
+from midstream.session.records import ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import run_turn
+from midstream.tools.function_tools import tool
+from tests.history.codecs.messages_wire import (
+    PING,
+    Json,
+    began,
+    call,
+    ended,
+    result,
+    text,
+    thought,
+    wire,
+    withheld,
+)
+from tests.history.histories import MODEL, histories
+from tests.models.chat_server import WAIT_S, Answer, ChatServer, chat_server, refusal, silence
+from tests.search import tried
+from tests.spec import spec
+
+READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+WRITE = ToolSpec("write", "Write a file.")
+ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
+RAN = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+SAID = Exchange(Reply((Text("It says X."),)))
+EPHEMERAL = {"type": "ephemeral"}
+SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
+
+
+def stream(*events: Json | bytes, ending: str = "end") -> Answer:
+    """Answer with a stream of events, each in its own piece; bytes go out as they are."""
+    return Answer([each if isinstance(each, bytes) else wire([each]) for each in events], ending=ending)
+
+
+HELLO = stream(began(), PING, *text(0, "Hel", "lo"), *ended())
+END = Finished(Finish.STOP, "claude-1", Usage(7, 9))
+
+
+def messages_server(*answers: Answer) -> contextlib.AbstractAsyncContextManager[ChatServer]:
+    return chat_server(*answers, path="/v1/messages")
+
+
+async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+    """Return what a model said, without mere signs of life and empty pieces."""
+    async with asyncio.timeout(WAIT_S):
+        events = [event async for event in model.stream(request)]
+    return [event for event in events if is_progress(event) and type(event).__name__ != "Working"]
+
+
+async def error_from(answer: Answer) -> ModelError:
+    async with messages_server(answer) as server, AnthropicMessages(server.url, "m") as model:
+        with pytest.raises(ModelError) as caught:
+            await answered(model)
+    return caught.value
+
+
+@contextlib.asynccontextmanager
+async def asked_with(**options: Any) -> AsyncIterator[tuple[ChatServer, AnthropicMessages]]:  # noqa: ANN401 - the model's own
+    """A server that says hello as often as it is asked here, and a model there."""
+    async with (
+        messages_server(*[HELLO] * 20) as server,
+        AnthropicMessages(server.url, "m", **options) as model,
+    ):
+        yield server, model
+
+
+# --- what comes back --------------------------------------------------------------------------------------------
+
+
+async def test_text_is_streamed_with_its_usage() -> None:
+    async with messages_server(HELLO) as server, AnthropicMessages(server.url, "m") as model:
+        assert await answered(model) == [TextDelta("Hel"), TextDelta("lo"), END]
+
+
+async def test_thinking_tools_of_the_provider_and_calls_come_in_their_order() -> None:
+    answer = stream(
+        began(),
+        *thought(0, "hm", signature="c2ln=="),
+        *withheld(1, "c2VhbGVk"),
+        *call(2, '{"query": "q"}', call_id="srvtoolu_1", name="web_search", kind="server_tool_use"),
+        *result(3, [], call_id="srvtoolu_1", kind="web_search_tool_result"),
+        *text(4, "I look."),
+        *call(5, '{"path": ', '"x"}'),
+        *ended("tool_use"),
+    )
+    async with messages_server(answer) as server, AnthropicMessages(server.url, "m") as model:
+        assert await answered(model) == [
+            ThinkingDelta("hm"),
+            ThinkingDelta("", "c2ln=="),
+            ThinkingDelta("", "c2VhbGVk", is_redacted=True),
+            UpstreamCallStarted("srvtoolu_1", "web_search", '{"query": "q"}'),
+            UpstreamCallEnded("srvtoolu_1", ""),
+            TextDelta("I look."),
+            CallRequested("toolu_1", "read", '{"path": "x"}'),
+            Finished(Finish.CALLS, "claude-1", Usage(7, 9)),
+        ]
+
+
+async def test_a_ping_and_a_piece_of_an_event_are_heartbeats() -> None:
+    begun, *rest = HELLO.pieces
+    gate = asyncio.Event()
+    answer = Answer([begun, b"event: ping\n", b'data: {"type": "ping"}\n\n' + b"".join(rest)], gate=gate)
+    async with messages_server(answer) as server, AnthropicMessages(server.url, "m") as model:
+        events: AsyncGenerator[ModelEvent, None] = model.stream(ASKED)
+        async with asyncio.timeout(WAIT_S), contextlib.aclosing(events):
+            assert await anext(events) == KeepAlive()
+            gate.set()
+            assert [event async for event in events][-1] == END
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------
+
+
+async def test_the_request_says_everything_and_carries_key_and_version() -> None:
+    request = ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,), key="s1/1/2")
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    options = {"extra": {"temperature": 0.5}, "upstream_tools": [search], "is_cached": False}
+    async with asked_with(api_key="secret", **options) as (server, model):
+        await answered(model, request)
+    body, headers = server.bodies[0], server.headers[0]
+    assert [message["role"] for message in body.pop("messages")] == ["user", "assistant", "user"]
+    assert body == {
+        "model": "m",
+        "max_tokens": TOKENS_MAX,
+        "stream": True,
+        "tools": [{"name": "read", "description": "Read a file.", "input_schema": READ.parameters}, search],
+        "system": [{"type": "text", "text": "Be brief."}],
+        "temperature": 0.5,
+    }
+    assert (headers["x-api-key"], headers["anthropic-version"]) == ("secret", "2023-06-01")
+    assert headers["idempotency-key"] == "s1/1/2"
+    assert "authorization" not in headers
+
+
+async def test_an_answer_is_made_as_it_was_wished() -> None:
+    settings = ModelSettings(
+        temperature=0.5, top_k=3, tokens_max=9, seed=1, stop=("END",), forced_tool="read"
+    )
+    async with asked_with() as (server, model):
+        await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
+    body = server.bodies[0]
+    assert (body["temperature"], body["top_k"], body["max_tokens"]) == (0.5, 3, 9)
+    assert (body["stop_sequences"], body["tool_choice"]) == (["END"], {"type": "tool", "name": "read"})
+    assert "seed" not in body
+
+
+@pytest.mark.parametrize(
+    "options", [{"thinking": {"type": "adaptive"}}, {"headers": {"Anthropic-Version": "2026-10-21"}}]
+)
+async def test_what_the_api_refuses_beside_thinking_is_not_passed_on(options: dict[str, Any]) -> None:
+    settings = ModelSettings(temperature=0.5, tokens_max=9, stop=("END",), forced_tool="read")
+    async with asked_with(**options) as (server, model):
+        await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
+        assert model.grants == {"stop"}
+    body = server.bodies[0]
+    assert (body["max_tokens"], body["stop_sequences"]) == (TOKENS_MAX, ["END"])
+    assert not body.keys() & {"temperature", "tool_choice"}
+
+
+async def test_other_servers_get_the_headers_and_fields_they_want() -> None:
+    headers = {"Authorization": "Bearer secret", "Anthropic-Version": "2024-01-01", "anthropic-beta": "x"}
+    async with asked_with(headers=headers, extra={"max_tokens": None}, tokens_max=5) as (server, model):
+        await answered(model, ModelRequest("", ASKED.history))
+    assert set(server.bodies[0]) == {"model", "messages", "stream"}
+    said = server.headers[0]
+    assert (said["authorization"], said["anthropic-version"]) == ("Bearer secret", "2024-01-01")
+    assert (said["anthropic-beta"], "x-api-key" in said, "idempotency-key" in said) == ("x", False, False)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_cached": False}, {"cache_ttl": "1h"}])
+async def test_what_is_sent_is_what_the_sdk_has_types_for(options: dict[str, Any]) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    signed = Reply(
+        (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), Call("a", "read")), model="m"
+    )
+    history = ASKED.history.then(Exchange(signed, (Result("a", "X"),))).then(UserMessage.of("thanks"))
+    async with asked_with(thinking=thinking, **options) as (server, model):
+        await answered(model, ModelRequest("Be brief.", history, (READ, WRITE)))
+    adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(
+        message_create_params.MessageCreateParamsStreaming
+    )
+    read = adapter.validate_python(server.bodies[0])
+    (_, replied, _, _) = read["messages"]
+    assert [block["type"] for block in replied["content"]] == ["thinking", "redacted_thinking", "tool_use"]
+
+
+# --- signed thinking --------------------------------------------------------------------------------------------
+
+SIGNED = stream(
+    began("claude-1-20260101"),
+    *thought(0, "Let me ", "see…", signature="Eqo/+BCg=="),
+    *withheld(1, "EmwKAhgB+/=="),
+    *text(2, "I look."),
+    *call(3, '{"path": "x"}'),
+    *ended("tool_use"),
+)
+
+
+async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_no_other() -> None:
+    @tool
+    async def read(path: str) -> str:
+        """Read a file."""
+        return f"the words of {path}"
+
+    memory = Memory()
+    async with messages_server(SIGNED, HELLO) as server, AnthropicMessages(server.url, "claude-1") as model:
+        host = Host(Agent(model, tools=[read]), MemoryStore(memory))
+        await host.start()
+        records = await run_turn(host, "s", "what is in x?")
+        await host.stop()
+    assert isinstance(records[-1], TurnEnded)
+    assert records[-1].status is TurnStatus.COMPLETED
+    (_, replied, _) = server.bodies[1]["messages"]
+    assert replied["content"] == [
+        {"type": "thinking", "thinking": "Let me see…", "signature": "Eqo/+BCg=="},
+        {"type": "redacted_thinking", "data": "EmwKAhgB+/=="},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "x"}},
+    ]
+
+    kept = [decode(each.body) for each in memory.sessions["s"].records]
+    reply = next(each.body for each in kept if isinstance(each, ReplyCompleted))
+    history = ASKED.history.then(Exchange(reply, (Result("toolu_1", "X"),)))
+    async with asked_with() as (another, model):
+        await answered(model, ModelRequest("", history, (READ,)))
+    (_, replied, _) = another.bodies[0]["messages"]
+    assert [block["type"] for block in replied["content"]] == ["text", "tool_use"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, {"type": "disabled"}),
+        ({"extra": {"thinking": {"type": "adaptive"}}}, {"type": "disabled"}),
+        ({"thinking": {"type": "disabled"}}, {"type": "disabled"}),
+        ({}, None),
+    ],
+)
+async def test_a_tool_loop_that_lost_its_thinking_goes_on_without(
+    options: dict[str, Any], expected: object
+) -> None:
+    request = ModelRequest("", ASKED.history.then(RAN), (READ,))
+    async with asked_with(**options) as (server, model):
+        await answered(model, request)
+        await answered(model)
+    assert server.bodies[0].get("thinking") == expected
+    own = options.get("thinking") or options.get("extra", {}).get("thinking")
+    assert server.bodies[1].get("thinking") == own
+
+
+@spec("REUSE-56")
+async def test_what_the_provider_ran_itself_is_told_in_words_the_next_time() -> None:
+    ran = Reply(
+        (UpstreamCall("s", "web_search", '{"query": "q"}', "T", Outcome.OK), Text("T says so.")), model="m"
+    )
+    history = ASKED.history.then(Exchange(ran)).then(UserMessage.of("thanks"))
+    async with asked_with() as (server, model):
+        await answered(model, ModelRequest("", history))
+    (_, replied, _) = server.bodies[0]["messages"]
+    assert [block["type"] for block in replied["content"]] == ["text", "text"]
+    assert "ran elsewhere: web_search" in replied["content"][0]["text"]
+
+
+# --- the prefix -------------------------------------------------------------------------------------------------
+
+
+def marks(body: Json) -> list[str]:
+    """Where the marks of a body stand."""
+    groups = {"tools": body.get("tools", []), "system": body.get("system", [])}
+    for number, message in enumerate(body["messages"]):
+        groups[f"messages[{number}]"] = message["content"] if isinstance(message["content"], list) else []
+    return [
+        f"{name}[{place}]"
+        for name, blocks in groups.items()
+        for place, block in enumerate(blocks)
+        if "cache_control" in block
+    ]
+
+
+@spec("REUSE-61")
+async def test_four_marks_and_none_for_side_calls_or_where_they_are_not_wanted() -> None:
+    history = ASKED.history.then(RAN)
+    asked = ModelRequest("Be brief.", history, (WRITE, READ))
+    async with asked_with(cache_ttl="1h") as (server, model):
+        await answered(model, asked)
+        await answered(model, msgspec.structs.replace(asked, is_ephemeral=True))
+    assert marks(server.bodies[0]) == ["tools[1]", "system[0]", "messages[0][0]", "messages[2][0]"]
+    assert server.bodies[0]["system"][0]["cache_control"] == {**EPHEMERAL, "ttl": "1h"}
+    assert marks(server.bodies[1]) == []
+
+    async with asked_with(is_cached=False) as (server, model):
+        await answered(model, asked)
+    assert marks(server.bodies[0]) == []
+
+    async with asked_with(extra={"cache_control": EPHEMERAL}) as (server, model):
+        await answered(model, asked)
+    assert (marks(server.bodies[0]), server.bodies[0]["cache_control"]) == ([], EPHEMERAL)
+
+
+def without_marks(raw: bytes) -> bytes:
+    return raw.replace(b',"cache_control":{"type":"ephemeral"}', b"")
+
+
+@spec("REUSE-58", "REUSE-59", "REUSE-61")
+async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before_but_for_the_marks() -> None:
+    first = ASKED.history
+    second = first.then(RAN)
+    third = second.then(SAID).then(UserMessage.of("thanks"))
+    tools = [(READ, WRITE), (WRITE, READ), (READ, WRITE)]
+    async with asked_with(extra={"temperature": 0.5}) as (server, model):
+        for history, ordered in zip((first, second, third), tools, strict=True):
+            await answered(model, ModelRequest("Be brief.", history, ordered))
+    bodies = [without_marks(raw).removesuffix(b"]}") for raw in server.raw_bodies]
+    assert all(now.startswith(before) for before, now in itertools.pairwise(bodies))
+    # The second request has all the bytes of the first, marks and all: only its own anchors are new.
+    assert server.raw_bodies[1].startswith(server.raw_bodies[0].removesuffix(b"]}"))
+    places = [marks(body) for body in server.bodies]
+    assert [each[-2] for each in places[1:]] == [each[-1] for each in places[:-1]]
+
+
+@spec("REUSE-58", "REUSE-61")
+@settings(max_examples=tried(25))
+@given(histories(8))
+def test_whatever_was_said_two_requests_share_their_bytes_up_to_the_first_anchor_that_moved(
+    history: History,
+) -> None:
+    """Three things hold, of every request and the one after it.
+
+    All before the messages is the same, byte for byte. So are the messages of the earlier request, all of them, but for
+    marks. With marks, the later body begins with the earlier one up to the first mark among its messages.
+    """
+    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    for before, now in itertools.pairwise(asyncio.run(bodies_of(history, ends))):
+        start = before.index(b'"messages":[')
+        assert now[:start] == before[:start]
+        assert without_marks(now).startswith(without_marks(before).removesuffix(b"]}"))
+        place = before.find(b',"cache_control"', start)
+        assert now.startswith(before[:place] if place >= 0 else before.removesuffix(b"]}"))
+
+
+async def bodies_of(history: History, ends: list[int]) -> list[bytes]:
+    async with messages_server(*[HELLO] * len(ends)) as server:
+        async with AnthropicMessages(server.url, MODEL) as model:
+            for end in ends:
+                asked = ModelRequest("Be brief.", History(history.entries[:end]), (READ, WRITE))
+                await answered(model, asked)
+        return server.raw_bodies
+
+
+def is_asked(entries: tuple[Entry, ...]) -> bool:
+    """Whether a model is asked here: by a user, or after the results of its calls."""
+    last = entries[-1]
+    return isinstance(last, UserMessage) or bool(last.results)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------
+
+
+def error_event(kind: str, message: str = "x") -> Json:
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(400, {"type": "invalid_request_error", "message": "x"}), ModelRejectedError),
+        (
+            refusal(
+                400, {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8 maximum"}
+            ),
+            ContextOverflowError,
+        ),
+        (refusal(401, {"type": "authentication_error", "message": "x"}), ModelAccessError),
+        (refusal(404, {"type": "not_found_error", "message": "model: m"}), ModelAccessError),
+        (refusal(413, {"type": "request_too_large", "message": "x"}), ContextOverflowError),
+        (refusal(429, {"type": "rate_limit_error", "message": "x"}), ModelUnavailableError),
+        (refusal(529, {"type": "overloaded_error", "message": "Overloaded"}), ModelUnavailableError),
+        (stream(began(), *text(0, "Hel"), ending="cut"), ModelUnavailableError),
+        (stream(began(), *text(0, "Hel")), ModelUnavailableError),
+        (stream(), ModelUnavailableError),
+        (stream(began(), b"data: <html>\n\n"), ModelUnavailableError),
+        (Answer([b'{"type": "message", "content": []}'], 200, "application/json"), ModelUnavailableError),
+        (stream(began(), error_event("overloaded_error")), ModelUnavailableError),
+        (stream(began(), error_event("invalid_request_error")), ModelRejectedError),
+        (stream(began(), *ended("refusal")), ModelFilteredError),
+    ],
+)
+@spec("TURN-62")
+async def test_every_end_that_is_none_is_typed(answer: Answer, kind: type[ModelError]) -> None:
+    assert type(await error_from(answer)) is kind
+
+
+async def test_the_pause_that_the_server_asks_for_is_kept() -> None:
+    error = await error_from(refusal(529, {"type": "overloaded_error"}, **{"retry-after": "2.5"}))
+    assert error.retry_after_s == 2.5
+
+
+async def test_silence_is_a_stall_and_no_later_request_uses_the_connection() -> None:
+    async with (
+        messages_server(silence(), HELLO) as server,
+        AnthropicMessages(server.url, "m", limits=SHORT) as model,
+    ):
+        with pytest.raises(ModelStalledError):
+            await answered(model)
+        async with asyncio.timeout(WAIT_S):
+            await server.left.wait()
+        assert END in await answered(model)
+    assert len(set(server.connections)) == 2
+
+
+async def test_closing_the_iterator_closes_the_connection() -> None:
+    half = stream(began(), *text(0, "Hel"), ending="hang")
+    async with messages_server(half) as server, AnthropicMessages(server.url, "m") as model:
+        events: AsyncGenerator[ModelEvent, None] = model.stream(ASKED)
+        async with asyncio.timeout(WAIT_S):
+            async with contextlib.aclosing(events):
+                await anext(events)
+            await server.left.wait()
+
+
+async def test_connections_are_kept_between_replies() -> None:
+    async with asked_with() as (server, model):
+        await answered(model)
+        await answered(model)
+    assert len(set(server.connections)) == 1
+
+
+def test_an_address_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(UsageError):
+        AnthropicMessages("example.org", "m")
+
+
+# --- the real SDK at the same server ----------------------------------------------------------------------------
+
+
+async def test_the_sdk_reads_the_same_from_the_same_server() -> None:
+    async with messages_server(SIGNED, SIGNED) as server, AnthropicMessages(server.url, "m") as model:
+        events = await answered(model)
+        client = anthropic.AsyncAnthropic(api_key="k", base_url=server.url.removesuffix("/v1"), max_retries=0)
+        asked: list[Any] = server.bodies[0]["messages"]
+        async with client, client.messages.stream(model="m", max_tokens=9, messages=asked) as reading:
+            message = await reading.get_final_message()
+    thinking, sealed, said, called = message.content
+    assert thinking.type == "thinking"
+    assert sealed.type == "redacted_thinking"
+    assert said.type == "text"
+    assert called.type == "tool_use"
+    words = "".join(each.text for each in events if isinstance(each, TextDelta))
+    thoughts = "".join(each.text for each in events if isinstance(each, ThinkingDelta))
+    signatures = [each.signature for each in events if isinstance(each, ThinkingDelta) and each.signature]
+    (asks,) = (each for each in events if isinstance(each, CallRequested))
+    assert (words, thoughts) == (said.text, thinking.thinking)
+    assert signatures == [thinking.signature, sealed.data]
+    assert (asks.id, asks.name, json.loads(asks.arguments)) == (called.id, called.name, called.input)

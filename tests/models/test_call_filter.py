@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from midstream.history.messages import Finish
+from midstream.models.call_filter import CallFilter
+from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+from tests.spec import spec
+
+
+def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]:
+    calls = CallFilter(has_tools=has_tools)
+    return [calls.passed(event) for event in events]
+
+
+@spec("REUSE-67")
+def test_a_call_for_an_application_without_tools_is_a_thought_too() -> None:
+    assert passed(CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
+        ThinkingDelta("\n[look {}]\n"),
+        Finished(Finish.STOP),
+    ]
+
+
+def test_each_call_has_an_id_of_its_own() -> None:
+    calls = [CallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
+    events = passed(*calls, Finished(Finish.STOP), has_tools=True)
+    assert [event.id for event in events if isinstance(event, CallRequested)] == [
+        "call_1",
+        "c",
+        "c_",
+        "call_1_",
+    ]
+    assert [event.arguments for event in events if isinstance(event, CallRequested)] == ["{}"] * 4
+    assert events[-1] == Finished(Finish.CALLS)
+
+
+def test_everything_else_passes_as_it_is() -> None:
+    assert passed(TextDelta("a"), Working("x")) == [TextDelta("a"), Working("x")]

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    File,
+    History,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    UserMessage,
+    UserPart,
+)
+from midstream.models.fingerprint import (
+    LINK_BYTES,
+    Chain,
+    canonical,
+    common_users,
+    file_digest,
+    identity_digest,
+    outline,
+    servers_digest,
+    system_digest,
+    tools_digest,
+)
+from midstream.tools.forwarded_servers import ForwardedMcpServer
+from tests.agents.sayings import HERE, replied, said, sent, talk
+from tests.spec import spec
+
+PNG = base64.b64encode(bytes(range(250))).decode()
+
+
+@spec("REUSE-1")
+def test_what_models_and_tools_said_does_not_count() -> None:
+    told = sent(said("a"), replied("yes", calls=["c1"]), said("b"))
+    reply = Reply(
+        (Thinking("hm", "sig"), Text("as the host writes it"), Call("c1", "other", "[1]")), model="m"
+    )
+    rewritten = sent(said("a"), Exchange(reply, (Result("c1", "[cleared]"),)), said("b"))
+    assert rewritten == told
+
+
+@spec("REUSE-1")
+@pytest.mark.parametrize(
+    "other",
+    [
+        sent(said("a"), system="Be long."),
+        sent(said("a"), tools=[ToolSpec("read")]),
+        sent(said("a"), servers=[ForwardedMcpServer("files", command="serve")]),
+        sent(said("a"), identity={"model": "haiku", "folder": "/work"}),
+        sent(said("A")),
+        sent(said("a"), said("a")),
+        sent(),
+    ],
+)
+def test_everything_else_counts(other: object) -> None:
+    assert other != sent(said("a"))
+
+
+@spec("REUSE-2")
+def test_neither_the_order_of_tools_nor_of_keys_at_any_depth_counts() -> None:
+    one = ToolSpec(
+        "read", "d", {"type": "object", "properties": {"a": {"x": 1, "y": [{"p": 1, "q": 2}]}, "b": {}}}
+    )
+    two = ToolSpec(
+        "read", "d", {"properties": {"b": {}, "a": {"y": [{"q": 2, "p": 1}], "x": 1}}, "type": "object"}
+    )
+    other = ToolSpec("write")
+    assert tools_digest([one, other]) == tools_digest([other, two])
+
+    env = {"A": "1", "B": "2"}
+    files = ForwardedMcpServer("files", command="serve", env=env)
+    same = ForwardedMcpServer("files", command="serve", env=dict(reversed(env.items())))
+    web = ForwardedMcpServer("web", transport="http", url="u")
+    assert servers_digest([files, web]) == servers_digest([web, same])
+
+
+@spec("REUSE-2")
+def test_the_order_of_lists_counts_and_so_does_every_value() -> None:
+    def tool(names: Sequence[object]) -> bytes:
+        return tools_digest([ToolSpec("read", parameters={"properties": {"a": {"enum": list(names)}}})])
+
+    assert len({tool(["a", "b"]), tool(["b", "a"]), tool(["a"]), tool(["a", "b", None])}) == 4
+    assert servers_digest([ForwardedMcpServer("f", args=("a", "b"))]) != servers_digest(
+        [ForwardedMcpServer("f", args=("b", "a"))]
+    )
+
+
+@spec("REUSE-2")
+def test_empty_and_missing_are_alike() -> None:
+    assert tools_digest([]) == servers_digest(()) == system_digest("") == identity_digest({})
+    assert tools_digest([ToolSpec("read", "", {})]) == tools_digest([ToolSpec("read")])
+    assert servers_digest([ForwardedMcpServer("f", env={}, headers={}, args=())]) == servers_digest(
+        [ForwardedMcpServer("f")]
+    )
+    assert identity_digest({"model": "opus", "folder": ""}) == identity_digest({"model": "opus"})
+
+
+@spec("REUSE-2")
+def test_two_sets_are_never_written_alike() -> None:
+    assert tools_digest([ToolSpec("a"), ToolSpec("b")]) != tools_digest([ToolSpec('a"}{"name":"b')])
+    assert tools_digest([ToolSpec("a"), ToolSpec("a")]) != tools_digest([ToolSpec("a")])
+
+
+def test_half_a_character_is_no_reason_to_fail() -> None:
+    assert canonical({"b": 1, "a": "\ud800"}) == b'{"a":"\\ud800","b":1}'
+    assert system_digest("\ud800") != system_digest("?")
+    assert sent(said("\ud800")) != sent(said("?"))
+    assert tools_digest([ToolSpec("\ud800")]) != tools_digest([ToolSpec("?")])
+
+
+@spec("REUSE-3")
+def test_words_count_however_they_are_cut_into_parts() -> None:
+    def print_of(*parts: UserPart) -> bytes:
+        return sent(UserMessage(parts)).fingerprint.users
+
+    image = File("image/png", PNG)
+    assert print_of(Text("ab")) == print_of(Text("a"), Text(""), Text("b"))
+    assert print_of(Text("ab"), image) == print_of(Text("a"), Text("b"), image, Text(""))
+    assert print_of() == print_of(Text(""))
+    different = [
+        print_of(Text("ab"), image),
+        print_of(image, Text("ab")),
+        print_of(Text("a"), image, Text("b")),
+        print_of(image, image),
+        print_of(image),
+        print_of(Text("ab")),
+        print_of(),
+    ]
+    assert len(set(different)) == len(different)
+
+
+@spec("REUSE-4")
+def test_an_attachment_is_its_content() -> None:
+    other = base64.b64encode(bytes(250)).decode()
+    assert file_digest(File("image/png", PNG)) != file_digest(File("image/png", other))
+    assert file_digest(File("image/png", PNG, name="a.png")) == file_digest(
+        File("image/png", PNG, name="b.png")
+    )
+    assert file_digest(File("image/png", PNG)) != file_digest(File("image/gif", PNG))
+    assert file_digest(File("IMAGE/PNG ", PNG)) == file_digest(File("image/png", PNG))
+
+
+@spec("REUSE-4")
+@pytest.mark.parametrize(
+    "same",
+    [
+        File("image/png", PNG.rstrip("=")),
+        File("image/png", "\n".join(PNG[at : at + 76] for at in range(0, len(PNG), 76)) + "\r\n"),
+        File("image/png", PNG.replace("+", "-").replace("/", "_")),
+        File("image/png", url=f"data:image/png;base64,{PNG}"),
+        File("", url=f"DATA:image/png;BASE64,{PNG}"),
+        File("image/png", url=f"data:;base64,{PNG}"),
+    ],
+)
+def test_the_same_bytes_in_another_base64_are_the_same_attachment(same: File) -> None:
+    assert file_digest(same) == file_digest(File("image/png", PNG))
+
+
+@spec("REUSE-4")
+def test_what_cannot_be_read_is_compared_as_it_is() -> None:
+    files = [
+        File("image/png", url="https://a/1"),
+        File("image/png", url="https://a/2"),
+        File("image/png", "https://a/1"),
+        File("image/png", url="data:image/png,plain"),
+        File("image/png"),
+        File("image/png", name="a"),
+        File("image/png", "ü"),
+        File("image/png", "\ud800"),
+    ]
+    assert len({file_digest(file) for file in files}) == len(files)
+
+
+@spec("REUSE-5")
+@given(st.lists(st.sampled_from("abc"), max_size=40), st.lists(st.sampled_from("abc"), max_size=40))
+def test_the_longest_common_beginning_is_found(one: list[str], two: list[str]) -> None:
+    links = [sent(*talk(*texts)).fingerprint for texts in (one, two)]
+    expected = next(
+        (at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+    )
+    assert common_users(links[0].users, links[1].users) == expected
+    assert [found.count for found in links] == [len(one), len(two)]
+
+
+@spec("REUSE-5")
+def test_it_is_found_by_halving() -> None:
+    class Watched(bytes):
+        looks = 0
+
+        def __getitem__(self, key: object) -> bytes:  # type: ignore[override]
+            Watched.looks += 1
+            return super().__getitem__(key)  # type: ignore[call-overload,no-any-return]
+
+    same, count = Watched(bytes(100_000 * LINK_BYTES)), 99_999
+    changed = bytes(count * LINK_BYTES) + b"\1" * LINK_BYTES
+    assert common_users(same, changed) == count
+    assert Watched.looks <= 17
+
+
+@spec("REUSE-1")
+def test_the_tail_is_what_has_nothing_behind_it_but_users() -> None:
+    told = sent(said("a"), replied(calls=["c1"]), replied(calls=["c2", "c3"]), said("b"), said("c"))
+    assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), ("c1", "c2", "c3"))
+    told = sent(said("a"), replied(calls=["c1"]), replied(), said("b"))
+    assert (told.tail_users, told.tail_results, told.answered) == (1, (), ("c1",))
+    told = sent(said("a"), replied(calls=["c1"]))
+    assert (told.tail_users, told.tail_results, told.answered) == (0, ("c1",), ("c1",))
+    told = sent(replied())
+    assert (told.tail_users, told.tail_results, told.answered, told.fingerprint.count) == (0, (), (), 0)
+
+
+_entries = st.lists(
+    st.one_of(st.builds(said, st.sampled_from("abc")), st.just(replied()), st.just(replied(calls=["c1"]))),
+    max_size=12,
+)
+
+
+@spec("REUSE-6")
+@given(st.lists(_entries, max_size=6), st.booleans())
+def test_a_chain_says_what_hashing_the_whole_says(batches: list[list[Entry]], is_growing: bool) -> None:  # noqa: FBT001 - drawn
+    chain = Chain()
+    history = History()
+    for batch in batches:
+        history = History((*(history.entries if is_growing else ()), *batch))
+        chain = chain.then(history)
+        assert chain.heard.outline("s", (), (), HERE) == outline("s", (), (), HERE, history)
+        assert chain == chain.then(History(tuple(history.entries)))
+
+
+@spec("REUSE-6")
+def test_a_chain_reads_only_what_is_new() -> None:
+    class Counted(str):
+        __slots__ = ()
+        reads = 0
+
+        def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+            Counted.reads += 1
+            return super().encode(encoding, errors)
+
+    chain = Chain()
+    entries: list[Entry] = []
+    for turn in range(50):
+        entries += [said(Counted(f"question {turn}")), replied()]
+        chain = chain.then(History(tuple(entries)))
+    assert Counted.reads == 50
+
+
+@spec("REUSE-6")
+def test_a_chain_notices_that_a_known_message_was_replaced() -> None:
+    first, second, third = said("a"), said("b"), said("c")
+    chain = Chain().then(History((first, second)))
+    edited = History((said("A"), second, third))
+    assert chain.then(edited) == Chain().then(edited)

@@ -1,0 +1,401 @@
+"""A model whose replies outlive connection and process, against a scripted server that keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.errors import (
+    ModelAccessError,
+    ModelCutError,
+    ModelError,
+    ModelFilteredError,
+    ModelForgotError,
+    ModelStalledError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    Finish,
+    History,
+    Reply,
+    Result,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from midstream.models import openai_responses
+from midstream.models.http_limits import HttpLimits
+from midstream.models.model import Model, ResumableModel
+from midstream.models.openai_responses import RECONNECTS_MAX, OpenAIResponses
+from midstream.models.prompt_prefix import cache_key_of
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    Resumable,
+    TextDelta,
+    ThinkingDelta,
+    Working,
+)
+from midstream.session.model_settings import ModelSettings
+from midstream.session.records import AttemptContinued, AttemptStarted, Delta, ReplyCompleted, decode
+from midstream.session.turn import deciding
+from midstream.session.turn.commands import Cancel, SendMessage
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import run_turn
+from midstream.timing import Backoff
+from tests.models.chat_server import WAIT_S, Hasty, Json
+from tests.models.responses_server import (
+    HELLO,
+    HELLO_TEXT,
+    Link,
+    ResponsesServer,
+    asked,
+    call_item,
+    completed,
+    event,
+    numbers_asked,
+    responses_server,
+    said,
+)
+from tests.spec import spec
+
+READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
+END = Finished(Finish.STOP, "m-1", Usage(7, 2, 5))
+SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
+
+
+def model_at(
+    server: ResponsesServer, *, is_background: bool = True, limits: HttpLimits | None = None
+) -> OpenAIResponses:
+    return OpenAIResponses(server.url, "m", "key", is_background=is_background, limits=limits, world=Hasty())
+
+
+async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+    """Return what a model said, without mere signs of life."""
+    async with asyncio.timeout(WAIT_S):
+        events = [event async for event in model.stream(request)]
+    return [event for event in events if not isinstance(event, KeepAlive | Working)]
+
+
+async def answered_by(*events: Json) -> list[ModelEvent]:
+    async with responses_server(events) as server, model_at(server) as model:
+        found = await answered(model)
+    assert isinstance(found[0], Resumable)
+    return found[1:]
+
+
+async def error_from(
+    reply: list[Json], *links: Link, is_background: bool = True, limits: HttpLimits | None = None
+) -> ModelError:
+    async with (
+        responses_server(reply, links=links) as server,
+        model_at(server, is_background=is_background, limits=limits) as model,
+    ):
+        with pytest.raises(ModelError) as caught:
+            await answered(model)
+    return caught.value
+
+
+def words(events: list[ModelEvent]) -> str:
+    return "".join(each.text for each in events if isinstance(each, TextDelta))
+
+
+# --- one reply ------------------------------------------------------------------------------------------------
+
+
+async def test_text_is_streamed_with_its_usage_and_where_it_is_kept() -> None:
+    async with responses_server(HELLO) as server, model_at(server) as model:
+        kept, *rest = await answered(model)
+    assert kept == Resumable(next(iter(server.kept)))
+    assert rest == [*(TextDelta(each) for each in ("Hel", "lo, ", "you ", "there")), END]
+    assert isinstance(model, ResumableModel)
+
+
+async def test_thinking_comes_before_the_words_and_its_parts_apart() -> None:
+    thought = said("one", kind="reasoning_summary_text")
+    part = event("reasoning_summary_part.added", summary_index=1)
+    assert await answered_by(*thought, part, *thought, *said("yes"), completed()) == [
+        ThinkingDelta("one"),
+        ThinkingDelta("\n\n"),
+        ThinkingDelta("one"),
+        TextDelta("yes"),
+        END,
+    ]
+
+
+async def test_calls_come_whole_at_the_end() -> None:
+    events = [*said("Let me see."), *asked('{"path": "x"}'), *asked('{"path": "y"}', "call_2")]
+    expected = [
+        TextDelta("Let me see."),
+        CallRequested("call_1", "read", '{"path": "x"}'),
+        CallRequested("call_2", "read", '{"path": "y"}'),
+        Finished(Finish.CALLS, "m-1", Usage(7, 2, 5)),
+    ]
+    assert await answered_by(*events, completed()) == expected
+    output = (call_item('{"path": "x"}'), call_item('{"path": "y"}', "call_2"))
+    assert await answered_by(*events, completed(*output)) == expected
+
+
+async def test_a_call_is_a_sign_of_life_while_it_is_written() -> None:
+    async with responses_server([*asked("{}"), completed()]) as server, model_at(server) as model:
+        events = [event async for event in model.stream(ASKED)]
+    assert events.count(Working("read")) >= 1
+
+
+@spec("TURN-60")
+async def test_a_reply_that_reached_its_length_says_so_with_the_call_it_was_in() -> None:
+    cut = call_item('{"path": ', status="incomplete")
+    details = {"reason": "max_output_tokens"}
+    incomplete = completed(cut, kind="incomplete", incomplete_details=details)
+    assert await answered_by(*said("Hm"), incomplete) == [
+        TextDelta("Hm"),
+        CallRequested("call_1", "read", '{"path": '),
+        Finished(Finish.LENGTH, "m-1", Usage(7, 2, 5)),
+    ]
+
+
+@spec("TURN-60")
+async def test_what_the_filter_left_is_kept_and_nothing_left_is_an_error() -> None:
+    filtered = completed(kind="incomplete", incomplete_details={"reason": "content_filter"})
+    assert (await answered_by(*said("Hm"), filtered))[-1] == Finished(Finish.FILTER, "m-1", Usage(7, 2, 5))
+    assert type(await error_from([filtered])) is ModelFilteredError
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (
+            event("failed", response={"error": {"code": "server_error", "message": "x"}}),
+            ModelUnavailableError,
+        ),
+        (event("failed", response={"error": {"code": "invalid_api_key"}}), ModelAccessError),
+        (event("failed", response={"error": {"code": "bio_policy"}}), ModelFilteredError),
+        (event("cancelled", response={}), ModelUnavailableError),
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, ModelUnavailableError),
+        ({"type": "error", "error": {"type": "authentication_error"}}, ModelAccessError),
+    ],
+)
+@spec("TURN-62")
+async def test_what_the_provider_ended_is_typed_and_not_asked_for_there_again(
+    end: Json, kind: type[ModelError]
+) -> None:
+    async with responses_server([*said("Hel"), end]) as server, model_at(server) as model:
+        with pytest.raises(ModelError) as caught:
+            await answered(model)
+    assert type(caught.value) is kind
+    assert [method for method, _ in server.asked] == ["POST"]
+
+
+async def test_an_answer_is_made_as_it_was_wished() -> None:
+    settings = ModelSettings(temperature=0.0, tokens_max=9, seed=1, forced_tool="read")
+    async with responses_server(HELLO) as server, model_at(server) as model:
+        await answered(model, ModelRequest("", ASKED.history, (READ,), settings=settings))
+    body = server.bodies[0]
+    assert (body["temperature"], body["max_output_tokens"]) == (0.0, 9)
+    assert body["tool_choice"] == {"type": "function", "name": "read"}
+    assert "seed" not in body
+
+
+async def test_the_wire_carries_the_whole_conversation() -> None:
+    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    request = ModelRequest("Be brief.", ASKED.history.then(exchange), (READ,), attempt=2, key="s1/1/2")
+    async with responses_server(HELLO) as server, model_at(server) as model:
+        await answered(model, request)
+    body, headers = server.bodies[0], server.headers[0]
+    assert [item.get("role") or item["type"] for item in body["input"]] == [
+        "system",
+        "user",
+        "function_call",
+        "function_call_output",
+    ]
+    assert body["tools"][0]["name"] == "read"
+    assert (body["stream"], body["background"], body["store"]) == (True, True, True)
+    assert (headers["authorization"], headers["idempotency-key"]) == ("Bearer key", "s1/1/2/2")
+
+
+@spec("REUSE-58", "REUSE-60")
+async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
+    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    write = ToolSpec("write", "Write a file.")
+    shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
+    longer = ModelRequest("Be brief.", ASKED.history.then(exchange), (write, READ), session="s1")
+    async with (
+        responses_server(HELLO, HELLO) as server,
+        OpenAIResponses(server.url, "m", has_cache_key=True) as model,
+    ):
+        await answered(model, shorter)
+        await answered(model, longer)
+    before, now = (body.removesuffix(b"]}") for body in server.raw_bodies)
+    assert now.startswith(before)
+    assert [body["prompt_cache_key"] for body in server.bodies] == [cache_key_of("s1")] * 2
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, ModelAccessError), (503, ModelUnavailableError)])
+async def test_a_refusal_is_typed(status: int, kind: type[ModelError]) -> None:
+    assert type(await error_from(HELLO, Link(status=status))) is kind
+
+
+def test_an_address_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(UsageError):
+        OpenAIResponses("example.org", "m")
+
+
+# --- connections that break -----------------------------------------------------------------------------------
+
+
+@spec("TURN-61")
+@pytest.mark.parametrize("ending", ["end", "cut"])
+@pytest.mark.parametrize("events_max", range(1, 7))
+async def test_a_stream_that_breaks_anywhere_goes_on_after_its_last_event(
+    ending: str, events_max: int
+) -> None:
+    links = [Link(events_max, ending), Link(0, "cut"), Link(1, ending)]
+    async with responses_server(HELLO, links=links) as server, model_at(server) as model:
+        events = await answered(model)
+    assert words(events) == HELLO_TEXT
+    assert [type(each) for each in events].count(Resumable) == 1
+    assert events[-1] == END
+    assert numbers_asked(server)[:2] == [str(events_max - 1)] * 2
+
+
+async def test_silence_is_a_break_too() -> None:
+    async with (
+        responses_server(HELLO, links=[Link(3, "hang")]) as server,
+        model_at(server, limits=SHORT) as model,
+    ):
+        assert words(await answered(model)) == HELLO_TEXT
+    assert numbers_asked(server) == ["2"]
+
+
+async def test_a_server_that_is_down_for_a_moment_is_asked_again() -> None:
+    links = [Link(3, "cut"), Link(status=503), Link(status=502)]
+    async with responses_server(HELLO, links=links) as server, model_at(server) as model:
+        assert words(await answered(model)) == HELLO_TEXT
+
+
+async def test_connections_that_bring_nothing_are_bounded() -> None:
+    links = [Link(3, "cut"), *[Link(0, "cut")] * 10]
+    async with responses_server(HELLO, links=links) as server, model_at(server) as model:
+        with pytest.raises(ModelCutError):
+            await answered(model)
+    assert len(server.asked) == RECONNECTS_MAX + 1
+
+
+async def test_a_provider_that_hangs_on_every_connection_is_a_stall() -> None:
+    assert type(await error_from(HELLO, *[Link(0, "hang")] * 10, limits=SHORT)) is ModelStalledError
+    assert (
+        type(await error_from(HELLO, Link(3, "hang"), *[Link(0, "hang")] * 10, limits=SHORT))
+        is ModelStalledError
+    )
+
+
+@spec("TURN-62")
+async def test_a_reply_that_the_server_forgot_is_told_as_forgotten() -> None:
+    assert type(await error_from(HELLO, Link(3, "cut"), Link(status=404))) is ModelForgotError
+    async with responses_server(HELLO) as server, model_at(server) as model:
+        request = ModelRequest("", ASKED.history, resume="resp_gone")
+        with pytest.raises(ModelForgotError):
+            await answered(model, request)
+    assert server.asked == [("GET", "/responses/resp_gone?stream=true")]
+
+
+async def test_without_background_a_cut_reply_is_asked_for_again_and_nothing_is_stored() -> None:
+    error = await error_from(HELLO, Link(3, "cut"), is_background=False)
+    assert type(error) is ModelUnavailableError
+    async with responses_server(HELLO) as server, model_at(server, is_background=False) as model:
+        events = await answered(model)
+    assert not any(isinstance(each, Resumable) for each in events)
+    assert (server.bodies[0]["store"], "background" in server.bodies[0]) == (False, False)
+
+
+async def test_stopping_a_reply_tells_the_server() -> None:
+    async with responses_server(HELLO) as server, model_at(server) as model:
+        await model.stop("resp_1")
+    assert server.cancelled == ["resp_1"]
+    with pytest.raises(ModelUnavailableError):
+        await model.stop("resp_1")
+
+
+# --- sessions -------------------------------------------------------------------------------------------------
+
+
+def _journal(memory: Memory) -> list[object]:
+    return [decode(each.body) for each in memory.sessions["s"].records]
+
+
+@spec("TURN-63")
+async def test_a_cancel_stops_the_reply_at_the_provider() -> None:
+    async with responses_server(HELLO, links=[Link(3, "hang")]) as server, model_at(server) as model:
+        host = Host(Agent(model), MemoryStore())
+        await host.start()
+        runner = await host.session("s", create=True)
+        async with asyncio.timeout(WAIT_S):
+            await runner.submit(SendMessage(UserMessage.of("hi")))
+            position = 0
+            while not any(
+                isinstance(decode(each.body), Delta) for each in await runner.read(after=0, limit=99)
+            ):
+                position = runner.newest.position
+                await runner.wait(position)
+            await runner.submit(Cancel())
+            await server.left.wait()
+            await host.stop()
+    assert server.cancelled == list(server.kept)
+
+
+@spec("TURN-61", "TURN-62")
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_the_next_owner_takes_the_reply_up_or_asks_anew(*, forgets: bool) -> None:
+    memory = Memory()
+    async with responses_server(HELLO, HELLO, links=[Link(4, "hang")]) as server, model_at(server) as model:
+        first = Host(Agent(model), MemoryStore(memory))
+        await first.start()
+        runner = await first.session("s", create=True)
+        async with asyncio.timeout(WAIT_S):
+            await runner.submit(SendMessage(UserMessage.of("hi")))
+            while not any(isinstance(each, Delta) for each in _journal(memory)):
+                await runner.wait(runner.newest.position)
+            await first.stop()
+            if forgets:
+                server.forget()
+            second = Host(Agent(model), MemoryStore(memory))
+            await second.start()
+            runner = await second.session("s")
+            while runner.state.is_live:
+                await runner.wait(runner.newest.position)
+            await second.stop()
+    journal = _journal(memory)
+    (whole,) = (each for each in journal if isinstance(each, ReplyCompleted))
+    assert (whole.body.text, whole.attempt) == (HELLO_TEXT, 2 if forgets else 1)
+    shown = [each.text for each in journal if isinstance(each, Delta) and each.attempt == whole.attempt]
+    assert "".join(shown) == HELLO_TEXT
+    assert [each.number for each in journal if isinstance(each, AttemptContinued)] == [1]
+    assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1, 2][: 1 + forgets]
+    assert [method for method, _ in server.asked] == ["POST", "GET", *(["POST"] if forgets else [])]
+    assert server.cancelled == []
+
+
+async def test_a_turn_over_bad_connections_shows_every_word_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_responses, "RECONNECTS_MAX", 0)
+    monkeypatch.setattr(deciding, "MODEL_BACKOFF", Backoff(first_s=0.01, most_s=0.01))
+    links = [Link(3, "cut"), Link(5, "cut")]
+    memory = Memory()
+    async with responses_server(HELLO, links=links) as server, model_at(server) as model:
+        host = Host(Agent(model), MemoryStore(memory))
+        await host.start()
+        await run_turn(host, "s", "hi")
+        await host.stop()
+    journal = _journal(memory)
+    assert "".join(each.text for each in journal if isinstance(each, Delta)) == HELLO_TEXT
+    assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1]
+    assert len(server.bodies) == 1

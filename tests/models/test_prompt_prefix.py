@@ -1,0 +1,298 @@
+"""Requests whose beginning stays the same, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.history.codecs.codec_spec import Value
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    File,
+    Finish,
+    History,
+    Reply,
+    Result,
+    Text,
+    ToolSpec,
+    UserMessage,
+)
+from midstream.history.profiles import PROFILES
+from midstream.history.rendering import render
+from midstream.models import openai_chat_tools
+from midstream.models.prompt_prefix import (
+    ANCHORS_MAX,
+    LOOK_BACK_BLOCKS,
+    anchored,
+    anchored_chat,
+    cache_key_of,
+    canonical_tools,
+    head_of,
+    takes_cache_key,
+)
+from tests.history.histories import MODEL, histories
+from tests.search import tried
+from tests.spec import spec
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "at": {"type": "integer", "minimum": 0}},
+}
+READ = ToolSpec("read", "Read a file.", SCHEMA)
+LIST = ToolSpec("list", "List a folder.", {})
+EVERYBODY = st.sampled_from(sorted(PROFILES))
+
+
+def encoded(messages: object) -> bytes:
+    """Return a list's JSON without its end, so that a longer list begins with it."""
+    return msgspec.json.encode(messages)[:-1]
+
+
+@spec("REUSE-58")
+@settings(max_examples=tried(300))
+@given(histories(8), EVERYBODY, st.data())
+def test_the_messages_of_a_turn_begin_with_those_of_the_turn_before(
+    history: History, profile: str, data: st.DataObject
+) -> None:
+    """The request before a user's message is answered, and every one after it."""
+    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    if len(ends) > 1:
+        before = data.draw(st.sampled_from(ends[:-1]))
+        now = data.draw(st.sampled_from([end for end in ends if end > before]))
+        shorter = render(History(history.entries[:before]), "Be brief.", profile, model=MODEL).messages
+        longer = render(History(history.entries[:now]), "Be brief.", profile, model=MODEL).messages
+        assert encoded(longer).startswith(encoded(shorter))
+
+
+def is_asked(entries: tuple[Entry, ...]) -> bool:
+    """Whether a model is asked here: by a user, or after the results of its calls."""
+    last = entries[-1]
+    return isinstance(last, UserMessage) or bool(last.results)
+
+
+@spec("REUSE-59")
+@given(st.permutations([READ, LIST, ToolSpec("write", "Write.", {"required": ["b", "a"], "type": "object"})]))
+def test_the_same_tools_are_the_same_bytes_in_whatever_order_they_come(tools: list[ToolSpec]) -> None:
+    shuffled = [
+        ToolSpec(each.name, each.description, dict(reversed(each.parameters.items()))) for each in tools
+    ]
+
+    assert msgspec.json.encode(canonical_tools(shuffled)) == msgspec.json.encode(canonical_tools(tools))
+    assert head_of("", shuffled) == head_of("", tools)
+
+
+@spec("REUSE-59")
+def test_properties_keep_their_order() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"reason": {"type": "string", "description": "why"}, "answer": {}},
+        "required": ["reason", "answer"],
+    }
+    (tool,) = canonical_tools([ToolSpec("t", "", schema)])
+
+    assert list(tool.parameters) == ["properties", "required", "type"]
+    assert list(tool.parameters["properties"]) == ["reason", "answer"]
+    assert list(tool.parameters["properties"]["reason"]) == ["description", "type"]
+    assert tool.parameters["required"] == ["reason", "answer"]
+
+
+def test_another_prompt_or_tool_has_another_digest() -> None:
+    head = head_of("Be brief.", [READ])
+
+    assert head_of("Be brief!", [READ]).system != head.system
+    assert head_of("Be brief!", [READ]).tools == head.tools
+    assert head_of("Be brief.", [READ, LIST]).tools != head.tools
+
+
+@spec("REUSE-60")
+def test_a_cache_key_is_short_stable_and_says_nothing_of_the_session() -> None:
+    key = cache_key_of("s-with-a-name" * 40)
+
+    assert key == cache_key_of("s-with-a-name" * 40) != cache_key_of("another")
+    assert len(key) <= 64
+    assert "name" not in key
+
+
+@spec("REUSE-60")
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        ("api.openai.com", True),
+        ("eu.api.openai.com", True),
+        ("notapi.openai.com.example.org", False),
+        ("127.0.0.1", False),
+    ],
+)
+def test_the_key_goes_to_servers_that_are_known_to_take_it(host: str, is_known: bool) -> None:  # noqa: FBT001 - a case
+    assert takes_cache_key(host) is is_known
+
+
+# --- Anthropic's marks ------------------------------------------------------------------------------------------
+
+
+def asked(*words: str) -> list[Entry]:
+    return [UserMessage.of(each) for each in words]
+
+
+def ran(calls: int) -> Exchange:
+    made = tuple(Call(f"c{number}", "read", "{}") for number in range(calls))
+    return Exchange(Reply((Text("I look."), *made), Finish.CALLS), tuple(Result(c.id, "words") for c in made))
+
+
+def body_of(*entries: Entry) -> dict[str, Any]:
+    sent = render(History(entries), "Be brief.", "anthropic")
+    tools = [{"name": "read", "input_schema": {"type": "object"}}, {"name": "list", "input_schema": {}}]
+    return {"model": "m", "max_tokens": 9, "tools": tools, "system": sent.system, "messages": sent.messages}
+
+
+def marks(body: dict[str, Any]) -> list[str]:
+    found = [f"tools[{place}]" for place, each in enumerate(body["tools"]) if "cache_control" in each]
+    found += [f"system[{place}]" for place, each in enumerate(body["system"]) if "cache_control" in each]
+    for number, message in enumerate(body["messages"]):
+        if isinstance(message["content"], list):
+            blocks = enumerate(message["content"])
+            found += [f"messages[{number}][{place}]" for place, each in blocks if "cache_control" in each]
+    return found
+
+
+def unmarked(value: Value) -> Value:
+    if isinstance(value, list):
+        return [unmarked(each) for each in value]
+    if isinstance(value, dict):
+        return {key: unmarked(each) for key, each in value.items() if key != "cache_control"}
+    return value
+
+
+@spec("REUSE-61")
+def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
+    body = anchored(body_of(*asked("hi")))
+
+    assert marks(body) == ["tools[1]", "system[0]", "messages[0][0]"]
+    assert body["tools"][1]["cache_control"] == {"type": "ephemeral"}
+    assert anchored(body_of(*asked("hi")), ttl="1h")["system"][0]["cache_control"] == {
+        "type": "ephemeral",
+        "ttl": "1h",
+    }
+
+
+@spec("REUSE-61")
+def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
+    """However many blocks one reply adds: a look back of 20 would not reach over 25 calls and their results."""
+    calls = LOOK_BACK_BLOCKS + 5
+    first, second = asked("read it all"), [*asked("read it all"), ran(calls)]
+    third = [*second, Exchange(Reply((Text("Done."),))), *asked("again")]
+
+    bodies = [anchored(body_of(*entries)) for entries in (first, second, third)]
+    tails = [marks(body)[-1] for body in bodies]
+    assert tails == ["messages[0][0]", f"messages[2][{calls - 1}]", "messages[4][0]"]
+    assert [marks(body)[-2] for body in bodies[1:]] == tails[:-1]
+
+
+@spec("REUSE-61")
+@settings(max_examples=tried(200))
+@given(histories(8))
+def test_there_are_never_more_marks_than_allowed_and_what_carries_them_may(history: History) -> None:
+    body = anchored(body_of(*history.entries))
+    for message in body["messages"]:
+        for block in message["content"] if isinstance(message["content"], list) else ():
+            if "cache_control" in block:
+                assert block["type"] not in ("thinking", "redacted_thinking")
+                assert block["type"] != "text" or block["text"].strip()
+
+    assert len(marks(body)) <= ANCHORS_MAX
+
+
+@spec("REUSE-61")
+@settings(max_examples=tried(200))
+@given(histories(8), st.data())
+def test_but_for_the_marks_a_longer_conversation_begins_with_the_shorter_one(
+    history: History, data: st.DataObject
+) -> None:
+    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    if len(ends) > 1:
+        end = data.draw(st.sampled_from(ends[:-1]))
+        shorter, longer = (unmarked(anchored(body_of(*history.entries[:to]))) for to in (end, ends[-1]))
+        assert encoded(longer["messages"]).startswith(encoded(shorter["messages"]))
+
+
+@spec("REUSE-61")
+def test_a_body_with_marks_of_its_own_is_left_alone() -> None:
+    body = body_of(*asked("hi"))
+    body["messages"] = [
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
+    ]
+
+    assert anchored(body) == body
+    assert anchored({**body_of(*asked("hi")), "cache_control": {}}) == {
+        **body_of(*asked("hi")),
+        "cache_control": {},
+    }
+
+
+def chat_of(*entries: Entry) -> dict[str, Any]:
+    sent = render(History(entries), "Be brief.", "openai-chat")
+    return {"model": "m", "tools": openai_chat_tools.render_tools([LIST, READ]), "messages": sent.messages}
+
+
+@spec("REUSE-61")
+def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
+    """Beside the content of a result a mark is reported to make one such server hang."""
+    entries = [*asked("read it"), ran(2)]
+    before, now = (anchored_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    system, user, reply, first, last = now["messages"]
+
+    assert [tool.get("cache_control") for tool in now["tools"]] == [None, mark]
+    assert system["content"] == [{"type": "text", "text": "Be brief.", "cache_control": mark}]
+    assert user == before["messages"][1]
+    assert user["content"] == [{"type": "text", "text": "read it", "cache_control": mark}]
+    assert reply == chat_of(*entries)["messages"][2]
+    assert first["content"] == [{"type": "text", "text": "words"}]
+    assert last == {
+        "role": "tool",
+        "tool_call_id": "c1",
+        "content": [{"type": "text", "text": "words", "cache_control": mark}],
+    }
+
+
+@spec("REUSE-61")
+def test_of_a_message_with_an_image_its_words_are_marked() -> None:
+    picture = UserMessage((Text("What is it?"), File("image/png", data="AAAA")))
+    (_, user) = anchored_chat(chat_of(picture))["messages"]
+
+    assert ["cache_control" in part for part in user["content"]] == [True, False]
+
+
+@spec("REUSE-61")
+@settings(max_examples=tried(200))
+@given(histories(8), st.data())
+def test_but_for_the_marks_longer_chat_completions_begin_with_the_shorter_ones(
+    history: History, data: st.DataObject
+) -> None:
+    ends = [end for end in range(1, len(history.entries) + 1) if is_asked(history.entries[:end])]
+    if ends:
+        end = data.draw(st.sampled_from(ends))
+        shorter, longer = (anchored_chat(chat_of(*history.entries[:to])) for to in (end, ends[-1]))
+        assert str(longer).count("cache_control") <= ANCHORS_MAX
+        assert encoded(unmarked(longer["messages"])).startswith(encoded(unmarked(shorter["messages"])))
+        assert anchored_chat(longer) == longer
+
+
+def test_the_body_that_was_given_stays_as_it_is() -> None:
+    body = body_of(*asked("hi"), ran(2))
+    before = msgspec.json.encode(body)
+    anchored(body)
+    assert msgspec.json.encode(body) == before
+
+
+def test_a_body_without_anything_to_mark_is_no_trouble() -> None:
+    assert anchored({"messages": []}) == {"messages": []}
+    assert anchored({"messages": [{"role": "user", "content": " "}]})["messages"][0]["content"] == [
+        {"type": "text", "text": " "}
+    ]

@@ -1,0 +1,520 @@
+"""pydantic-ai's models as models of ours: its test doubles, and its real OpenAI model against a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import anthropic
+import httpx2
+import msgspec
+import openai
+import pytest
+from pydantic_ai import messages
+from pydantic_ai.models import Model as PydanticModel
+from pydantic_ai.models import StreamedResponse
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.settings import ModelSettings
+
+from midstream.errors import (
+    ContextOverflowError,
+    ModelAccessError,
+    ModelError,
+    ModelFilteredError,
+    ModelMissingError,
+    ModelRejectedError,
+    ModelUnavailableError,
+    UsageError,
+)
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    File,
+    Finish,
+    History,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
+from midstream.models.model import Model
+from midstream.models.pydantic_ai import PydanticAIModel, rendered
+from midstream.models.replies import (
+    CallRequested,
+    Finished,
+    KeepAlive,
+    ModelEvent,
+    ModelRequest,
+    ReplyBuilder,
+    TextDelta,
+    ThinkingDelta,
+    Working,
+)
+from tests.history.codecs import messages_wire as claudes
+from tests.models.chat_server import WAIT_S, Answer, call, chat_server, delta, refusal, silence, stream, usage
+from tests.spec import spec
+
+READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
+ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,))
+HELLO = stream(delta(content="Hel"), delta("stop", content="lo"), usage(7, 2))
+
+
+async def answered(model: Model, request: ModelRequest = ASKED) -> list[ModelEvent]:
+    async with asyncio.timeout(WAIT_S):
+        events = [event async for event in model.stream(request)]
+    return [event for event in events if not isinstance(event, KeepAlive | Working)]
+
+
+@contextlib.asynccontextmanager
+async def openai_at(url: str) -> AsyncIterator[PydanticModel]:
+    """Make pydantic-ai's real OpenAI model; its own retries are off, as the docstring advises."""
+    async with httpx2.AsyncClient() as http:
+        client = openai.AsyncOpenAI(base_url=url, api_key="key", max_retries=0, http_client=http)
+        yield OpenAIChatModel("m-1", provider=OpenAIProvider(openai_client=client))
+
+
+async def answered_by(answer: Answer) -> list[ModelEvent]:
+    async with chat_server(answer) as server, openai_at(server.url) as model:
+        return await answered(PydanticAIModel(model))
+
+
+def reply_of(events: Sequence[ModelEvent]) -> Reply:
+    builder = ReplyBuilder(1, 1, 1)
+    for event in events:
+        builder.add(event)
+    reply = builder.reply()
+    assert reply is not None
+    return reply
+
+
+async def test_a_test_model_calls_and_then_answers() -> None:
+    model = PydanticAIModel(TestModel(custom_output_text="all done"))
+    assert model.name == "test:test"
+    asked = reply_of(await answered(model))
+    assert [made.name for made in asked.calls] == ["read"]
+    exchange = Exchange(asked, (Result(asked.calls[0].id, "X"),))
+    told = reply_of(await answered(model, ModelRequest("", ASKED.history.then(exchange), (READ,))))
+    assert (told.text, told.finish) == ("all done", Finish.STOP)
+
+
+async def test_thinking_text_and_calls_come_in_their_form() -> None:
+    async def say(
+        sent: list[messages.ModelMessage], info: AgentInfo
+    ) -> AsyncIterator[str | dict[int, DeltaThinkingPart] | dict[int, DeltaToolCall]]:
+        yield {0: DeltaThinkingPart(content="let me ")}
+        yield {0: DeltaThinkingPart(content="see", signature="sig")}
+        yield "I will "
+        yield "look."
+        yield {1: DeltaToolCall(name="read", json_args='{"path"', tool_call_id="a")}
+        yield {2: DeltaToolCall(name="read", json_args='{"path": "y"}', tool_call_id="b")}
+        yield {1: DeltaToolCall(json_args=': "x"}')}
+
+    *said, finished = await answered(PydanticAIModel(FunctionModel(stream_function=say)))
+    assert said == [
+        ThinkingDelta("let me "),
+        ThinkingDelta("see", "sig"),
+        TextDelta("I will "),
+        TextDelta("look."),
+        CallRequested("a", "read", '{"path": "x"}'),
+        CallRequested("b", "read", '{"path": "y"}'),
+    ]
+    assert isinstance(finished, Finished)
+    assert finished.finish is Finish.CALLS
+
+
+async def test_the_provider_is_told_the_tools_and_the_instructions() -> None:
+    seen: list[tuple[AgentInfo, str | None]] = []
+
+    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        last = sent[-1]
+        assert isinstance(last, messages.ModelRequest)
+        seen.append((info, last.instructions))
+        yield "ok"
+
+    await answered(PydanticAIModel(FunctionModel(stream_function=say)))
+    (info, instructions) = seen[0]
+    assert instructions == "Be brief."
+    told = [(each.name, each.description, each.parameters_json_schema) for each in info.function_tools]
+    assert told == [("read", "Read a file.", READ.parameters)]
+
+
+class Seen(httpx2.AsyncBaseTransport):
+    """Keeps what Anthropic is sent and refuses it, or answers with a stream."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self._answer = answer
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self.bodies.append(msgspec.json.decode(await request.aread()))
+        if self._answer:
+            return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self._answer)
+        return httpx2.Response(400, json={"type": "error", "error": {"type": "invalid", "message": "no"}})
+
+
+def claude(seen: Seen) -> PydanticModel:
+    client = anthropic.AsyncAnthropic(
+        api_key="key", max_retries=0, http_client=httpx2.AsyncClient(transport=seen)
+    )
+    return AnthropicModel("claude-test", provider=AnthropicProvider(anthropic_client=client))
+
+
+async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
+    thoughts = [*claudes.thought(0, "hm"), *claudes.withheld(1, "c2VhbGVk")]
+    words = [*claudes.text(2, "I look."), *claudes.call(3, "{}")]
+    events = [claudes.began("claude-test"), *thoughts, *words, *claudes.ended("tool_use")]
+    seen = Seen(claudes.wire(events))
+    model = PydanticAIModel(claude(seen))
+    replied = reply_of(await answered(model))
+    assert replied.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
+
+    history = ASKED.history.then(Exchange(replied, (Result("toolu_1", "X"),)))
+    await answered(model, ModelRequest("", history, (READ,)))
+    (_, said, _) = unmarked(seen.bodies[1]["messages"])
+    assert said["content"][:2] == [
+        {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
+        {"type": "redacted_thinking", "data": "c2VhbGVk"},
+    ]
+
+
+RAN = Exchange(Reply((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
+CLAUDES = [
+    ModelRequest("Be brief.", ASKED.history, (READ,)),
+    ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,)),
+    ModelRequest(
+        "Be brief.",
+        ASKED.history.then(RAN).then(Exchange(Reply((Text("X."),)))).then(UserMessage.of("on")),
+        (READ,),
+    ),
+]
+
+
+@spec("REUSE-61")
+async def test_what_anthropic_is_sent_is_marked_for_its_cache() -> None:
+    seen = Seen()
+    model = PydanticAIModel(claude(seen))
+    for request in CLAUDES:
+        with pytest.raises(ModelRejectedError):
+            await answered(model, request)
+
+    assert all("cache_control" in body for body in seen.bodies)  # its mark at the end of the messages
+    assert all("cache_control" in body["tools"][-1] for body in seen.bodies)
+    assert all("cache_control" in body["system"][-1] for body in seen.bodies)
+    opening = [body["messages"][0]["content"][0] for body in seen.bodies]
+    assert ["cache_control" in block for block in opening] == [False, True, True]
+    assert {block["text"] for block in opening} == {"hi"}
+    before, then, now = (msgspec.json.encode(unmarked(body["messages"]))[:-1] for body in seen.bodies)
+    assert (then.startswith(before), now.startswith(then)) == (True, True)
+
+
+def unmarked(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(value, list):
+        return [unmarked(each) for each in value]
+    if isinstance(value, dict):
+        return {key: unmarked(each) for key, each in value.items() if key != "cache_control"}
+    return value
+
+
+@spec("REUSE-61")
+@pytest.mark.parametrize(
+    ("options", "request_of"),
+    [
+        ({"is_cached": False}, {}),
+        ({"settings": {"anthropic_cache": False}}, {}),
+        ({}, {"is_ephemeral": True}),
+    ],
+)
+async def test_nothing_is_marked_where_that_is_not_wanted(
+    options: dict[str, Any], request_of: dict[str, Any]
+) -> None:
+    seen = Seen()
+    request = msgspec.structs.replace(CLAUDES[1], **request_of)
+    with pytest.raises(ModelRejectedError):
+        await answered(PydanticAIModel(claude(seen), **options), request)
+
+    assert b"cache_control" not in msgspec.json.encode(seen.bodies)
+
+
+def test_a_history_is_rendered_whole() -> None:
+    made = (Call("a", "read", '{"path": "x"}'), Call("b", "read", "{broken"))
+    replied = Reply((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
+    history = History(
+        (
+            UserMessage.of("hi"),
+            Exchange(replied, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
+            Exchange(Reply((Thinking("nothing to say"),), model="test")),
+            UserMessage.of("go on"),
+        )
+    )
+    (asking, answering, results, going_on), _ = rendered(history, "Be brief.", TestModel())
+    assert [part.part_kind for part in asking.parts] == ["user-prompt"]
+    assert answering.parts == [
+        messages.ThinkingPart("hm", signature="sig", provider_name="test"),
+        messages.TextPart("I will look."),
+        messages.ToolCallPart("read", '{"path": "x"}', tool_call_id="a"),
+        messages.ToolCallPart("read", '{"_raw":"{broken"}', tool_call_id="b"),
+    ]
+    kinds = [(part.part_kind, getattr(part, "outcome", None)) for part in results.parts]
+    assert kinds == [("tool-return", "success"), ("tool-return", "failed")]
+    assert [part.part_kind for part in going_on.parts] == ["user-prompt"]
+
+
+def test_the_thinking_of_another_model_is_not_sent() -> None:
+    replied = Reply((Thinking("hm", "sig"), Text("yes")), model="another")
+    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Exchange(replied))), "", TestModel())
+    assert answering.parts == [messages.TextPart("yes")]
+
+
+def test_files_take_the_form_their_kind_has() -> None:
+    files = (
+        File("image/png", data="AAAA"),
+        File("image/png", url="https://example.org/a.png"),
+        File("audio/wav", url="https://example.org/a.wav"),
+        File("video/mp4", url="https://example.org/a.mp4"),
+        File("application/pdf", url="https://example.org/a.pdf"),
+    )
+    ((asking,), _) = rendered(History((UserMessage(files),)), "", TestModel())
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    kinds = [type(part) for part in prompt.content]
+    assert kinds == [
+        messages.BinaryImage,
+        messages.ImageUrl,
+        messages.AudioUrl,
+        messages.VideoUrl,
+        messages.DocumentUrl,
+    ]
+
+
+def test_an_attachment_that_is_no_base64_does_not_end_the_session() -> None:
+    history = History((UserMessage((File("image/png", data="!"),)),))
+    ((asking,), _) = rendered(history, "", TestModel())
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    assert prompt.content == "[attached file: image/png, which you cannot be shown]"
+
+
+def test_an_attachment_arrives_byte_for_byte() -> None:
+    history = History((UserMessage((File("image/png", data="++//AA=="),)),))
+    ((asking,), _) = rendered(history, "", TestModel())
+    (prompt,) = asking.parts
+    assert isinstance(prompt, messages.UserPromptPart)
+    image = prompt.content[0]
+    assert isinstance(image, messages.BinaryContent)
+    assert image.data == b"\xfb\xef\xff\x00"
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "profile"),
+    [
+        ("test", "m", "pydantic-ai"),
+        ("bedrock", "mistral.large", "bedrock-mistral"),
+        ("deepseek", "r", "deepseek"),
+    ],
+)
+def test_the_provider_says_whose_rules_hold(system: str, name: str, profile: str) -> None:
+    class Named(TestModel):
+        @property
+        def system(self) -> str:
+            return system
+
+    assert PydanticAIModel(Named(model_name=name))._profile == profile
+    assert PydanticAIModel(Named(model_name=name), profile="portable")._profile == "portable"
+
+
+async def test_a_tool_loop_that_lost_its_thinking_goes_on_without() -> None:
+    seen: list[object] = []
+
+    async def say(sent: list[messages.ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        seen.append((info.model_settings or {}).get("anthropic_thinking"))
+        yield "ok"
+
+    thinking = {"type": "enabled", "budget_tokens": 2000}
+    model = PydanticAIModel(
+        FunctionModel(stream_function=say),
+        settings=cast("ModelSettings", {"anthropic_thinking": thinking}),
+        profile="anthropic",
+    )
+    await answered(model)
+    exchange = Exchange(Reply((Call("a", "read"),)), (Result("a", "X"),))
+    await answered(model, ModelRequest("", ASKED.history.then(exchange), (READ,)))
+    assert seen == [thinking, {"type": "disabled"}]
+
+
+async def test_a_real_model_streams_text_with_its_usage() -> None:
+    assert await answered_by(HELLO) == [
+        TextDelta("Hel"),
+        TextDelta("lo"),
+        Finished(Finish.STOP, "m-1", Usage(7, 2)),
+    ]
+
+
+async def test_a_real_model_makes_parallel_calls() -> None:
+    events = await answered_by(
+        stream(
+            delta(tool_calls=[call(0, '{"path": ', "a", "read")]),
+            delta(tool_calls=[call(1, "{", "b", "read"), call(0, '"x"}')]),
+            delta("tool_calls", tool_calls=[call(1, "}")]),
+        )
+    )
+    assert events == [
+        CallRequested("a", "read", '{"path": "x"}'),
+        CallRequested("b", "read", "{}"),
+        Finished(Finish.CALLS, "m-1", Usage()),
+    ]
+
+
+async def test_a_real_model_shows_its_thinking() -> None:
+    events = await answered_by(stream(delta(reasoning_content="hm"), delta("stop", content="yes")))
+    assert [type(event) for event in events if not isinstance(event, Finished)][-1] is TextDelta
+    assert any(isinstance(event, ThinkingDelta) and event.text == "hm" for event in events)
+
+
+async def test_the_wire_carries_the_whole_conversation() -> None:
+    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    request = ModelRequest("Be brief.", ASKED.history.then(exchange), (READ,))
+    async with chat_server(HELLO) as server, openai_at(server.url) as model:
+        await answered(PydanticAIModel(model), request)
+        sent = server.bodies[0]["messages"]
+    assert [message["role"] for message in sent] == ["system", "user", "assistant", "tool"]
+    assert sent[2]["tool_calls"][0]["id"] == sent[3]["tool_call_id"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(429, {"message": "slow down"}, **{"retry-after": "3"}), ModelUnavailableError),
+        (refusal(500), ModelUnavailableError),
+        (refusal(429, {"message": "pay first", "code": "insufficient_quota"}), ModelAccessError),
+        (refusal(400), ModelRejectedError),
+        (refusal(401), ModelAccessError),
+        (refusal(400, {"message": "long", "code": "context_length_exceeded"}), ContextOverflowError),
+        (stream(delta(content="Hel"), ending="cut"), ModelUnavailableError),
+        (stream(delta(content="Hel"), {"error": {"message": "overloaded"}}), ModelUnavailableError),
+        (stream(delta("content_filter")), ModelFilteredError),
+    ],
+    ids=["429", "500", "quota", "400", "401", "overflow", "cut", "error-inside", "filter"],
+)
+async def test_what_goes_wrong_is_typed(answer: Answer, kind: type[ModelError]) -> None:
+    with pytest.raises(ModelError) as caught:
+        await answered_by(answer)
+    assert type(caught.value) is kind
+
+
+async def test_the_pause_a_provider_asks_for_is_kept() -> None:
+    with pytest.raises(ModelUnavailableError) as caught:
+        await answered_by(refusal(429, **{"retry-after": "3"}))
+    assert caught.value.retry_after_s == 3.0
+
+
+async def test_no_provider_is_unavailable() -> None:
+    async with chat_server() as server:
+        gone = server.url
+    async with openai_at(gone) as model:
+        with pytest.raises(ModelUnavailableError):
+            await answered(PydanticAIModel(model))
+
+
+async def test_closing_the_iterator_closes_the_connection() -> None:
+    async with (
+        chat_server(stream(delta(content="Hel"), ending="hang")) as server,
+        openai_at(server.url) as model,
+        asyncio.timeout(WAIT_S),
+    ):
+        async with contextlib.aclosing(PydanticAIModel(model).stream(ASKED)) as events:
+            assert await anext(events) == TextDelta("Hel")
+        await server.left.wait()
+
+
+async def test_a_provider_that_never_answers_is_left_and_asked_again() -> None:
+    async with chat_server(silence(), HELLO) as server, openai_at(server.url) as model:
+        async with asyncio.timeout(WAIT_S):
+            asking = asyncio.create_task(answered(PydanticAIModel(model)))
+            await server.asked.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await server.left.wait()
+        assert TextDelta("lo") in await answered(PydanticAIModel(model))
+    assert len(set(server.connections)) == 2
+
+
+def test_a_model_nobody_knows_and_one_without_its_key_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="Unknown model"):
+        PydanticAIModel("nobody:nothing")
+    with pytest.raises(UsageError, match="OPENAI_API_KEY"):
+        PydanticAIModel("openai:gpt-5")
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    assert PydanticAIModel("openai:gpt-5").name == "openai:gpt-5"
+
+
+def test_a_provider_whose_package_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "groq", None)
+    monkeypatch.delitem(sys.modules, "pydantic_ai.models.groq", raising=False)
+    with pytest.raises(ModelMissingError, match="groq"):
+        PydanticAIModel("groq:llama")
+
+
+def test_without_pydantic_ai_the_error_holds_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic_ai", None)
+    monkeypatch.delitem(sys.modules, "midstream.models.pydantic_ai")
+    with pytest.raises(ModelMissingError, match=r"pip install 'midstream\[models\]'"):
+        importlib.import_module("midstream.models.pydantic_ai")
+
+
+class Google(TestModel):
+    """A double of Google's models: its calls bear a thought signature."""
+
+    @property
+    def system(self) -> str:
+        return "google"
+
+    @contextlib.asynccontextmanager
+    async def request_stream(self, *args: Any, **more: Any) -> AsyncIterator[StreamedResponse]:  # noqa: ANN401 - theirs
+        async with super().request_stream(*args, **more) as streamed:
+            whole = streamed.get
+
+            def signed() -> messages.ModelResponse:
+                reply = whole()
+                for part in reply.parts:
+                    if isinstance(part, messages.ToolCallPart):
+                        part.provider_details = {"thought_signature": "c2ln"}
+                return reply
+
+            vars(streamed)["get"] = signed
+            yield streamed
+
+
+async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -> None:
+    model = Google(model_name="gemini-3-pro")
+    *_, called, finished = await answered(PydanticAIModel(model))
+    assert isinstance(called, CallRequested)
+    assert called.signature == "c2ln"
+    assert isinstance(finished, Finished)
+
+    builder = ReplyBuilder(1, 1, 1)
+    for event in (called, finished):
+        builder.add(event)
+    reply = builder.reply()
+    assert reply is not None
+    history = History((UserMessage.of("hi"), Exchange(reply, (Result(reply.calls[0].id, "X"),))))
+    sent, _ = rendered(history, "", model)
+    (back,) = [part for message in sent for part in message.parts if isinstance(part, messages.ToolCallPart)]
+    assert (back.provider_name, back.provider_details) == ("google", {"thought_signature": "c2ln"})
+    other, _ = rendered(history, "", Google(model_name="gemini-2.5-pro"))
+    (unsigned,) = [p for message in other for p in message.parts if isinstance(p, messages.ToolCallPart)]
+    assert unsigned.provider_details is None

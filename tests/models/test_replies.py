@@ -1,0 +1,224 @@
+"""From what a model says to the reply that comes of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.errors import ModelForgotError
+from midstream.history.messages import (
+    UPSTREAM_CUT,
+    Call,
+    Finish,
+    Outcome,
+    Reply,
+    Text,
+    Thinking,
+    UpstreamCall,
+    Usage,
+)
+from midstream.history.upstream_calls import Words
+from midstream.models.replies import (
+    DELTA_CHARS_MAX,
+    CallRequested,
+    Finished,
+    ModelEvent,
+    ReplyBuilder,
+    TextDelta,
+    ThinkingDelta,
+    UpstreamCallEnded,
+    UpstreamCallStarted,
+    merge_deltas,
+)
+from midstream.session.records import Delta, encode
+from tests.spec import spec
+
+words = st.text(st.characters(exclude_categories=[]), max_size=5)
+events = st.lists(
+    st.one_of(
+        st.builds(TextDelta, words),
+        st.builds(ThinkingDelta, words, st.none() | words),
+        st.builds(ThinkingDelta, st.just(""), words, st.just(True)),  # noqa: FBT003 - a strategy
+        st.builds(CallRequested, words, words, words),
+        st.builds(UpstreamCallStarted, st.sampled_from("ab"), words, words),
+        st.builds(UpstreamCallEnded, st.sampled_from("abc"), words),
+    ),
+    max_size=12,
+)
+
+
+def _built(*said: ModelEvent) -> tuple[list[Delta], Reply | None]:
+    builder = ReplyBuilder(1, 2, 3)
+    deltas = [delta for event in said for delta in builder.add(event)]
+    return deltas, builder.reply()
+
+
+def test_thinking_in_sealed_words_is_a_part_of_its_own() -> None:
+    sealed = ThinkingDelta("", "c2VhbGVk", is_redacted=True)
+    deltas, reply = _built(ThinkingDelta("hm"), sealed, sealed, TextDelta("yes"), Finished())
+    assert [delta.text for delta in deltas] == ["hm", "yes"]
+    assert reply is not None
+    withheld = Thinking("", "c2VhbGVk", is_redacted=True)
+    assert reply.parts == (Thinking("hm"), withheld, withheld, Text("yes"))
+
+
+def test_a_reply_is_made_of_what_was_said_in_order() -> None:
+    deltas, reply = _built(
+        ThinkingDelta("let me "),
+        ThinkingDelta("see", signature="sig"),
+        TextDelta("I will "),
+        TextDelta("look."),
+        CallRequested("a", "read", '{"path": "x"}'),
+        Finished(Finish.CALLS, "scripted", Usage(1, 2)),
+    )
+    assert deltas == [
+        Delta(1, 2, 3, 0, "thinking", "let me "),
+        Delta(1, 2, 3, 0, "thinking", "see"),
+        Delta(1, 2, 3, 1, "text", "I will "),
+        Delta(1, 2, 3, 1, "text", "look."),
+    ]
+    assert reply == Reply(
+        (Thinking("let me see", "sig"), Text("I will look."), Call("a", "read", '{"path": "x"}')),
+        Finish.CALLS,
+        "scripted",
+        Usage(1, 2),
+    )
+
+
+def test_a_reply_that_was_not_finished_is_none() -> None:
+    assert _built(TextDelta("half a"))[1] is None
+
+
+def test_a_reply_of_nothing_is_none() -> None:
+    assert _built(Finished())[1] is None
+    assert _built(TextDelta(" \n"), ThinkingDelta(""), Finished())[1] is None
+
+
+def test_a_finish_is_noticed() -> None:
+    builder = ReplyBuilder(1, 1, 1)
+    assert not builder.is_finished
+    builder.add(Finished())
+    assert builder.is_finished
+
+
+@given(events)
+def test_readers_who_join_the_deltas_read_what_the_reply_says(said: list[ModelEvent]) -> None:
+    deltas, reply = _built(*said, Finished())
+    texts: dict[int, str] = {}
+    for delta in deltas:
+        texts[delta.part] = texts.get(delta.part, "") + delta.text
+    if reply is not None:
+        parts = {
+            number: part.text
+            for number, part in enumerate(reply.parts)
+            if isinstance(part, Text | Thinking) and part.text
+        }
+        assert {number: text for number, text in texts.items() if text} == parts
+        calls = {delta.part: delta.call for delta in deltas if delta.call is not None}
+        assert calls == {n: part for n, part in enumerate(reply.parts) if isinstance(part, UpstreamCall)}
+
+
+@given(events)
+def test_whatever_a_model_says_can_be_stored(said: list[ModelEvent]) -> None:
+    """Providers cut an emoji in two: half of it has no UTF-8 form."""
+    deltas, reply = _built(*said, Finished())
+    for delta in deltas:
+        encode(delta)
+    if reply is not None:
+        for call in reply.calls:
+            assert call.id
+            (call.id + call.name + call.arguments).encode()
+
+
+@given(events)
+def test_merging_deltas_changes_no_word_and_never_crosses_parts(said: list[ModelEvent]) -> None:
+    deltas, _ = _built(*said)
+    merged = merge_deltas(deltas)
+    for part in {delta.part for delta in deltas}:
+        assert "".join(d.text for d in merged if d.part == part) == "".join(
+            d.text for d in deltas if d.part == part
+        )
+    assert [d.call for d in merged if d.call] == [d.call for d in deltas if d.call]
+    told = [delta.part for delta in merged if delta.call is None]
+    assert told == sorted(set(told))
+
+
+def test_no_delta_outgrows_a_frame() -> None:
+    deltas, _ = _built(TextDelta("x" * (2 * DELTA_CHARS_MAX + 1)))
+    assert [len(delta.text) for delta in deltas] == [DELTA_CHARS_MAX, DELTA_CHARS_MAX, 1]
+    assert [len(delta.text) for delta in merge_deltas(deltas)] == [DELTA_CHARS_MAX, DELTA_CHARS_MAX, 1]
+
+
+START = UpstreamCallStarted("u", "grep", '{"for":"x"}')
+END = UpstreamCallEnded("u", "line 1", Outcome.OK)
+RUNS = UpstreamCall("u", "grep", '{"for":"x"}')
+RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
+
+
+@spec("REUSE-54")
+def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
+    deltas, reply = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
+
+    assert deltas == [
+        Delta(1, 2, 3, 0, "text", "I look"),
+        Delta(1, 2, 3, 1, "thinking", "", RUNS),
+        Delta(1, 2, 3, 2, "text", "found"),
+        Delta(1, 2, 3, 1, "thinking", "", RAN),
+    ]
+    assert reply == Reply((Text("I look"), RAN, Text("found")))
+    assert reply.calls == ()
+
+
+@spec("REUSE-55")
+def test_one_that_never_ended_has_an_unknown_outcome() -> None:
+    deltas, reply = _built(START, Finished())
+
+    unknown = UpstreamCall("u", "grep", '{"for":"x"}', UPSTREAM_CUT, Outcome.UNKNOWN)
+    assert [delta.call for delta in deltas] == [RUNS, unknown]
+    assert reply == Reply((unknown,))
+
+
+def test_a_call_has_one_start_and_one_end_whatever_the_upstream_repeats() -> None:
+    deltas, reply = _built(START, START, END, UpstreamCallEnded("u", "again", Outcome.ERROR), Finished())
+
+    assert [delta.call for delta in deltas] == [RUNS, RAN]
+    assert reply == Reply((RAN,))
+
+
+def test_an_end_without_a_start_is_kept() -> None:
+    assert _built(END, Finished())[1] == Reply((UpstreamCall("u", "", "{}", "line 1", Outcome.OK),))
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ({}, [RUNS, RAN]),
+        ({0: RUNS}, [RAN]),
+        ({0: RAN}, []),
+    ],
+)
+def test_a_reply_that_is_taken_up_again_tells_only_what_is_new(
+    shown: dict[int, Words], told: list[UpstreamCall]
+) -> None:
+    builder = ReplyBuilder(1, 1, 1, shown)
+    deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
+
+    assert [delta.call for delta in deltas] == told
+    assert builder.reply() == Reply((RAN,))
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ({0: ("text", "hi")}, START),
+        ({0: RUNS}, TextDelta("hi")),
+        ({0: RUNS}, UpstreamCallStarted("v", "grep", "{}")),
+        ({0: RUNS}, Finished()),
+    ],
+)
+def test_a_reply_that_is_taken_up_again_with_other_calls_is_refused(
+    shown: dict[int, Words], said: ModelEvent
+) -> None:
+    with pytest.raises(ModelForgotError):
+        ReplyBuilder(1, 1, 1, shown).add(said)

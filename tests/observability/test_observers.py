@@ -1,0 +1,92 @@
+"""Observers are told of what was appended, once, in order, and cannot harm it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from midstream.engine.agent import Agent, sub_agent
+from midstream.engine.host import Host
+from midstream.history.messages import UserMessage
+from midstream.observability.observers import Observers
+from midstream.session.records import Record
+from midstream.session.turn.commands import SendMessage
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_model import ScriptedModel, calls, text
+from midstream.testing.worlds import FakeWorld
+
+
+class Noting:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        self.told += [(session, type(record).__name__) for record in records]
+
+
+class Failing:
+    def appended(self, session: str, records: Sequence[Record]) -> None:
+        raise ValueError("a secret")
+
+
+async def test_every_record_of_a_turn_is_told_but_the_words_on_their_way(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.ERROR)
+    world, noting = FakeWorld(), Noting()
+    host = Host(Agent(ScriptedModel(lambda _: text("Hello there."))), MemoryStore(), world=world)
+    host.observers.add(Failing())
+    host.observers.add(noting)
+    await host.start()
+    runner = await host.session("s1", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    await world.settle()
+    assert noting.told == [
+        ("s1", name)
+        for name in (
+            "EpochStarted",
+            "MessageAccepted",
+            "AttemptStarted",
+            "ReplyCompleted",
+            "ExchangeCommitted",
+            "TurnEnded",
+        )
+    ]
+    assert {record.getMessage() for record in caplog.records} == {"an observer failed: ValueError"}
+    assert "a secret" not in caplog.text
+    await host.stop(grace_s=0)
+
+
+class Meeting(Noting):
+    def answers(self, session: str, agent: str, model: str) -> None:
+        self.told.append((session, f"{agent} by {model}"))
+
+
+class Shy(Failing):
+    def answers(self, session: str, agent: str, model: str) -> None:
+        raise ValueError("a secret")
+
+
+async def test_who_answers_is_told_before_anything_is_appended(caplog: pytest.LogCaptureFixture) -> None:
+    world, meeting = FakeWorld(), Meeting()
+    helper = Agent(ScriptedModel([text("found it")]), name="helper")
+    named = sub_agent(helper, name="help", description="Helps.")
+    script = [calls(("help", '{"task": "look"}')), text("so")]
+    host = Host(Agent(ScriptedModel(script), name="main", tools=[named]), MemoryStore(), world=world)
+    for observer in (Shy(), Noting(), meeting):
+        host.observers.add(observer)
+    await host.start()
+    runner = await host.session("s1", create=True)
+    await runner.submit(SendMessage(UserMessage.of("hi")))
+    await world.settle()
+    assert not runner.state.is_live
+    first = dict(reversed(meeting.told))
+    assert first == {"s1": "main by scripted", "s1::1.1.0": "helper by scripted"}
+    assert "a secret" not in caplog.text
+    await host.stop(grace_s=0)
+
+
+def test_without_an_observer_nothing_is_read() -> None:
+    Observers().appended("s1", [b"no record at all"])

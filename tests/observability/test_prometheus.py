@@ -1,0 +1,70 @@
+"""Counters of a turn, without a word of it, and a page that Prometheus reads."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from midstream.history.messages import Reply, Usage
+from midstream.observability.prometheus import MODELS_MAX, Prometheus
+from midstream.session.calls import QuestionKind
+from midstream.session.records import (
+    AttemptStarted,
+    Judgement,
+    MemoryJudged,
+    QuestionAsked,
+    ReplyCompleted,
+    StallNoticed,
+)
+from midstream.timing import StalledOn
+from tests.frameworks.watched_turn import CANARY, watched_turn
+
+
+def _samples(page: bytes) -> dict[str, float]:
+    return {
+        " ".join(
+            (sample.name, *(f"{name}={value}" for name, value in sorted(sample.labels.items())))
+        ): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+        if not sample.name.endswith(("_created", "_bucket"))
+    }
+
+
+def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_labels_and_no_more() -> None:
+    prometheus = Prometheus()
+    for turn in range(1, MODELS_MAX + 51):
+        said = Reply((), model=f"model-{turn}", usage=Usage(10, 5))
+        prometheus.appended("s1", [AttemptStarted(turn, 1, 1, 0.0), ReplyCompleted(turn, 1, 1, said, 1.0)])
+    found = _samples(prometheus.page({}))
+    told = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
+    assert len(told) == MODELS_MAX + 1
+    assert found["midstream_tokens_total model=other type=input"] == 500
+
+
+async def test_what_ended_is_counted_with_its_outcome() -> None:
+    prometheus = Prometheus()
+    await watched_turn(prometheus)
+    prometheus.appended(
+        "s1",
+        [
+            QuestionAsked(1, 1, "c", QuestionKind.APPROVAL, "d", 0.0, CANARY),
+            StallNoticed(1, 1, StalledOn.TOOL, 9.0, 0.0),
+            MemoryJudged(1, 1, 1, Judgement("continuation", CANARY, "resumed"), 0.0),
+        ],
+    )
+    page = prometheus.page({"streams": 3})
+    found = _samples(page)
+    assert found["midstream_ended_total kind=turn outcome=completed"] == 1
+    assert found["midstream_ended_total kind=model outcome=ok"] == 2
+    assert found["midstream_tokens_total model=m-1 type=cache_write"] == 100
+    assert found["midstream_ended_total kind=model outcome=model_unavailable"] == 1
+    assert found["midstream_ended_total kind=call outcome=error"] == 1
+    assert found["midstream_seconds_count kind=model"] == 3
+    assert found["midstream_tokens_total model=m-1 type=input"] == 700
+    assert found["midstream_tokens_total model=m-1 type=cached"] == 200
+    assert found["midstream_questions_total kind=approval"] == 1
+    assert found["midstream_memory_judged_total kind=continuation way=resumed"] == 1
+    assert found["midstream_stalls_total waiting_for=tool"] == 1
+    assert found["midstream_streams"] == 3
+    assert _samples(prometheus.page({"streams": 1}))["midstream_streams"] == 1
+    assert CANARY not in page.decode()

@@ -1,0 +1,173 @@
+"""The text of an answer: each word once, however often it was begun; a reader that follows the rule has just that."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.history.messages import (
+    Exchange,
+    Finish,
+    Outcome,
+    Reply,
+    Text,
+    Thinking,
+    UpstreamCall,
+    UserMessage,
+)
+from midstream.protocol.answer_text import AnswerText
+from midstream.protocol.frames import Gone, SnapshotFrame
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    Delta,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+
+
+class Reader:
+    """A program that follows the rule, and beside it one that only adds up the words."""
+
+    def __init__(self) -> None:
+        self.answer = AnswerText()
+        self.shown = self.added = self.transcript = ""
+        self.replaced = 0
+
+    def take(self, *records: Record | Gone | SnapshotFrame) -> str:
+        for record in records:
+            so_far = self.answer.take(record)
+            self.transcript = so_far.transcript
+            self.shown = self.transcript if so_far.replaces else self.shown + so_far.added
+            self.added += so_far.added
+            self.replaced += so_far.replaces
+            if isinstance(record, MessageAccepted):
+                self.shown = self.added = ""
+            assert self.shown == self.transcript
+        return self.transcript
+
+
+def asked(reply: int = 1, attempt: int = 1) -> AttemptStarted:
+    return AttemptStarted(1, reply, attempt, 1.0)
+
+
+def words(text: str, reply: int = 1, attempt: int = 1) -> Delta:
+    return Delta(1, reply, attempt, 0, "text", text)
+
+
+def whole(*parts: Text | Thinking | UpstreamCall, reply: int = 1) -> ReplyCompleted:
+    return ReplyCompleted(1, reply, 1, Reply(parts, Finish.STOP), 1.0)
+
+
+SAID = MessageAccepted(1, UserMessage.of("hi"), 1.0)
+ENDED = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
+
+
+def test_words_that_a_new_attempt_repeats_are_not_added_again() -> None:
+    reader = Reader()
+    reader.take(SAID, asked(), words("one two "), asked(attempt=2), words("one "), words("two three"))
+    assert reader.take(whole(Text("one two three")), ENDED) == "one two three"
+    assert (reader.added, reader.replaced) == ("one two three", 0)
+
+
+def test_other_words_of_a_new_attempt_replace_what_was_shown() -> None:
+    reader = Reader()
+    reader.take(SAID, asked(), words("one two "), asked(attempt=2), words("one "))
+    assert reader.transcript == "one two ", "a reader keeps what may come again"
+    assert reader.take(words("tree")) == "one tree"
+    assert (reader.replaced, reader.take(whole(Text("one tree")), ENDED)) == (1, "one tree")
+
+
+def test_only_the_reply_that_is_being_made_is_void() -> None:
+    reader = Reader()
+    reader.take(SAID, asked(), words("I look. "), whole(Text("I look. ")), asked(2), words("The", 2))
+    assert reader.take(asked(2, 2), words("No", 2)) == "I look. No"
+
+
+def test_a_shorter_answer_replaces_a_longer_one_at_its_end() -> None:
+    begun = (SAID, asked(), words("one two"), asked(1, 2), words("one"))
+    assert Reader().take(*begun, whole(Text("one"))) == "one"
+    assert Reader().take(*begun, TurnEnded(1, TurnStatus.CANCELLED, 2.0)) == "one"
+
+
+def test_a_failed_attempt_keeps_its_words_until_another_one_has_some() -> None:
+    failed = AttemptFailed(1, 1, 1, "model", "it broke", 1.0)
+    assert Reader().take(SAID, asked(), words("half"), failed) == "half"
+    assert Reader().take(SAID, asked(), words("half"), failed, asked(1, 2), words("a whole")) == "a whole"
+
+
+def test_replies_are_paragraphs_and_so_is_what_stands_around_a_call_of_the_upstream() -> None:
+    ran = UpstreamCall("u", "grep", "{}", "a line", Outcome.OK)
+    reader = Reader()
+    reader.take(SAID, asked(), words("I look."), Delta(1, 1, 1, 1, "thinking", "", ran), words("Found."))
+    assert reader.transcript == "I look.\n\nFound."
+    assert reader.take(whole(Text("I look."), ran, Text("Found."))) == "I look.\n\nFound."
+    assert reader.take(asked(2), words("So.", 2)) == "I look.\n\nFound.\n\nSo."
+    assert reader.replaced == 0
+
+
+def test_a_reply_that_came_whole_or_whose_beginning_was_not_seen_is_told_whole() -> None:
+    assert Reader().take(SAID, asked(), whole(Thinking("hm"), Text("all"))) == "all"
+    assert Reader().take(words("ence"), whole(Text("a sentence"))) == "a sentence"
+
+
+def test_a_new_turn_has_a_new_answer() -> None:
+    reader = Reader()
+    reader.take(SAID, asked(), whole(Text("all")), ENDED)
+    assert reader.take(MessageAccepted(2, UserMessage.of("and?"), 3.0)) == ""
+
+
+def test_what_is_gone_is_forgotten_and_a_snapshot_has_the_rest() -> None:
+    reader = Reader()
+    reader.take(SAID, asked(), words("half"))
+    assert reader.take(Gone("1-1", "pruned", has_snapshot=True)) == ""
+    history = [
+        UserMessage.of("a"),
+        Exchange(Reply((Text("old"),), Finish.STOP)),
+        UserMessage.of("b"),
+        Exchange(Reply((Text("First."),), Finish.STOP)),
+    ]
+    running = {"turn": 2, "said": Reply((Text("Sec"),), Finish.INTERRUPTED)}
+    session = msgspec.json.encode({"turns": 2, "history": history, "running": running})
+    assert reader.take(SnapshotFrame("1-9", msgspec.Raw(session))) == "First.\n\nSec"
+    assert reader.take(words("ond.", 2), whole(Text("Second."), reply=2)) == "First.\n\nSecond."
+    assert reader.take(SnapshotFrame("1-9", msgspec.Raw(b'{"history":"of a later version"}'))).endswith(
+        "Second."
+    )
+
+
+attempts = st.lists(st.lists(st.sampled_from(["a", "b", " ", "ab"]), max_size=5), min_size=1, max_size=4)
+
+
+@given(st.lists(attempts, min_size=1, max_size=4))
+def test_however_often_replies_were_begun_a_reader_has_the_last_attempt_of_each(
+    replies: list[list[list[str]]],
+) -> None:
+    reader = Reader()
+    reader.take(SAID)
+    expected = ""
+    for reply, tries in enumerate(replies, start=1):
+        for attempt, pieces in enumerate(tries, start=1):
+            reader.take(asked(reply, attempt), *(words(piece, reply, attempt) for piece in pieces))
+        text = "".join(tries[-1])
+        is_apart = not expected or not text or expected[-1].isspace() or text[0].isspace()
+        expected += ("" if is_apart else "\n\n") + text
+        parts = (Text(text),) if text else (Thinking("hm"),)
+        assert reader.take(whole(*parts, reply=reply)) == expected
+    assert reader.take(ENDED) == expected
+
+
+@given(st.lists(st.sampled_from(["a", "b ", "cd"]), min_size=1, max_size=8), st.data())
+def test_a_model_that_repeats_itself_is_added_up_right_by_the_simplest_program(
+    pieces: list[str], data: st.DataObject
+) -> None:
+    reader = Reader()
+    cuts = data.draw(st.lists(st.integers(0, len(pieces)), max_size=3).map(sorted))
+    for attempt, count in enumerate([*cuts, len(pieces)], start=1):
+        reader.take(asked(1, attempt), *(words(piece, 1, attempt) for piece in pieces[:count]))
+    reader.take(whole(Text("".join(pieces))), ENDED)
+    assert (reader.added, reader.replaced) == ("".join(pieces), 0)

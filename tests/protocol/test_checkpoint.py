@@ -1,0 +1,60 @@
+"""What a client keeps of a stream: whether it follows a turn, and what of it may be seen in a log."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from midstream.history.messages import Text
+from midstream.protocol import frames
+from midstream.protocol.checkpoint import FILLER, Checkpoint
+from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.frames import (
+    AbortPayload,
+    AnswerPayload,
+    Chunk,
+    EventId,
+    Payload,
+    SayPayload,
+    Welcome,
+    WithdrawPayload,
+)
+from midstream.session.calls import Choice
+from tests.spec import spec
+
+ANSWER = AnswerPayload(1, 1, "c1", "digest", Choice.ALLOW)
+
+
+@pytest.mark.parametrize("payload", [AbortPayload(), ANSWER, WithdrawPayload(3)])
+def test_a_stream_that_began_with_a_stop_an_answer_or_a_withdrawal_waits_for_acks_only(
+    payload: Payload,
+) -> None:
+    assert Checkpoint("a", "secret", None, 1, ((0, frames.encode(payload)),)).is_finishing
+
+
+def test_a_stream_that_follows_a_turn_is_not_finishing() -> None:
+    said = ((0, frames.encode(SayPayload((Text("hi"),)))), (1, frames.encode(AbortPayload())))
+    assert not Checkpoint("a", "secret", None, 2, said).is_finishing
+    assert not Checkpoint("a", "secret", None, 2, said[1:]).is_finishing
+    assert not Checkpoint("a", "secret").is_finishing
+
+
+def test_neither_the_secret_nor_what_was_said_is_in_a_log() -> None:
+    shown = repr(Checkpoint("a", "secret", None, 1, ((0, b'{"type":"say"}'),)))
+    assert "secret" not in shown
+    assert "say" not in shown
+
+
+@spec("STREAM-48")
+@pytest.mark.parametrize(("acked", "sent"), [(1, [Chunk(1, msgspec.Raw(FILLER))]), (2, [])])
+def test_in_the_place_of_a_lost_chunk_nothing_is_sent_that_the_server_has(
+    acked: int, sent: list[Chunk]
+) -> None:
+    kept = Checkpoint("a", "secret", EventId(1, 3), 2, ((1, FILLER),))
+    stream = ClientStream.resume(kept, now=0.0)
+    stream.handle_deadline(now=0.0)
+    stream.connected(now=0.0)
+    assert len(stream.frames_to_send()) == 1, "the open alone"
+    stream.receive(frames.encode(Welcome("a", "1-3", "1-3", acked, 1)), now=0.0)
+    stream.writes()
+    assert stream.frames_to_send() == [frames.encode(each) for each in sent]

@@ -1,0 +1,89 @@
+"""What a client does with a snapshot: it takes the place of all that came before."""
+
+from __future__ import annotations
+
+import msgspec
+
+from midstream.history.messages import Text, UserMessage
+from midstream.protocol import frames
+from midstream.protocol.checkpoint import CursorMoved, Forgotten
+from midstream.protocol.client_stream import Applied, ClientStream, Forget, Replaced
+from midstream.protocol.frames import (
+    EventFrame,
+    EventId,
+    Events,
+    Gone,
+    Open,
+    SayPayload,
+    ServerFrame,
+    SnapshotFrame,
+    SnapshotWhen,
+    Welcome,
+)
+from midstream.session import records
+from midstream.session.records import ChunkAccepted, ExchangeCommitted, MessageAccepted, Record, StreamOpened
+from tests.spec import spec
+
+
+def _receive(stream: ClientStream, frame: ServerFrame) -> None:
+    stream.receive(frames.encode(frame), now=0.0)
+
+
+def _event(position: int, record: Record, *, epoch: int = 1) -> EventFrame:
+    return EventFrame(f"{epoch}-{position}", msgspec.Raw(records.encode(record)))
+
+
+def _begun() -> ClientStream:
+    """Return a stream whose message opened turn 1, at event 1-3."""
+    stream = ClientStream("a", "secret", snapshots=SnapshotWhen.GONE, now=0.0)
+    stream.submit(SayPayload((Text("hi"),)))
+    stream.handle_deadline(now=0.0)
+    stream.connected(now=0.0)
+    _receive(stream, Welcome("a", "1-0", "1-0"))
+    said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
+    opened: tuple[Record, ...] = (StreamOpened("a", "d"), ChunkAccepted("a", 0, "d"), said)
+    _receive(stream, Events(tuple(_event(number, record) for number, record in enumerate(opened, 1))))
+    stream.events()
+    stream.writes()
+    return stream
+
+
+@spec("STREAM-64")
+def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -> None:
+    stream = _begun()
+    _receive(stream, Gone("1-7", "pruned", 8, has_snapshot=True))
+    _receive(stream, SnapshotFrame("1-7", msgspec.Raw(b'{"turns":1}')))
+    assert stream.events() == [
+        Forget(EventId(1, 7), "pruned", has_snapshot=True),
+        Replaced(EventId(1, 7), msgspec.Raw(b'{"turns":1}')),
+    ]
+    stream.writes()
+    stream.handled(EventId(1, 7))
+    assert stream.writes() == [CursorMoved(EventId(1, 7), promised=EventId(1, 3))]
+    late = ExchangeCommitted(1, 1)
+    _receive(stream, Events((_event(8, late, epoch=1),)))
+    assert stream.events() == [Applied(EventId(1, 8), late)]
+    assert not stream.is_ended
+
+
+@spec("STREAM-64")
+def test_a_snapshot_behind_the_end_of_its_turn_ends_the_stream() -> None:
+    stream = _begun()
+    _receive(stream, SnapshotFrame("1-90", msgspec.Raw(b"{}"), is_over=True))
+    assert (stream.is_ended, stream.error, stream.end) == (True, None, EventId(1, 90))
+    assert stream.events() == [Replaced(EventId(1, 90), msgspec.Raw(b"{}"))]
+    stream.writes()
+    stream.handled(EventId(1, 90))
+    assert stream.writes() == [Forgotten()]
+
+
+@spec("STREAM-65")
+def test_a_reader_asks_for_the_snapshot_it_takes() -> None:
+    stream = ClientStream(snapshots=SnapshotWhen.BEGIN, now=0.0)
+    stream.handle_deadline(now=0.0)
+    stream.connected(now=0.0)
+    assert stream.frames_to_send() == [frames.encode(Open(snapshots=SnapshotWhen.BEGIN))]
+    _receive(stream, Welcome("", "2-9", "2-9"))
+    _receive(stream, SnapshotFrame("2-10", msgspec.Raw(b"{}")))
+    _receive(stream, Events((_event(11, ExchangeCommitted(1, 1), epoch=2),)))
+    assert [type(event) for event in stream.events()] == [Replaced, Applied]

@@ -1,0 +1,143 @@
+"""When a client tries again: what counts as progress, and what is not retried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from midstream.errors import ConnectionLostError
+from midstream.history.messages import Result
+from midstream.protocol import frames
+from midstream.protocol.checkpoint import Forgotten
+from midstream.protocol.client_stream import STOPPED_PATIENCE_S, ClientStream
+from midstream.protocol.frames import (
+    AbortPayload,
+    Ack,
+    Chunk,
+    Error,
+    Events,
+    HeartbeatFrame,
+    ResultPayload,
+    ServerFrame,
+    Welcome,
+)
+from midstream.session.records import TurnEnded, TurnStatus
+from midstream.session.turn.states import LOOK_BACK_S
+from tests.protocol.test_client_stream import begun, due_at, event, receive
+from tests.spec import spec
+
+DONE = ResultPayload(1, 1, Result("c", "done"))
+
+
+@spec("STREAM-29")
+@pytest.mark.parametrize("progress", [Ack(1), HeartbeatFrame("1-3", "model")], ids=["an ack", "a heartbeat"])
+def test_an_ack_and_a_heartbeat_are_progress_too(progress: ServerFrame) -> None:
+    stream = begun()
+    stream.submit(DONE)
+    for _ in range(3):
+        stream.disconnected(chance=0.0, now=0.0)
+        stream.handle_deadline(now=due_at(stream))
+        stream.connected(now=0.0)
+        receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1))
+    stream.disconnected(chance=0.0, now=0.0)
+    assert due_at(stream) == 4.0
+    stream.handle_deadline(now=4.0)
+    stream.connected(now=4.0)
+    receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1), progress)
+    stream.disconnected(chance=0.0, now=50.0)
+    assert due_at(stream) == 50.0
+
+
+@spec("STREAM-77")
+def test_a_stop_that_arrived_is_followed_for_a_short_while_and_one_that_did_not_until_it_does() -> None:
+    waited = []
+    for is_acknowledged in (False, True):
+        stream = begun()
+        stream.abort()
+        if is_acknowledged:
+            receive(stream, Ack(1))
+        now = _gives_up_at(stream)
+        waited.append(now)
+        assert isinstance(stream.error, ConnectionLostError)
+        assert Forgotten() not in stream.writes(), "it can be resumed to hear the end"
+    assert waited == [LOOK_BACK_S, STOPPED_PATIENCE_S]
+
+
+@spec("STREAM-77")
+def test_after_the_end_of_a_stopped_turn_nobody_is_connected_to() -> None:
+    stream = begun()
+    stream.abort()
+    receive(stream, Ack(1), Events((event(4, TurnEnded(1, TurnStatus.CANCELLED, 2.0)),)))
+    assert (stream.is_ended, stream.error, stream.is_connection_wanted) == (True, None, False)
+    stream.disconnected(chance=0.0, now=1.0)
+    assert (stream.next_deadline(), stream.is_reconnecting) == (None, False)
+
+
+def _gives_up_at(stream: ClientStream) -> float:
+    """Let every connection fail; return when the stream ended."""
+    now = 0.0
+    for _ in range(2000):
+        stream.disconnected(chance=0.0, now=now)
+        if stream.is_ended:
+            break
+        now = due_at(stream)
+        stream.handle_deadline(now=now)
+    return now
+
+
+@spec("STREAM-29")
+@pytest.mark.parametrize(("asked_s", "due"), [(None, 0.0), (5.0, 5.0), (60.0, 60.0)])
+def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
+    asked_s: float | None, due: float
+) -> None:
+    stream = begun()
+    for _ in range(5):
+        stream.disconnected(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
+        before = due_at(stream)
+        stream.handle_deadline(now=before)
+    stream.disconnected(ConnectionLostError("gone", retry_after_s=asked_s), chance=0.0, now=0.0)
+    assert due_at(stream) == max(16.0, due)
+    stream.abort()
+    assert due_at(stream) == due
+
+
+@spec("STREAM-15", "STREAM-77")
+@pytest.mark.parametrize("moment", ["live", "waiting", "connecting", "opening"])
+def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(moment: str) -> None:
+    stream = begun()
+    stop = frames.encode(Chunk(1, msgspec.Raw(frames.encode(AbortPayload(1)))))
+    moments: dict[str, Callable[[], None]] = {
+        "live": lambda: None,
+        "waiting": lambda: stream.disconnected(chance=0.0, now=0.0),
+        "connecting": lambda: stream.handle_deadline(now=due_at(stream)),
+        "opening": lambda: stream.connected(now=0.0),
+    }
+    sent: list[bytes] = []
+    for each, happen in moments.items():
+        happen()
+        stream.writes()
+        sent += stream.frames_to_send()
+        if each == moment:
+            stream.abort()
+            stream.writes()
+            sent += stream.frames_to_send()
+    assert sent[-1] == stop
+    assert b'"type":"open"' in sent[-2], "nothing stands between the open and the stop, not even the welcome"
+    receive(stream, Welcome("a", "1-3", "1-3", acked=1, turn=1), Ack(1))
+    assert stream.is_acknowledged
+
+
+@spec("STREAM-9")
+@pytest.mark.parametrize(
+    "error", [Error("draining", "restarting", "later"), Error("seqno_gap", "no", seqno=1, expected=0)]
+)
+def test_what_a_degraded_server_refuses_with_is_what_its_client_is_told(error: Error) -> None:
+    stream = ClientStream("a", "secret", now=0.0)
+    stream.submit(DONE)
+    stream.handle_deadline(now=0.0)
+    stream.connected(now=0.0)
+    receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True), error)
+    assert stream.error is not None
+    assert (stream.is_ended, stream.error.code, stream.is_reconnecting) == (True, error.code, False)

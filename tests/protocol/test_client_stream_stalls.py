@@ -1,0 +1,112 @@
+"""When a client says that its turn stands still."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.protocol import frames
+from midstream.protocol.client_stream import STALL_AFTER_S, ClientStream
+from midstream.protocol.frames import Events, HeartbeatFrame, Ping, Welcome
+from midstream.session.records import StallNoticed
+from midstream.timing import StalledOn
+from tests.protocol.test_client_stream import begun, delta, due_at, event, receive
+from tests.spec import spec
+
+
+def _stalling(waiting_on: str) -> ClientStream:
+    """Return a stream whose turn said something at 0 s and waits since, with a heartbeat at 55 s."""
+    stream = begun()
+    assert due_at(stream) == 30.0, "silence of the server comes first"
+    for at in (25.0, 55.0):
+        stream.receive(frames.encode(HeartbeatFrame("1-3", waiting_on)), now=at)
+    assert due_at(stream) == STALL_AFTER_S
+    return stream
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("waiting_on", ["model", "tool", "client"])
+def test_a_turn_that_stands_still_is_told_once_and_nothing_is_done(waiting_on: str) -> None:
+    stream = _stalling(waiting_on)
+    told: list[bool] = []
+    for at in (59.9, 60.0):
+        stream.handle_deadline(now=at)
+        told.append(stream.is_stalled)
+    assert (told, stream.is_connection_wanted, stream.waiting_on) == ([False, True], True, waiting_on)
+    assert due_at(stream) == 85.0, "only the server's silence is owed now"
+    word = Events((event(4, delta("on")),))
+    for frame, at in ((HeartbeatFrame("1-4", waiting_on), 70.0), (word, 80.0)):
+        stream.receive(frames.encode(frame), now=at)
+        told.append(stream.is_stalled)
+    assert told[2:] == [True, False], "a heartbeat is no event"
+    for at in (105.0, 130.0):
+        stream.receive(frames.encode(HeartbeatFrame("1-4", waiting_on)), now=at)
+    stream.handle_deadline(now=140.0)
+    assert stream.is_stalled, "another silence is told again"
+
+
+@spec("STREAM-47")
+def test_the_servers_notice_of_the_silence_does_not_end_it() -> None:
+    stream = begun()
+    stream.receive(frames.encode(HeartbeatFrame("1-3", "model")), now=25.0)
+    noticed = StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 30.0)
+    stream.receive(frames.encode(Events((event(4, noticed),))), now=30.0)
+    stream.receive(frames.encode(HeartbeatFrame("1-4", "model")), now=50.0)
+    told: list[bool] = []
+    for at in (59.9, 60.0):
+        stream.handle_deadline(now=at)
+        told.append(stream.is_stalled)
+    stream.receive(frames.encode(Events((event(5, noticed),))), now=70.0)
+    assert [*told, stream.is_stalled] == [False, True, True], "it is told once"
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize("waiting_on", ["person", "nothing"])
+def test_a_turn_that_waits_for_a_person_does_not_stand_still(waiting_on: str) -> None:
+    stream = _stalling(waiting_on)
+    stream.handle_deadline(now=60.0)
+    told = [stream.is_stalled]
+    for at in (80.0, 105.0):
+        stream.receive(frames.encode(HeartbeatFrame("1-3", "tool")), now=at)
+    stream.handle_deadline(now=120.0)
+    assert [*told, stream.is_stalled] == [False, True], "once the person has answered it may"
+
+
+@spec("STREAM-47")
+def test_without_a_connection_or_a_turn_nothing_stands_still() -> None:
+    stream = _stalling("model")
+    stream.handle_deadline(now=60.0)
+    stream.disconnected(chance=0.0, now=61.0)
+    assert (stream.is_stalled, stream.is_reconnecting) == (False, True)
+    assert due_at(stream) == 61.0
+    reader = ClientStream(now=0.0)
+    reader.handle_deadline(now=0.0)
+    reader.connected(now=0.0)
+    receive(reader, Welcome("", "1-3", "1-3"))
+    for at in (25.0, 50.0, 60.0):
+        reader.receive(frames.encode(HeartbeatFrame("1-3", "model")), now=at)
+        reader.handle_deadline(now=at)
+    assert not reader.is_stalled
+
+
+def test_a_pause_of_the_reader_is_no_silence_of_the_turn() -> None:
+    stream = _stalling("model")
+    stream.listens_again(now=59.0)
+    stream.handle_deadline(now=60.0)
+    assert (stream.is_stalled, due_at(stream)) == (False, 89.0)
+    stream.detach()
+    assert stream.next_deadline() is None
+
+
+@spec("STREAM-47")
+@pytest.mark.parametrize(("waiting_on", "is_stalled"), [("tool", True), ("person", False)])
+def test_a_budget_below_the_interval_of_heartbeats_is_kept(waiting_on: str, is_stalled: bool) -> None:  # noqa: FBT001 - a parameter
+    stream = begun(stall_after_s=3.0)
+    assert due_at(stream) == 3.0
+    stream.handle_deadline(now=3.0)
+    assert (stream.frames_to_send(), stream.is_stalled) == ([frames.encode(Ping())], False)
+    stream.handle_deadline(now=3.1)
+    assert stream.frames_to_send() == [], "it is requested once"
+    stream.receive(frames.encode(HeartbeatFrame("1-3", waiting_on)), now=3.2)
+    assert stream.is_stalled is is_stalled
+    stream.receive(frames.encode(Events((event(4, delta("on")),))), now=4.0)
+    assert (stream.is_stalled, due_at(stream)) == (False, 7.0)

@@ -1,0 +1,136 @@
+"""A client tells words that a power cut took from events that no crash may take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import midstream
+from midstream.errors import EventsLostError
+from midstream.protocol.durable_positions import KnownEpoch, known_after, promised_after, require_promised
+from midstream.protocol.frames import EventId
+from midstream.session import records
+from midstream.session.records import CallStarted, Delta, EpochStarted, Record
+from midstream.session.session import EPOCHS_KEPT_MAX, Session, fold, pruned, restored
+from tests.spec import spec
+
+KEPT = EventId(2, 7)
+STARTED = EpochStarted(3, "x", 1.0)
+WORD = Delta(1, 1, 1, 0, "text", "x")
+
+
+@spec("STREAM-100")
+@pytest.mark.parametrize(
+    ("record", "is_durable"),
+    [
+        (STARTED, True),
+        (WORD, False),
+        (CallStarted(1, 1, "c", 1, 1.0), True),
+        (CallStarted(1, 1, "c", 1, 1.0, has_effects=False), False),
+    ],
+)
+def test_what_is_promised_moves_with_what_is_on_the_disk(record: Record, *, is_durable: bool) -> None:
+    after = EventId(2, 8)
+    for known in (None, KEPT):
+        assert promised_after(known, after, record, is_owned=True) == (after if is_durable else known)
+
+
+@spec("STREAM-100")
+@pytest.mark.parametrize(
+    ("newest", "of_a_stream", "of_a_reader"),
+    [
+        ("2-7", False, False),
+        ("2-9", False, False),
+        ("3-7", False, False),
+        ("2-6", True, True),
+        ("1-9", True, True),
+        ("3-6", True, False),  # a reader's session may have been deleted, and begun anew
+    ],
+)
+def test_a_journal_that_ends_before_it_was_cut(newest: str, *, of_a_stream: bool, of_a_reader: bool) -> None:
+    for is_owned, is_lost in ((True, of_a_stream), (False, of_a_reader)):
+        require_promised(None, EventId.parse(newest), is_owned=is_owned)
+        if is_lost:
+            with pytest.raises(EventsLostError, match=f"had 2-7 on its disk, and ends with {newest}"):
+                require_promised(KEPT, EventId.parse(newest), is_owned=is_owned)
+        else:
+            require_promised(KEPT, EventId.parse(newest), is_owned=is_owned)
+
+
+@spec("STREAM-100")
+@pytest.mark.parametrize(
+    ("event_id", "is_lost"),
+    [
+        ("2-7", False),
+        ("1-3", False),
+        ("2-3", False),
+        ("3-3", True),
+        ("3-7", True),
+        ("1-7", True),
+        ("3-8", False),
+    ],
+)
+def test_what_stands_in_its_place_shows_it_too(event_id: str, *, is_lost: bool) -> None:
+    assert promised_after(KEPT, EventId.parse(event_id), WORD, is_owned=False) == KEPT
+    if is_lost:
+        with pytest.raises(EventsLostError, match=r"has .* in its place"):
+            promised_after(KEPT, EventId.parse(event_id), STARTED, is_owned=True)
+    else:
+        assert promised_after(KEPT, EventId.parse(event_id), WORD, is_owned=True) == KEPT
+
+
+OLDER, KNOWN, OTHER, NEWER = (
+    KnownEpoch(1, 10.0),
+    KnownEpoch(2, 20.0),
+    KnownEpoch(2, 21.0),
+    KnownEpoch(3, 30.0),
+)
+
+
+@spec("STREAM-104")
+@pytest.mark.parametrize(
+    ("known", "told", "after"),
+    [
+        (None, KNOWN, KNOWN),
+        (KNOWN, KNOWN, KNOWN),
+        (KNOWN, NEWER, NEWER),
+        (KNOWN, OLDER, KNOWN),  # a client that died goes through what it has not handled once more
+    ],
+)
+def test_the_newest_epoch_is_known_by_when_it_began(
+    known: KnownEpoch | None, told: KnownEpoch, after: KnownEpoch
+) -> None:
+    assert known_after(known, KEPT, told.epoch, told.began_at) == after
+
+
+@spec("STREAM-104")
+def test_an_epoch_that_began_another_time_shows_a_server_that_was_set_back_and_went_on() -> None:
+    with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 another time since"):
+        known_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
+
+
+@spec("STREAM-104")
+def test_a_server_that_does_not_say_when_an_epoch_began_or_had_promised_nothing_is_believed() -> None:
+    assert known_after(KNOWN, KEPT, 2, None) == KNOWN
+    assert known_after(None, KEPT, 2, None) is None
+    assert known_after(KNOWN, None, OTHER.epoch, OTHER.began_at) == OTHER
+    assert known_after(KNOWN, None, OLDER.epoch, OLDER.began_at) == OLDER
+
+
+@spec("STREAM-104")
+def test_a_session_remembers_when_its_last_epochs_began_also_where_it_was_pruned() -> None:
+    newest = EPOCHS_KEPT_MAX + 1
+    session = fold([(n, EpochStarted(n, "host", 10.0 * n)) for n in range(1, newest + 1)])
+    for each in (session, restored(pruned(session, at=0.0))):
+        assert [each.began_at(n) for n in (0, 1, 2, newest)] == [None, None, 10.0 * 2, 10.0 * newest]
+        assert len(each.epochs) == EPOCHS_KEPT_MAX
+    assert Session().began_at(0) is None
+
+
+def test_the_client_in_browsers_knows_the_same_kinds() -> None:
+    static = Path(midstream.__file__).parent / "server" / "static" / "client" / "promises.js"
+    listed = static.read_text(encoding="utf-8").partition("new Set([")[2].partition("])")[0]
+    kinds = {kind.__struct_config__.tag for kind in records.ON_DISK_FIRST}
+    assert {*re.findall(r'"(\w+)"', listed)} == kinds

@@ -1,0 +1,122 @@
+"""What an application is told of a record, also of one that a sub-agent made."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from midstream.errors import ConnectionLostError, RecordUndecodableError, StoreDamagedError, TurnFailedError
+from midstream.history.messages import Outcome, UpstreamCall
+from midstream.protocol.answer_text import AnswerText
+from midstream.protocol.events import Event, EventReader, PlaybackLost, completed
+from midstream.protocol.frames import SnapshotFrame
+from midstream.session.calls import QuestionKind
+from midstream.session.records import (
+    ChildSaid,
+    Delta,
+    MessageWithdrawn,
+    QuestionAsked,
+    Record,
+    TurnEnded,
+    TurnStatus,
+    encode,
+)
+from tests.spec import spec
+
+WORD = Delta(1, 1, 1, 0, "text", "hello")
+ASKED = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "digest", 5.0)
+
+
+def said_by(child: str, record: Record) -> ChildSaid:
+    return ChildSaid(1, 1, "c1", child, 7, msgspec.Raw(encode(record)))
+
+
+def read(*records: Record) -> list[Event]:
+    reading = EventReader()
+    return [reading.event(f"1-{number}", record) for number, record in enumerate(records, start=1)]
+
+
+def test_only_words_for_the_reader_are_text() -> None:
+    thought = Delta(1, 1, 1, 0, "thinking", "hm")
+    events = read(WORD, thought, said_by("s::1.1.0", WORD))
+    assert [event.text for event in events] == ["hello", "", ""]
+    assert [event.transcript for event in events] == ["hello"] * 3
+
+
+def test_two_events_are_equal_by_place_and_record() -> None:
+    (event,) = read(WORD)
+    assert (event, hash(event)) == (Event("1-1", WORD), hash(Event("1-1", WORD)))
+    assert event != Event("1-2", WORD)
+
+
+def test_what_an_earlier_process_had_read_is_shown_with_the_first_event() -> None:
+    answer = AnswerText()
+    answer.take(WORD)
+    reading = EventReader(answer)
+    events = [reading.event(f"1-{number}", WORD) for number in (5, 6)]
+    assert [(event.replaces, event.text) for event in events] == [(True, "hello"), (False, "hello")]
+    assert events[-1].transcript == "hello" * 3
+
+
+def test_a_whole_answer_is_that_of_a_completed_turn_and_of_no_other() -> None:
+    *_, last = read(WORD, TurnEnded(1, TurnStatus.COMPLETED, 9.0))
+    assert completed("s", last) == "hello"
+    *_, last = read(WORD, TurnEnded(3, TurnStatus.FAILED, 9.0, "model_rejected", "no such key"))
+    with pytest.raises(
+        TurnFailedError, match=r"turn 3 of session 's'.*failed.*no such key.*model_rejected"
+    ) as why:
+        completed("s", last)
+    assert (why.value.status, why.value.cause, why.value.transcript) == ("failed", "model_rejected", "hello")
+    with pytest.raises(TurnFailedError, match="message 2"):
+        completed("s", *read(MessageWithdrawn(2, 9.0)))
+    for left in (None, *read(WORD)):
+        with pytest.raises(ConnectionLostError):
+            completed("s", left)
+
+
+def test_a_snapshot_at_the_end_of_a_turn_is_read_too() -> None:
+    shown = [
+        msgspec.Raw(b'{"turns":1,"last":"%s","history":[]}' % last) for last in (b"completed", b"cancelled")
+    ]
+    well, badly = (EventReader().event("1-9", SnapshotFrame("1-9", each, is_over=True)) for each in shown)
+    assert completed("s", well) == ""
+    with pytest.raises(TurnFailedError, match="cancelled"):
+        completed("s", badly)
+
+
+def test_what_was_never_sent_has_no_answer() -> None:
+    event = EventReader().event(
+        "1-9", PlaybackLost("a damaged row", msgspec.Raw(b'{"turns":1,"history":[]}'))
+    )
+    with pytest.raises(StoreDamagedError, match="a damaged row"):
+        completed("s", event)
+
+
+@spec("REUSE-54")
+def test_a_tool_that_the_upstream_runs_is_told_apart_from_thoughts() -> None:
+    ran = UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK)
+    event = Event("1-4", Delta(1, 1, 1, 1, "thinking", "", ran))
+    assert (event.upstream_call, event.text) == (ran, "")
+    assert Event("1-4", WORD).upstream_call is None
+
+
+def test_only_the_sessions_own_turn_ends_it() -> None:
+    ended = TurnEnded(1, TurnStatus.COMPLETED, 9.0)
+    assert [Event("1-4", record).is_end for record in (ended, said_by("s::1.1.0", ended))] == [True, False]
+
+
+def test_an_own_question_is_answered_in_the_session() -> None:
+    event = Event("1-4", ASKED)
+    assert (event.path, event.innermost, event.question) == ((), ASKED, ASKED)
+
+
+def test_a_question_is_found_through_sub_agents_of_sub_agents() -> None:
+    event = Event("1-4", said_by("s::1.1.0", said_by("s::1.1.0::1.2.0", ASKED)))
+    assert (event.path, event.question) == (("s::1.1.0", "s::1.1.0::1.2.0"), ASKED)
+    assert Event("1-4", WORD).question is None
+
+
+def test_a_sub_agents_record_of_a_later_version_is_told() -> None:
+    event = Event("1-4", ChildSaid(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"unheard_of"}')))
+    with pytest.raises(RecordUndecodableError):
+        _ = event.innermost

@@ -1,0 +1,192 @@
+"""Which connection has a stream, as the journal knows it: who is newer, and what an older one may still do."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from midstream.errors import MidstreamError, StreamFencedError, WrongSecretError
+from midstream.history.messages import Text
+from midstream.protocol import frames
+from midstream.protocol.frames import Chunk, Error, Events, Open, SayPayload, Welcome
+from midstream.protocol.server_stream import Admit, ServerStream, Submit
+from midstream.session.records import ChunkAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
+from midstream.session.session import Received, Session, decide, evolve, fold, notice_of, pruned, restored
+from midstream.session.turn.commands import Cancel, Command, Refused
+from tests.session.stories import AT, answers, say
+from tests.spec import spec
+
+SECRET = "s" * 43
+DIGEST = frames.secret_digest_of(SECRET)
+NOTHING = fold([(1, EpochStarted(1, "owner", AT))])
+
+
+def chunk(seqno: int, command: Command | None, by: int, *, secret: str = DIGEST) -> Received:
+    return Received("a", secret, seqno, f"digest of {command!r}", command, connection=by)
+
+
+def told(session: Session, *chunks: Received) -> Session:
+    for each in chunks:
+        session = fold([(1, record) for record in decide(session, each, epoch=1, at=AT)], session)
+    return session
+
+
+def decided(session: Session, said: Received) -> tuple[Record, ...] | type[MidstreamError]:
+    try:
+        return decide(session, said, epoch=1, at=AT)
+    except Refused as refused:
+        return type(refused.error)
+
+
+def opened(by: int, *, secret: str = SECRET) -> ServerStream:
+    """A connection that has sent its `open`."""
+    stream = ServerStream(now=0.0)
+    stream.receive(frames.encode(Open("a", secret, next_seqno=1, connection=by)), now=0.0)
+    assert [type(each) for each in stream.requests()] == [Admit]
+    return stream
+
+
+def admitted(by: int, session: Session) -> ServerStream:
+    stream = opened(by)
+    stream.admit(session, epoch_at=None, now=0.0)
+    assert stream.is_admitted
+    return stream
+
+
+RUNNING = told(NOTHING, chunk(0, say("hi"), 3))
+"""Connection 3 has said something, and the turn runs."""
+
+
+@spec("STREAM-101")
+def test_the_first_chunk_says_which_connection_brought_it() -> None:
+    (first, *_) = decide(NOTHING, chunk(0, say("hi"), 3), epoch=1, at=AT)
+    assert first == StreamOpened("a", DIGEST, connection=3)
+    assert b"connection" not in encode(StreamOpened("a", DIGEST)), (
+        "of a client that does not count nothing is kept"
+    )
+    assert RUNNING.streams["a"].connection == 3
+
+
+@spec("STREAM-101")
+def test_a_chunk_of_a_newer_connection_takes_the_stream_in_its_append_and_the_next_ones_say_no_more() -> None:
+    records = decide(RUNNING, chunk(1, None, 5), epoch=1, at=AT)
+    assert records == (StreamTaken("a", 5), ChunkAccepted("a", 1, "digest of None"))
+    after = fold([(1, each) for each in records], RUNNING)
+    assert decided(after, chunk(2, None, 5)) == (ChunkAccepted("a", 2, "digest of None"),)
+
+
+@spec("STREAM-57", "STREAM-101")
+@pytest.mark.parametrize(
+    "said",
+    [chunk(0, say("hi"), 4), chunk(0, say("other words"), 4), chunk(1, Cancel(), 4), chunk(9, None, 4)],
+    ids=["a repetition", "a conflict", "an abort", "a gap"],
+)
+def test_whatever_an_older_connection_says_is_refused(said: Received) -> None:
+    session = told(RUNNING, chunk(0, say("hi"), 5))
+    assert decided(session, said) is StreamFencedError
+    assert decided(session, replace(said, secret_digest="another")) is WrongSecretError, (
+        "that is judged before"
+    )
+
+
+@spec("STREAM-15", "STREAM-101")
+def test_an_abort_that_was_under_way_on_the_older_connection_is_played_back_on_the_newer_one() -> None:
+    session = told(RUNNING, chunk(0, say("hi"), 5))
+    assert decided(session, chunk(1, Cancel(), 3)) is StreamFencedError
+    assert not told(session, chunk(1, Cancel(), 5)).is_live
+    before = told(RUNNING, chunk(1, Cancel(), 3))
+    assert not before.is_live
+    assert decided(before, chunk(1, Cancel(), 5)) == (), "it came in time, and is acknowledged again"
+
+
+@spec("STREAM-12", "STREAM-101")
+def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs() -> None:
+    assert decided(RUNNING, chunk(0, say("hi"), 3)) == ()
+    assert decided(RUNNING, chunk(0, say("hi"), 0)) == ()
+    assert decided(RUNNING, chunk(0, say("hi"), 4)) == (StreamTaken("a", 4),)
+    over = fold([(1, each) for each in decide(RUNNING, answers("ready"), epoch=1, at=AT)], RUNNING)
+    assert not over.is_live
+    assert decided(over, chunk(0, say("hi"), 4)) == (), "there is nothing left to be told twice"
+
+
+@spec("STREAM-50", "STREAM-101")
+def test_a_client_that_does_not_count_is_never_older() -> None:
+    uncounted = told(NOTHING, chunk(0, say("hi"), 0))
+    assert decided(uncounted, chunk(1, None, 0)) == (ChunkAccepted("a", 1, "digest of None"),)
+    assert decided(RUNNING, chunk(1, None, 0)) == (ChunkAccepted("a", 1, "digest of None"),)
+
+
+@spec("STREAM-101")
+def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
+    old = fold(
+        [(1, EpochStarted(1, "owner", AT)), (1, StreamOpened("a", DIGEST)), (1, ChunkAccepted("a", 0, "d"))]
+    )
+    assert old.streams["a"].connection == 0
+    taken = evolve(RUNNING, StreamTaken("a", 7), epoch=1)
+    assert restored(pruned(taken, at=AT)).streams["a"].connection == 7
+
+
+# --- a server's half ---------------------------------------------------------------------------------------------
+
+
+@spec("STREAM-101")
+@pytest.mark.parametrize(("by", "is_refused"), [(0, False), (1, True), (2, True), (3, False), (4, False)])
+def test_a_connection_that_comes_after_a_newer_one_is_refused(by: int, *, is_refused: bool) -> None:
+    stream = opened(by)
+    stream.admit(RUNNING, epoch_at=None, now=0.0)
+    first = frames.decode_server(stream.frames_to_send()[0])
+    assert isinstance(first, Error if is_refused else Welcome)
+    assert getattr(first, "code", "") == ("stream_fenced" if is_refused else "")
+    assert isinstance(stream.failure, StreamFencedError) is is_refused
+
+
+@spec("STREAM-58", "STREAM-85", "STREAM-101")
+def test_who_shows_another_secret_is_not_told_of_newer_connections() -> None:
+    stream = opened(1, secret="t" * 43)
+    stream.admit(RUNNING, epoch_at=None, now=0.0)
+    assert isinstance(stream.failure, WrongSecretError)
+
+
+@spec("STREAM-101")
+def test_a_connection_knows_from_the_journal_that_it_is_the_older_one() -> None:
+    stream = admitted(3, RUNNING)
+    assert not stream.is_fenced_by(RUNNING)
+    taken = evolve(RUNNING, StreamTaken("a", 4), epoch=1)
+    assert stream.is_fenced_by(taken)
+    assert not admitted(4, RUNNING).is_fenced_by(taken)
+    assert not admitted(0, taken).is_fenced_by(taken)
+    assert not ServerStream(now=0.0).is_fenced_by(taken)
+
+
+def test_a_chunk_carries_the_number_of_its_connection() -> None:
+    stream = admitted(7, RUNNING)
+    said = frames.encode(SayPayload((Text("hi"),)))
+    stream.receive(frames.encode(Chunk(0, msgspec.Raw(said))), now=0.0)
+    (request,) = stream.requests()
+    assert isinstance(request, Submit)
+    assert request.chunk.connection == 7
+    assert [each for each in stream.frames_to_send() if isinstance(frames.decode_server(each), Events)] == []
+
+
+@spec("STREAM-102")
+def test_a_notice_is_the_last_accepted_chunk_over_again() -> None:
+    session = told(RUNNING, chunk(1, None, 3))
+    notice = notice_of(session, "a", 4)
+    assert notice is not None
+    assert notice == Received("a", DIGEST, 1, "digest of None", None, connection=4)
+    assert decided(session, notice) == (StreamTaken("a", 4),)
+    taken = told(session, notice)
+    assert decided(taken, notice) == (), "said twice it is said once"
+    assert decided(told(taken, chunk(2, None, 4)), notice) == (), "also where more was said meanwhile"
+
+
+@spec("STREAM-102")
+def test_no_notice_is_needed_where_the_journal_knows_or_nothing_runs() -> None:
+    assert notice_of(RUNNING, "a", 3) is None
+    assert notice_of(RUNNING, "a", 0) is None
+    assert notice_of(NOTHING, "a", 4) is None
+    ended = told(RUNNING, chunk(1, Cancel(), 3))
+    assert notice_of(ended, "a", 4) is None
+    driven = replace(RUNNING, driver="another loop")
+    assert notice_of(driven, "a", 4) is None, "nobody but the driver could write it"

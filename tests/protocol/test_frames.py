@@ -1,0 +1,152 @@
+"""Frames on the wire: their JSON, their limits, and what a receiver makes of what it does not know."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.errors import FrameTooLargeError, MalformedFrameError
+from midstream.history.messages import File, Outcome, Result, Text
+from midstream.protocol import frames
+from midstream.protocol.frames import (
+    EVENT_NUMBER_MAX,
+    FRAME_BYTES_MAX,
+    AbortPayload,
+    Ack,
+    AnswerPayload,
+    Chunk,
+    ClientFrame,
+    Close,
+    Error,
+    EventFrame,
+    EventId,
+    Events,
+    Gone,
+    HeartbeatFrame,
+    Open,
+    Payload,
+    Ping,
+    ResultPayload,
+    ResumePayload,
+    SayPayload,
+    ServerFrame,
+    Welcome,
+    WithdrawPayload,
+)
+from midstream.session.calls import Choice
+from midstream.session.turn.commands import WhenBusy
+from tests.spec import spec
+
+RAW = msgspec.Raw(b'{"a":1}')
+FROM_CLIENT: list[ClientFrame] = [Open("a", "s", "1-2", 3), Open(), Chunk(7, RAW), Close(), Ping()]
+FROM_SERVER: list[ServerFrame] = [
+    Welcome("a", "1-2", "1-1", acked=3, is_degraded=True, reason="no disk"),
+    Ack(4),
+    Events((EventFrame("1-2", RAW), EventFrame("1-3", RAW))),
+    Gone("1-0", "pruned"),
+    Error("seqno_gap", "text", "never", seqno=4, expected=2, retry_after_s=1.5),
+    HeartbeatFrame("1-2", "tool"),
+]
+PAYLOADS: list[Payload] = [
+    SayPayload((Text("hi"), File("image/png", url="u"))),
+    ResultPayload(1, 2, Result("c\n1", "\0 ü", Outcome.UNKNOWN)),
+    AbortPayload(3),
+    AbortPayload(),
+    SayPayload((Text("hi"),), when_busy=WhenBusy.REFUSE),
+    AnswerPayload(1, 2, "c", "d", Choice.ALLOW, arguments="{}"),
+    WithdrawPayload(),
+    WithdrawPayload(2),
+    ResumePayload(3),
+]
+
+
+@pytest.mark.parametrize("frame", FROM_CLIENT)
+def test_what_a_client_says_is_read_as_it_was_meant(frame: ClientFrame) -> None:
+    assert frames.decode_client(frames.encode(frame)) == frame
+
+
+@pytest.mark.parametrize("frame", FROM_SERVER)
+def test_what_a_server_says_is_read_as_it_was_meant(frame: ServerFrame) -> None:
+    assert frames.decode_server(frames.encode(frame)) == frame
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_payload_survives_its_chunk_byte_for_byte(payload: Payload) -> None:
+    body = frames.encode(payload)
+    chunk = frames.decode_client(frames.encode(Chunk(0, msgspec.Raw(body))))
+    assert isinstance(chunk, Chunk)
+    assert bytes(chunk.payload) == body
+    assert frames.decode_payload(chunk.payload) == payload
+    assert frames.digest_of(chunk.payload) == frames.digest_of(body)
+
+
+@spec("STREAM-34")
+def test_members_nobody_knows_are_ignored() -> None:
+    assert frames.decode_client(b'{"type":"ping","later":[1]}') == Ping()
+    assert frames.decode_server(b'{"type":"ack","seqno":1,"later":{}}') == Ack(1)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"type":"later"}', b'{"type":"chunk"}', b"\xff", b"[" * 9999]
+)
+def test_what_is_no_frame_is_refused(body: bytes) -> None:
+    for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
+        with pytest.raises(MalformedFrameError):
+            decode(body)
+
+
+def test_little_of_what_is_no_frame_is_said_back() -> None:
+    long = "x" * (FRAME_BYTES_MAX - 100)
+    for body in (
+        f'{{"type":"{long}"}}',
+        f'{{"type":"open","event_id":{{"{long}":1}}}}',
+        f'{{"type":"{long[:500]}',
+    ):
+        for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
+            with pytest.raises(MalformedFrameError) as refused:
+                decode(body.encode())
+            assert len(refused.value.message) < 300
+    with pytest.raises(MalformedFrameError) as refused:
+        EventId.parse(long)
+    assert len(refused.value.message) < 100
+
+
+@spec("STREAM-17")
+def test_a_frame_above_the_limit_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(FrameTooLargeError):
+        frames.decode_client(b"x" * (FRAME_BYTES_MAX + 1))
+    with pytest.raises(MalformedFrameError):
+        frames.decode_client(b"x" * FRAME_BYTES_MAX)
+
+
+@spec("STREAM-19")
+@given(st.integers(0, EVENT_NUMBER_MAX), st.integers(0, EVENT_NUMBER_MAX))
+def test_an_event_id_is_read_as_it_is_written(epoch: int, position: int) -> None:
+    event_id = EventId(epoch, position)
+    assert EventId.parse(str(event_id)) == event_id
+
+
+@pytest.mark.parametrize(
+    "text", ["", "00", "1", "1-", "-1", "1-2-3", "a-b", "1--2", "+1-2", " 1-2", "²-1", f"{2**63}-0", "1" * 99]
+)
+def test_what_is_no_event_id_is_refused(text: str) -> None:
+    with pytest.raises(MalformedFrameError):
+        EventId.parse(text)
+
+
+def test_zero_alone_is_the_beginning_as_two_zeros_are() -> None:
+    assert EventId.parse("0") == EventId.parse("0-0") == EventId(0, 0)
+
+
+@pytest.mark.parametrize("text", [f"{1:020}-1", f"1-{1:020}", "\uff11-1", "1-\u0663", "1-1 ", "1_0-1"])
+def test_an_event_id_has_plain_digits_and_nineteen_of_them_at_most(text: str) -> None:
+    with pytest.raises(MalformedFrameError):
+        EventId.parse(text)
+    assert EventId.parse(f"{1:019}-{2:019}") == EventId(1, 2)
+
+
+def test_a_secret_and_a_chunk_never_share_a_digest() -> None:
+    assert frames.secret_digest_of("x") != frames.secret_digest_of("y")
+    assert not frames.secret_digest_of("x").startswith(frames.digest_of(b"x"))

@@ -1,0 +1,17 @@
+"""A stream of many chunks knows each of them, and a chunk costs the same however many there are."""
+
+from __future__ import annotations
+
+from midstream.session.records import ChunkAccepted, StreamOpened
+from midstream.session.session import NEWEST_MAX, Session, evolve
+
+
+def test_a_long_stream_knows_each_of_its_chunks() -> None:
+    session = evolve(Session(), StreamOpened("s", "k"), epoch=1)
+    count = 2 * NEWEST_MAX + 3
+    for seqno in range(count):
+        assert session.streams["s"].accepted == seqno
+        session = evolve(session, ChunkAccepted("s", seqno, f"d{seqno}"), epoch=1)
+    stream = session.streams["s"]
+    assert [stream.digest_at(seqno) for seqno in range(count)] == [f"d{seqno}" for seqno in range(count)]
+    assert (len(stream.digests), len(stream.newest)) == (2 * NEWEST_MAX, 3)

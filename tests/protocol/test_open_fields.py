@@ -1,0 +1,88 @@
+"""What an `open` may say, and how the headers of its request go together with it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from midstream.errors import MalformedFrameError
+from midstream.protocol import frames
+from midstream.protocol.frames import Error, Open, SnapshotWhen
+from midstream.protocol.open_fields import KEY_CHARS_MAX, NUMBER_MAX, check_open, opened_by
+from midstream.protocol.server_stream import Admit, ServerStream
+from tests.spec import spec
+
+SECRET = "s" * 43
+
+
+@spec("STREAM-2")
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Open(),
+        Open("a", SECRET, next_seqno=NUMBER_MAX, connection=NUMBER_MAX, cancel_after_s=3600.0),
+        Open("~" * KEY_CHARS_MAX, "a b", old_secret="!"),
+    ],
+)
+def test_what_has_its_form_and_its_bounds_is_let_pass(frame: Open) -> None:
+    check_open(frame)
+    assert opened_by(frame, Open()) == opened_by(Open(), frame) == frame
+
+
+@spec("STREAM-2")
+@pytest.mark.parametrize("word", [" a", "a ", "a\n", "\x7f", "ä", "a" * (KEY_CHARS_MAX + 1)])
+@pytest.mark.parametrize("member", ["stream", "secret", "old_secret"])
+def test_a_word_that_a_header_does_not_carry_is_refused(member: str, word: str) -> None:
+    with pytest.raises(MalformedFrameError):
+        check_open(replace(Open("a", SECRET), **{member: word}))
+
+
+@spec("STREAM-110")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        Open(secret=SECRET),
+        Open(secret=SECRET, event_id="1-2", next_seqno=3, connection=4, cancel_after_s=5.0, old_secret="t"),
+        Open("a", SECRET, "1-2"),
+    ],
+)
+def test_what_the_headers_said_the_open_need_not_say_and_must_not_gainsay(headers: Open) -> None:
+    frame = Open("a", coalesce_s=0.05, snapshots=SnapshotWhen.BEGIN)
+    stream = ServerStream(headers=headers, now=0.0)
+    stream.receive(frames.encode(frame), now=0.0)
+    (admit,) = stream.requests()
+    assert isinstance(admit, Admit)
+    together = Open(
+        "a",
+        SECRET,
+        headers.event_id,
+        headers.next_seqno,
+        headers.connection,
+        headers.cancel_after_s,
+        old_secret=headers.old_secret,
+        coalesce_s=0.05,
+        snapshots=SnapshotWhen.BEGIN,
+    )
+    assert admit.open == together == opened_by(Open(), together) == opened_by(headers, together)
+
+
+@spec("STREAM-110")
+@pytest.mark.parametrize(
+    ("member", "told", "said"),
+    [
+        ("stream", "b", "a"),
+        ("secret", "t", SECRET),
+        ("old_secret", "t", "u"),
+        ("event_id", "1-2", "1-3"),
+        ("next_seqno", 1, 2),
+        ("connection", 1, 2),
+        ("cancel_after_s", 1.0, 2.0),
+    ],
+)
+def test_headers_and_an_open_that_differ_end_the_connection(member: str, told: object, said: object) -> None:
+    stream = ServerStream(headers=replace(Open(), **{member: told}), now=0.0)
+    stream.receive(frames.encode(replace(Open("a", SECRET), **{member: said})), now=0.0)
+    (error,) = map(frames.decode_server, stream.frames_to_send())
+    assert isinstance(error, Error)
+    assert (error.code, stream.requests(), stream.is_closed) == ("malformed_frame", [], True)
+    assert f"`{member}`" in error.message

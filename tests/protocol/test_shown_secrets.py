@@ -1,0 +1,131 @@
+"""What one process of a user changes is shown by all of them, and what is refused is not shown again and again."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import AccessError, ConnectionLostError, WrongSecretError
+from midstream.protocol import frames
+from midstream.protocol.checkpoint import Forgotten
+from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.frames import Error, Open, Welcome
+from midstream.protocol.shown_secrets import ShownSecrets
+from tests.protocol.test_client_stream import begun, receive
+from tests.spec import spec
+
+
+def test_what_a_stream_began_with_is_shown_beside_what_its_session_has_now() -> None:
+    for own, beside in (("first", "first"), ("", "")):
+        shown = ShownSecrets("first", "", own, is_due=True)
+        for learnt, expected in (
+            (("second", ""), ("second", beside)),
+            (("third", "second"), ("third", "second")),
+            (("", ""), ("third", "second")),
+            (("first", ""), ("first", "")),
+        ):
+            shown = shown.learnt(*learnt)
+            assert (shown.secret, shown.old_secret, shown.is_due) == (*expected, False)
+            assert expected[0] not in repr(shown)
+
+
+def test_only_a_wrong_secret_is_doubted_and_only_once() -> None:
+    shown, refusal = ShownSecrets("first", "", "first"), WrongSecretError("no")
+    for other in (None, ConnectionLostError("reset"), AccessError("no")):
+        assert shown.doubted(other) is None
+    doubted = shown.doubted(refusal)
+    assert doubted is not None
+    assert doubted.refusal is refusal
+    assert doubted.doubted(refusal) is None
+    assert [doubted.learnt(each, "").refusal for each in ("first", "", "second")] == [refusal, refusal, None]
+    assert doubted.taken().doubted(refusal) is not None
+    assert shown.taken() is shown
+
+
+REFUSED = Error("wrong_secret", "no")
+
+
+def _secrets_of(stream: ClientStream) -> tuple[str, str]:
+    """Return the secrets that the next connection shows."""
+    stream.disconnected(chance=0.0, now=1.0)
+    stream.handle_deadline(now=100.0)
+    stream.connected(now=100.0)
+    opening = frames.decode_client(stream.frames_to_send()[0])
+    assert isinstance(opening, Open)
+    return opening.secret, opening.old_secret
+
+
+@spec("STREAM-96")
+def test_a_refused_secret_is_read_once_more_and_shown_if_it_is_another_one() -> None:
+    stream = begun()
+    receive(stream, REFUSED)
+    assert (stream.wants_secret, stream.is_connection_wanted, stream.is_ended) == (True, False, False)
+    stream.show("newer")
+    assert not stream.wants_secret
+    assert _secrets_of(stream) == ("newer", "secret")
+    receive(stream, REFUSED)
+    assert isinstance(stream.error, WrongSecretError), "it was looked at once"
+    assert (str(stream.error), stream.writes()) == ("no", [Forgotten()])
+
+
+@spec("STREAM-96")
+def test_a_secret_that_is_refused_and_still_the_same_ends_the_stream() -> None:
+    for secret in ("secret", ""):
+        stream = begun()
+        stream.disconnected(WrongSecretError("no"), chance=0.0, now=1.0)
+        assert (stream.wants_secret, stream.is_ended) == (True, False)
+        stream.show(secret)
+        assert (type(stream.error), stream.wants_secret) == (WrongSecretError, False)
+        assert stream.writes() == [Forgotten()]
+
+
+@spec("STREAM-96")
+def test_a_refused_secret_is_never_shown_again_by_a_shell_that_reads_none() -> None:
+    stream = begun()
+    receive(stream, REFUSED)
+    stream.disconnected(chance=0.0, now=1.0)
+    stream.handle_deadline(now=1.0)
+    stream.connected(now=1.0)
+    assert isinstance(stream.error, WrongSecretError)
+    assert (stream.writes(), stream.frames_to_send()) == ([Forgotten()], [])
+
+
+@spec("STREAM-96")
+def test_a_welcome_lets_a_secret_be_refused_anew() -> None:
+    stream = begun()
+    for newer in ("second", "third"):
+        receive(stream, REFUSED)
+        stream.show(newer)
+        assert _secrets_of(stream) == (newer, "secret")
+        receive(stream, Welcome("a", "1-3", "1-3", acked=1))
+    assert not stream.is_ended
+
+
+@spec("STREAM-96")
+@pytest.mark.parametrize("is_encrypted", [True, False, None])
+def test_what_opens_a_session_is_read_for_each_new_connection_where_something_may(
+    *, is_encrypted: bool | None
+) -> None:
+    stream = ClientStream("a", "secret", now=0.0)
+    stream.handle_deadline(now=0.0)
+    assert not stream.wants_secret, "it was just read"
+    if is_encrypted is not None:
+        stream.connected(now=0.0)
+        stream.frames_to_send()
+        receive(stream, Welcome("a", "1-3", "1-3", is_encrypted=is_encrypted))
+    stream.disconnected(chance=0.0, now=1.0)
+    assert not stream.wants_secret, "no connection is made yet"
+    stream.handle_deadline(now=1.0)
+    assert stream.wants_secret is (is_encrypted is not False)
+    stream.show("newest", "newer")
+    assert not stream.wants_secret
+    assert _secrets_of(stream) == ("newest", "newer")
+
+
+@spec("STREAM-96")
+def test_a_degraded_server_that_refuses_a_secret_ends_the_stream() -> None:
+    stream = begun()
+    stream.disconnected(chance=0.0, now=1.0)
+    stream.handle_deadline(now=1.0)
+    stream.connected(now=1.0)
+    receive(stream, Welcome("a", "1-3", "1-3", acked=1, is_degraded=True), REFUSED)
+    assert isinstance(stream.error, WrongSecretError)

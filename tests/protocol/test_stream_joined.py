@@ -1,0 +1,334 @@
+"""Both halves of the stream protocol under every fault a network, a server and a client can have.
+
+Exactly once both ways: each chunk the client numbered stands in the journal once, in order; what the application
+has applied is the journal's line from the stream's first record to the end of its turn.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from midstream.errors import SessionBusyError, StreamNotFoundError
+from midstream.history.messages import Call, Finish, Reply, Result, Text
+from midstream.protocol import frames
+from midstream.protocol.client_stream import Applied, ClientStream, Forget
+from midstream.protocol.frames import AbortPayload, EventId, ResultPayload, SayPayload
+from midstream.session import records
+from midstream.session.calls import CallPlan, Site, digest_of
+from midstream.session.records import CallStarted, ChunkAccepted, Delta, StreamOpened, TurnEnded, TurnStatus
+from midstream.session.turn.commands import ModelReplied, ModelSaid, WhenBusy
+from midstream.session.turn.states import AwaitingModel
+from tests.protocol.stream_link import Link, MemoryCheckpoint, MemoryHost
+from tests.search import tried
+from tests.session.stories import answers, heard
+from tests.spec import spec
+
+SECRET = "s" * 43
+
+
+class Application:
+    """What a program with a disk of its own does with events: it applies them by id.
+
+    It writes an event down first and asks for the next one afterwards, so that whoever kills it in between makes
+    it see that event again.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[Applied] = []
+        self.in_hand: EventId | None = None
+        self.submitted: list[bytes] = []
+        self.to_answer: list[CallStarted] = []
+
+    def step(self, link: Link) -> None:
+        """Be done with the event in hand, and take the next one."""
+        if self.in_hand is not None:
+            link.client.handled(self.in_hand)
+            link.settle()
+            self.in_hand = None
+        if link.unread:
+            event = link.unread.popleft()
+            if isinstance(event, Forget):
+                self.forget_after(event.event_id.position)
+            else:
+                assert isinstance(event, Applied), "nothing is pruned here"
+                self.forget_after(event.event_id.position - 1)
+                self.log.append(event)
+                self.in_hand = event.event_id
+                if isinstance(event.record, CallStarted):
+                    self.to_answer.append(event.record)
+
+    def forget_after(self, position: int) -> None:
+        self.log = [event for event in self.log if event.event_id.position <= position]
+
+    def say(self, link: Link, payload: frames.Payload) -> None:
+        body = frames.encode(payload)
+        if link.client.submit(payload) == len(self.submitted):
+            self.submitted.append(body)
+        link.settle()
+
+    def answer(self, link: Link) -> None:
+        if self.to_answer and not link.client.is_ended:
+            call = self.to_answer.pop()
+            self.say(link, ResultPayload(call.turn, call.reply, Result(call.call_id, "done")))
+
+    def abort(self, link: Link) -> None:
+        link.client.abort()
+        writes = link.client.writes()
+        self.submitted += [write.payload for write in writes if hasattr(write, "payload")]
+        link.checkpoint.write(writes)
+        link.settle()
+
+
+def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
+    """The model says a word, asks for a tool of the client, or ends its answer."""
+    turn = host.session.turn
+    if not isinstance(turn, AwaitingModel):
+        return
+    if not ends:
+        said = Delta(turn.turn, turn.reply_no, turn.attempt, 0, "text", "word ")
+        host.do(ModelSaid(turn.turn, turn.reply_no, turn.attempt, (said,)), at=1.0)
+    elif calls:
+        reply = Reply((Call("c", "look"),), Finish.CALLS)
+        plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
+        host.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply, plans), at=1.0)
+    else:
+        reply = Reply((Text("word word"),))
+        host.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply), at=1.0)
+
+
+def act(what: str, link: Link, application: Application) -> None:
+    match what:
+        case "up":
+            link.send_up()
+        case "down":
+            link.send_down()
+        case "cut":
+            link.cut()
+        case "black hole":
+            link.black_hole()
+        case "time":
+            link.wait()
+        case "word" | "call" | "end":
+            advance_model(link.host, calls=what == "call", ends=what != "word")
+            link.feed()
+        case "server dies":
+            link.cut()
+            link.host.start_epoch(at=1.0)
+        case "power cut":
+            link.cut()
+            link.host.cut_power(at=1.0)
+        case "client dies":
+            if link.checkpoint.state is not None:
+                application.in_hand = None
+                link.restart_client()
+        case "read":
+            application.step(link)
+        case "answer":
+            application.answer(link)
+        case "abort":
+            application.abort(link)
+        case _:
+            raise AssertionError(what)
+
+
+FAULTS = ["cut", "black hole", "server dies", "power cut", "client dies"]
+STEPS = ["up", "down", "up", "down", "time", "word", "call", "end", "read", "answer"]
+
+
+@spec("STREAM-12", "STREAM-14", "STREAM-21")
+@settings(max_examples=tried(300))
+@given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "abort"]), max_size=60))
+def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]) -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    for what in script:
+        act(what, link, application)
+        _check_chunks(link, application)
+    _finish(link, application)
+    _check_chunks(link, application)
+    assert link.client.error is None
+    assert link.checkpoint.state is None
+    assert _sent_by(application.log) == _lines_of_stream(link.host)
+
+
+def test_the_happy_path_needs_one_connection() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    _finish(link, application)
+    assert (link.connections, len(application.submitted)) == (1, 1)
+    assert _sent_by(application.log) == _lines_of_stream(link.host)
+
+
+@spec("STREAM-12", "STREAM-14", "STREAM-19", "STREAM-21")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_after_each_step_of_a_turn_with_a_tool(fault: str) -> None:
+    script = ["time", "up", "up", "down", "down", "word", "down", "read", "call", "down", *["read"] * 9]
+    script += ["answer", "up", "down", "word", "down", "end", "down", "read"]
+    for place in range(len(script) + 1):
+        link, application = _linked()
+        application.say(link, SayPayload((Text("hi"),)))
+        for what in [*script[:place], fault, *script[place:]]:
+            act(what, link, application)
+        _finish(link, application)
+        _check_chunks(link, application)
+        assert (place, _sent_by(application.log)) == (place, _lines_of_stream(link.host))
+
+
+def test_an_abort_said_while_nothing_is_connected_stops_the_turn_once() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    link.cut()
+    application.abort(link)
+    application.abort(link)
+    _finish(link, application)
+    ends = [event.record for event in application.log if isinstance(event.record, TurnEnded)]
+    assert [end.status for end in ends] == [TurnStatus.CANCELLED]
+    assert len(application.submitted) == 2
+
+
+@spec("STREAM-15")
+def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    for _ in range(2):
+        link.wait()
+        link.send_up()  # the open and the message arrive, no answer comes back
+    link.cut()
+    application.abort(link)  # its turn is not known to this client, and ends meanwhile
+    advance_model(link.host, calls=False, ends=True)
+    other, another = _linked(link.host, key="b")
+    another.say(other, SayPayload((Text("me too"),)))
+    other.run()
+    link.run()
+    assert [turn for turn, status in _ends(link.host) if status is TurnStatus.CANCELLED] == []
+    assert link.host.session.is_live
+
+
+def test_a_second_message_while_a_turn_runs_is_refused_with_its_type() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    other, another = _linked(link.host, key="b")
+    another.say(other, SayPayload((Text("me too"),), when_busy=WhenBusy.REFUSE))
+    other.run()
+    assert isinstance(other.client.error, SessionBusyError)
+
+
+def _drain(application: Application, link: Link) -> None:
+    while link.unread or application.in_hand is not None:
+        application.step(link)
+
+
+@spec("STREAM-35")
+def test_a_queued_message_is_shown_its_own_turn_and_no_other() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    other, another = _linked(link.host, key="b")
+    another.say(other, SayPayload((Text("me too"),)))
+    other.run()
+    for turn in (1, 2):
+        link.host.do(heard(f"for turn {turn}", turn=turn), at=0.0)
+        link.host.do(answers(f"for turn {turn}", turn=turn), at=0.0)
+    other.run()
+    _drain(another, other)
+    seen = [each.record for each in another.log]
+    assert [each.text for each in seen if isinstance(each, Delta)] == ["for turn 2"]
+    assert other.client.turn == 2
+    assert other.client.is_ended
+
+
+@spec("STREAM-35")
+def test_a_queued_message_that_is_taken_back_ends_its_stream() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    other, another = _linked(link.host, key="b")
+    another.say(other, SayPayload((Text("me too"),)))
+    other.run()
+    other.client.abort()
+    other.settle()
+    other.run()
+    assert other.client.is_ended
+    assert other.client.error is None
+    assert link.host.session.queue == ()
+    assert link.host.session.is_live
+
+
+def test_a_server_without_the_stream_is_told_from_one_that_never_saw_it() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    link.cut()
+    link.host = MemoryHost()
+    link.run()
+    assert isinstance(link.client.error, StreamNotFoundError)
+
+
+def test_a_stop_from_any_client_is_a_stream_of_its_own() -> None:
+    link, application = _linked()
+    application.say(link, SayPayload((Text("hi"),)))
+    link.run()
+    other, _ = _linked(link.host, key="b")
+    other.client.submit(AbortPayload())
+    other.client.finish()
+    other.settle()
+    other.run()
+    assert (other.client.is_ended, other.client.error) == (True, None)
+    assert _ends(link.host) == [(1, TurnStatus.CANCELLED)]
+
+
+def _linked(host: MemoryHost | None = None, *, key: str = "a") -> tuple[Link, Application]:
+    client = ClientStream(key, SECRET, now=0.0)
+    return Link(client, MemoryCheckpoint(key, SECRET), host or MemoryHost()), Application()
+
+
+def _finish(link: Link, application: Application) -> None:
+    """No more faults: the model ends, the application reads, everything comes to rest."""
+    for _ in range(60):
+        link.run()
+        advance_model(link.host, calls=False, ends=True)
+        link.feed()
+        link.wait()
+        for _ in range(len(link.unread) + 1):
+            application.step(link)
+            application.answer(link)
+        if link.client.is_ended and not link.unread and application.in_hand is None:
+            return
+    raise AssertionError("the stream did not end")
+
+
+def _check_chunks(link: Link, application: Application) -> None:
+    """What was accepted is a prefix of what was numbered, and what was acked is a prefix of that."""
+    accepted = [
+        (record.seqno, record.digest)
+        for record in _records(link.host)
+        if isinstance(record, ChunkAccepted) and record.stream == link.client.stream
+    ]
+    numbered = [(seqno, frames.digest_of(body)) for seqno, body in enumerate(application.submitted)]
+    assert accepted == numbered[: len(accepted)]
+    state = link.checkpoint.state
+    if state is not None:
+        assert state.next_seqno - len(state.unacked) <= len(accepted)
+
+
+def _records(host: MemoryHost) -> list[records.Record]:
+    return [records.decode(body) for _, body in host.line]
+
+
+def _ends(host: MemoryHost) -> list[tuple[int, TurnStatus]]:
+    return [(record.turn, record.status) for record in _records(host) if isinstance(record, TurnEnded)]
+
+
+def _sent_by(log: list[Applied]) -> list[tuple[EventId, bytes]]:
+    return [(event.event_id, records.encode(event.record)) for event in log]
+
+
+def _lines_of_stream(host: MemoryHost) -> list[tuple[EventId, bytes]]:
+    known = _records(host)
+    first = next(number for number, record in enumerate(known) if isinstance(record, StreamOpened))
+    last = next(number for number, record in enumerate(known) if isinstance(record, TurnEnded))
+    return host.line[first : last + 1]

@@ -1,0 +1,36 @@
+"""`/metrics`: there where it was asked for, and for an operator alone where people are asked who they are."""
+
+from __future__ import annotations
+
+from midstream.engine.agent import Agent
+from midstream.observability.prometheus import Prometheus
+from midstream.server.app import asgi
+from midstream.server.auth.access import Access, bearer
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_model import ScriptedModel, text
+from tests.server.people import ADA, KNOWN, OPERATOR, say, told
+from tests.server.serving import called, make_app
+
+
+async def test_figures_are_for_the_operator() -> None:
+    app = asgi(
+        Agent(ScriptedModel(lambda _: text("Hello."))),
+        store=MemoryStore(),
+        access=Access(authenticate=bearer(KNOWN.get)),
+        observers=[Prometheus()],
+    )
+    async with called(app) as client:
+        assert (await say(client, "s1", ADA)).status_code == 200
+        assert told(await client.get("/metrics")) == (401, "unauthorized")
+        assert told(await client.get("/metrics", headers=ADA)) == (403, "access")
+        page = await client.get("/metrics", headers=OPERATOR)
+        assert page.headers["content-type"].startswith("text/plain; version=")
+        lines = page.text.splitlines()
+        assert {"midstream_streams 0.0", "midstream_sessions_awake 1.0", "midstream_is_draining 0.0"} <= {
+            *lines
+        }
+
+
+async def test_without_an_observer_that_counts_there_is_no_page() -> None:
+    async with called(make_app()) as client:
+        assert told(await client.get("/metrics")) == (404, "not_found")

@@ -1,0 +1,63 @@
+"""What a probe is told: numbered chunks, paced, over each transport, and never too many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import websockets
+
+from midstream.protocol.sse import SseDecoder
+from midstream.server.api.probe_endpoint import CHUNKS, PROBES_MAX
+from tests.server.serving import WAIT_S, Socket, called, make_app, served
+from tests.spec import spec
+
+FAST = "chunks=3&every_ms=1"
+THREE = [{"probe": 0}, {"probe": 1}, {"probe": 2}]
+
+
+@spec("STREAM-45")
+async def test_chunks_are_numbered_over_every_transport() -> None:
+    async with served(make_app()) as server, asyncio.timeout(WAIT_S):
+        answer = await server.http.get(f"/v1/probe/events?{FAST}")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert [json.loads(event.data) for event in SseDecoder().feed(answer.content)] == THREE
+        polled = [(await server.http.get(f"/v1/probe/poll?n={n}&{FAST}")).json() for n in range(3)]
+        assert polled == THREE
+        async with Socket(_socket(server.url, FAST)) as socket:
+            assert [await socket.hear() for _ in range(3)] == THREE
+            assert await socket.hear_close() == (1000, "")
+        echoed = await server.http.post("/v1/probe/chunks", content=b"anything")
+        assert (echoed.status_code, echoed.content) == (200, b"anything")
+
+
+async def test_without_wishes_there_are_as_many_as_a_doctor_needs() -> None:
+    async with served(make_app()) as server, asyncio.timeout(WAIT_S):
+        answer = await server.http.get("/v1/probe/events?every_ms=1")
+        assert len(SseDecoder().feed(answer.content)) == CHUNKS
+
+
+@pytest.mark.parametrize("query", ["chunks=0", "chunks=21", "every_ms=0", "every_ms=1001", "chunks=many"])
+async def test_nobody_is_told_chunks_for_long(query: str) -> None:
+    async with called(make_app()) as client:
+        assert (await client.get(f"/v1/probe/events?{query}")).status_code == 400
+        assert (await client.get("/v1/probe/poll?n=21")).status_code == 400
+
+
+async def test_only_so_many_probes_are_under_way_and_those_that_hang_up_count_no_more() -> None:
+    async with served(make_app()) as server, asyncio.timeout(WAIT_S):
+        sockets = [_socket(server.url, "chunks=20&every_ms=1000") for _ in range(PROBES_MAX)]
+        made = [await socket for socket in sockets]
+        for socket in made:
+            await socket.recv()
+        refused = await server.http.get(f"/v1/probe/events?{FAST}")
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        await asyncio.gather(*(socket.close() for socket in made))
+        refused_again = True
+        while refused_again:
+            refused_again = (await server.http.get(f"/v1/probe/events?{FAST}")).status_code == 503
+
+
+def _socket(url: str, query: str) -> websockets.connect:
+    return websockets.connect(f"{url.replace('http', 'ws')}/v1/probe/stream?{query}")

@@ -1,0 +1,114 @@
+"""A snapshot shows what is known, and nothing that is not yet true."""
+
+from __future__ import annotations
+
+from midstream.history.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.server.api.session_snapshot import CallSnapshot, RunningTurn, SessionSnapshot, snapshot_of
+from midstream.session.calls import CallPlan, Choice, QuestionKind
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    Delta,
+    EpochStarted,
+    MessageAccepted,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    ReplyCompleted,
+    SessionStatus,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.session import fold
+
+HI = UserMessage.of("hi")
+ASKS = Reply((Text("look"), Call("a", "read"), Call("b", "write"), Call("c", "write")), Finish.CALLS)
+OPENED: tuple[Record, ...] = (
+    EpochStarted(1, "me", 1.0),
+    MessageAccepted(1, HI, 2.0),
+    AttemptStarted(1, 1, 1, 2.0),
+)
+PLANS = (CallPlan("a", "da", has_effects=False), CallPlan("b", "db"), CallPlan("c", "dc"))
+RUNNING = (
+    *OPENED,
+    ReplyCompleted(1, 1, 1, ASKS, 3.0, PLANS),
+    CallStarted(1, 1, "a", 1, 3.5),
+    CallStarted(1, 1, "b", 1, 4.0),
+)
+
+
+def shown(*records: Record) -> SessionSnapshot:
+    state = fold((1, record) for record in records)
+    return snapshot_of("s1", state, f"1-{state.position}")
+
+
+def test_a_session_at_rest() -> None:
+    assert shown(*OPENED, TurnEnded(1, TurnStatus.FAILED, 5.0)) == SessionSnapshot(
+        session="s1",
+        event_id="1-4",
+        status=SessionStatus.FAILED,
+        waiting_on="nothing",
+        turns=1,
+        last="failed",
+        history=(HI,),
+        running=None,
+        is_resumable=True,
+    )
+
+
+def test_words_of_a_reply_that_is_being_made_stand_beside_the_history() -> None:
+    snapshot = shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
+    said = Reply((Text("hello"),), Finish.INTERRUPTED)
+    assert snapshot.history == (HI,)
+    assert snapshot.running == RunningTurn(1, 1, attempt=1, said=said)
+
+
+def test_words_of_an_attempt_that_was_given_up_are_gone() -> None:
+    again = AttemptStarted(1, 1, 2, 3.0)
+    assert shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), again).running == RunningTurn(1, 1, attempt=2)
+
+
+def test_calls_are_shown_as_far_as_they_have_come() -> None:
+    result = Result("a", "contents")
+    snapshot = shown(*RUNNING, CallEnded(1, 1, result, 4.5))
+    assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("running", "tool", (HI,))
+    assert snapshot.running == RunningTurn(
+        1,
+        1,
+        said=ASKS,
+        calls=(
+            CallSnapshot(Call("a", "read"), "server", "ended", 3.5, result),
+            CallSnapshot(Call("b", "write"), "server", "running", 4.0),
+            CallSnapshot(Call("c", "write"), "server", "waiting"),
+        ),
+    )
+
+
+def test_a_cancel_is_seen_before_its_turn_has_ended() -> None:
+    snapshot = shown(*RUNNING, CancelRequested(1, 5.0, 10.0))
+    assert snapshot.status == "running"
+    assert snapshot.running is not None
+    assert [call.status for call in snapshot.running.calls] == ["running", "running", "waiting"]
+
+
+def test_what_an_upstreams_agent_wants_leave_for_stands_beside_its_words() -> None:
+    asked = QuestionAsked(
+        1,
+        1,
+        "leave-1",
+        QuestionKind.APPROVAL,
+        "d",
+        3.0,
+        "Sure?",
+        attempt=1,
+        name="Bash",
+        arguments='{"a":1}',
+        is_fixed=True,
+    )
+    snapshot = shown(*OPENED, asked)
+    assert snapshot.running == RunningTurn(1, 1, 1, questions=(asked,))
+    assert (snapshot.status, snapshot.waiting_on) == ("running", "person")
+    answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 4.0)
+    assert shown(*OPENED, asked, answered).running == RunningTurn(1, 1, 1)

@@ -1,0 +1,109 @@
+"""The ready-made ways to know who asks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from midstream.errors import UsageError
+from midstream.local_keys import token_for
+from midstream.server.auth.access import (
+    Access,
+    Authenticate,
+    bearer_token,
+    cookie,
+    first_of,
+    proxy_user,
+    settled,
+    this_user,
+    token_file,
+    tokens,
+)
+from midstream.server.auth.principals import OPERATOR, Principal
+
+TOKEN = "a-token-of-ada-0001"
+
+
+def asking(*headers: tuple[str, str], client: str = "127.0.0.1", port: int = 8000) -> HTTPConnection:
+    named = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    return HTTPConnection(
+        {"type": "http", "headers": named, "client": (client, 1), "server": ("127.0.0.1", port), "path": "/"}
+    )
+
+
+async def known_by(way: Authenticate, *headers: tuple[str, str], client: str = "127.0.0.1") -> str | None:
+    principal = await settled(way(asking(*headers, client=client)))
+    return principal.id if principal else None
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ([("authorization", f"Bearer {TOKEN}")], TOKEN),
+        ([("authorization", f"bEaReR  {TOKEN} ")], TOKEN),
+        ([("authorization", f"Basic {TOKEN}")], ""),
+        ([("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer other")], ""),
+        ([("authorization", f"Bearer {'x' * 9000}")], ""),
+        ([], ""),
+    ],
+)
+def test_a_bearer_token_is_one_or_none(headers: list[tuple[str, str]], expected: str) -> None:
+    assert bearer_token(asking(*headers)) == expected
+
+
+async def test_tokens_know_who_shows_them_and_are_not_kept() -> None:
+    way = tokens({TOKEN: Principal("ada")})
+    assert await known_by(way, ("authorization", f"Bearer {TOKEN}")) == "ada"
+    assert await known_by(way, ("authorization", f"Bearer {TOKEN}x")) is None
+    assert await known_by(way, ("authorization", "Bearer \xff\xfe")) is None
+    with pytest.raises(UsageError, match="16 characters"):
+        tokens({"short": Principal("ada")})
+
+
+async def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# people\n{TOKEN} ada acme\n\n")
+    path.chmod(0o600)
+    way = token_file(path)
+    shown = ("authorization", f"Bearer {TOKEN}")
+    principal = await settled(way(asking(shown)))
+    assert principal == Principal("ada", tenant="acme")
+    path.write_text("another-token-of-bob bob\n")
+    os.utime(path, ns=(1, 1))
+    assert await known_by(way, shown) is None
+    assert await known_by(way, ("authorization", "Bearer another-token-of-bob")) == "bob"
+
+
+@pytest.mark.parametrize("text", ["short ada", TOKEN, f"{TOKEN} a b c"])
+def test_a_token_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(UsageError, match="line 1"):
+        token_file(path)
+
+
+async def test_a_cookie_a_proxy_and_several_ways_in_turn() -> None:
+    by_cookie = cookie("__Host-app", lambda value: Principal("ada") if value == "good" else None)
+    by_proxy = proxy_user("x-user")
+    way = first_of(by_cookie, by_proxy)
+    assert await known_by(way, ("cookie", "__Host-app=good")) == "ada"
+    assert await known_by(way, ("cookie", "__Host-app=bad")) is None
+    assert await known_by(way, ("x-user", "bob")) == "bob"
+    assert await known_by(way, ("x-user", "bob"), client="192.0.2.1") is None
+    assert await known_by(way, ("x-user", "bob"), ("x-user", "eve")) is None
+
+
+async def test_the_user_of_this_machine_is_known_by_the_token_of_the_port() -> None:
+    way = this_user("key")
+    shown = ("authorization", f"Bearer {token_for('key', 8000)}")
+    assert await settled(way(asking(shown, port=8000))) == OPERATOR
+    assert await settled(way(asking(shown, port=8001))) is None
+    assert await settled(way(asking())) is None
+
+
+def test_how_people_are_known_is_not_shown() -> None:
+    assert repr(Access(authenticate=tokens({TOKEN: Principal("ada")}), login="login-1")) == "Access(...)"

@@ -1,0 +1,80 @@
+"""What is handed out to those who are known."""
+
+from __future__ import annotations
+
+from midstream.server.auth.ownership import READERS_MAX
+from tests.server.people import ADA, BOB, OPERATOR, guarded_app, say, told
+from tests.server.serving import KEYS, called, make_app
+
+
+async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
+    async with called(guarded_app()) as client:
+        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await client.get("/v1/sessions/s1/owner", headers=ADA)).json() == {
+            "tenant": "",
+            "subject": "ada",
+            "readers": [],
+        }
+        shared = await client.put("/v1/sessions/s1/readers/bob", headers=ADA)
+        assert shared.json()["readers"] == ["bob"]
+        assert (await client.get("/v1/sessions/s1", headers=BOB)).status_code == 200
+        chunks = "/v1/sessions/s1/chunks"
+        ping = await client.post(chunks, json={"type": "ping"}, headers=BOB)
+        assert ping.json()["type"] == "heartbeat"  # a reader over plain HTTP asks for a sign of life so
+        assert told(await say(client, "s1", BOB)) == (403, "access")
+        close = await client.post(chunks, json={"type": "close"}, headers={**KEYS, **BOB})
+        assert told(close) == (403, "access")
+        for method, path in (
+            ("GET", "owner"),
+            ("PUT", "readers/bob"),
+            ("POST", "viewers"),
+            ("POST", "cancel"),
+        ):
+            answer = await client.request(method, f"/v1/sessions/s1/{path}", headers=BOB)
+            assert told(answer) == (403, "access")
+        await client.delete("/v1/sessions/s1/readers/bob", headers=ADA)
+        assert told(await client.get("/v1/sessions/s1", headers=BOB)) == (404, "session_not_found")
+
+
+async def test_a_session_has_so_many_readers_and_what_is_deleted_is_nobodys() -> None:
+    async with called(guarded_app()) as client:
+        assert (await say(client, "s1", ADA)).status_code == 200
+        await client.get("/v1/sessions/s1/events", headers={**ADA, "x-idempotency-key": "k1", **_SECRET})
+        for number in range(READERS_MAX):
+            await client.put(f"/v1/sessions/s1/readers/reader{number}", headers=ADA)
+        answer = await client.put("/v1/sessions/s1/readers/bob", headers=ADA)
+        assert told(answer) == (429, "limit_reached")
+        assert (await client.delete("/v1/sessions/s1", headers=ADA)).status_code == 204
+        assert (await say(client, "s1", BOB)).status_code == 200
+        assert told(await client.get("/v1/sessions/s1", headers=ADA)) == (404, "session_not_found")
+
+
+async def test_a_link_logs_in_as_whoever_asked_for_it() -> None:
+    async with called(guarded_app()) as client:
+        link = (await client.post("/v1/login-links", headers=BOB)).json()
+        assert link["for_s"] == 3600
+        logged_in = await client.post("/v1/login", json={"login": link["word"]})
+        assert logged_in.json() == {"id": "bob", "tenant": "", "is_operator": False, "session": ""}
+        assert (await client.get("/v1/me")).json()["id"] == "bob"
+        assert (await client.post("/v1/logout", headers={"x-midstream": "test"})).status_code == 204
+        assert told(await client.get("/v1/me")) == (401, "unauthorized")
+        assert (await client.get("/v1/me", headers=OPERATOR)).json()["is_operator"] is True
+
+
+async def test_over_https_the_cookie_is_bound_to_its_host() -> None:
+    async with called(guarded_app()) as client:
+        cookie = (await client.post("https://testserver/v1/login", headers=ADA, json={})).headers[
+            "set-cookie"
+        ]
+    assert cookie.startswith("__Host-midstream=cookie-")
+    assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+    assert "Domain" not in cookie
+
+
+async def test_where_nobody_is_asked_nothing_is_handed_out() -> None:
+    async with called(make_app()) as client:
+        for path in ("/v1/login", "/v1/login-links", "/v1/sessions/s1/tickets", "/v1/sessions/s1/viewers"):
+            assert told(await client.post(path, json={})) == (404, "not_found")
+
+
+_SECRET = {"x-idempotent-encryption-key": "s" * 43}

@@ -1,0 +1,88 @@
+"""The verdicts: owner, reader, neighbour, operator, and an application that decides itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import AccessError, SessionNotFoundError
+from midstream.server.auth.access import Access, Authorize
+from midstream.server.auth.authorizer import AccessLevel, Authorizer
+from midstream.server.auth.ownership import Owner, Ownership
+from midstream.server.auth.principals import Action, Principal
+from midstream.server.auth.tokens import AccessTokens
+from midstream.store.memory import MemoryStore
+from midstream.testing.worlds import FakeWorld
+
+ADA, BOB, CAROL = (Principal(name, tenant="acme") for name in ("ada", "bob", "carol"))
+EVE = Principal("ada", tenant="other")
+ROOT = Principal("root", is_operator=True)
+LOCAL_ROOT = Principal("root", tenant="other", is_operator=True)
+
+
+async def _authorizer(authorize: Authorize | None = None) -> Authorizer:
+    store, world = MemoryStore(), FakeWorld()
+    await store.open()
+    ownership = Ownership(store, world)
+    await ownership.claim("acme:s1", ADA)
+    await ownership.share("acme:s1", ["bob"])
+    for session in ("acme:s1", "acme:old"):
+        await store.claim(session, at=world.now())
+    access = Access(authenticate=lambda _: None, authorize=authorize)
+    return Authorizer(access, store, ownership, AccessTokens(store, world))
+
+
+@pytest.mark.parametrize(
+    ("principal", "session", "verdict"),
+    [
+        (ADA, "acme:s1", AccessLevel.ALL),
+        (ADA, "acme:s1::1.1.0", AccessLevel.ALL),
+        (BOB, "acme:s1", AccessLevel.LOOK),
+        (CAROL, "acme:s1", AccessLevel.NOTHING),
+        (EVE, "acme:s1", AccessLevel.NOTHING),
+        (ROOT, "acme:s1", AccessLevel.ALL),
+        (LOCAL_ROOT, "acme:s1", AccessLevel.NOTHING),
+        (Principal("ada"), "acme:s1", AccessLevel.NOTHING),
+        (ADA, "acme:new", AccessLevel.BEGIN),
+        (EVE, "acme:new", AccessLevel.NOTHING),
+        (ADA, "acme:old", AccessLevel.NOTHING),  # begun before anybody was asked: the operator's
+        (ROOT, "acme:old", AccessLevel.ALL),
+        (Principal("v", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.LOOK),
+        (Principal("v", tenant="acme", session="acme:s1"), "acme:new", AccessLevel.NOTHING),
+        (Principal("ada", tenant="acme", session="acme:s1"), "acme:s1", AccessLevel.LOOK),
+    ],
+)
+async def test_who_may_do_what(principal: Principal, session: str, verdict: AccessLevel) -> None:
+    assert await (await _authorizer()).verdict(principal, session, Action.READ) is verdict
+
+
+async def test_what_is_not_allowed_is_said_only_to_those_who_may_look() -> None:
+    authorizer = await _authorizer()
+    with pytest.raises(AccessError):
+        await authorizer.require(BOB, "acme:s1", Action.SPEAK)
+    with pytest.raises(SessionNotFoundError):
+        await authorizer.require(CAROL, "acme:s1", Action.SPEAK)
+    assert await authorizer.require(ADA, "acme:s1", Action.OWN) is AccessLevel.ALL
+
+
+async def test_an_application_decides_itself_but_not_across_tenants() -> None:
+    asked: list[tuple[str, Action, str, Owner | None]] = []
+
+    async def authorize(principal: Principal, action: Action, session: str, owner: Owner | None) -> bool:
+        asked.append((principal.key, action, session, owner))
+        return principal.id == "carol" and action is not Action.OWN
+
+    authorizer = await _authorizer(authorize)
+    assert await authorizer.verdict(CAROL, "acme:s1", Action.SPEAK) is AccessLevel.ALL
+    owner = asked[-1][-1]
+    assert owner == Owner("acme", "ada", ("bob",), claim=owner.claim if owner else "")
+    assert asked[-1] == ("acme:carol", Action.SPEAK, "acme:s1", owner)
+    assert await authorizer.verdict(CAROL, "acme:s1", Action.OWN) is AccessLevel.LOOK
+    assert await authorizer.verdict(ADA, "acme:s1", Action.READ) is AccessLevel.NOTHING
+    assert await authorizer.verdict(CAROL, "acme:new", Action.SPEAK) is AccessLevel.BEGIN
+    assert await authorizer.verdict(ADA, "acme:new", Action.SPEAK) is AccessLevel.NOTHING
+    asked.clear()
+    assert (
+        await authorizer.verdict(Principal("carol", tenant="other"), "acme:s1", Action.READ)
+        is AccessLevel.NOTHING
+    )
+    assert asked == []

@@ -1,0 +1,160 @@
+"""A visit: begun once, counted while it lasts, and over when it is no longer welcome."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.errors import LimitReachedError, SessionNotFoundError, UnauthorizedError, UsageError
+from midstream.server.auth.access import Access, Authorize
+from midstream.server.auth.authorizer import Authorizer
+from midstream.server.auth.caller import VISIT, Counters, KnownCaller, Stranger, visit_of, visitor_of
+from midstream.server.auth.ownership import Ownership
+from midstream.server.auth.principals import Action, Principal
+from midstream.server.auth.tokens import AccessTokens
+from midstream.server.limits import Limits
+from midstream.session.turn.commands import Cancel, Resume
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_model import ScriptedModel
+from midstream.testing.worlds import FakeWorld
+
+
+class House:
+    """What stands behind a door."""
+
+    def __init__(self, limits: Limits | None = None, authorize: Authorize | None = None) -> None:
+        self.world = FakeWorld()
+        self.store = MemoryStore()
+        self.host = Host(Agent(ScriptedModel([])), self.store, world=self.world)
+        self.ownership = Ownership(self.store, self.world)
+        self.known: Principal | None = Principal("ada")
+        access = Access(authenticate=lambda _: self.known, authorize=authorize)
+        self.authorizer = Authorizer(access, self.store, self.ownership, AccessTokens(self.store, self.world))
+        self.counters = Counters(limits or Limits(), self.world)
+        self.living: set[KnownCaller] = set()
+
+    def visit(self, principal: Principal, session: str = "s1") -> KnownCaller:
+        connection = HTTPConnection({"type": "http", "path": "/", "headers": []})
+        return KnownCaller(
+            principal,
+            session,
+            connection,
+            "",
+            authorizer=self.authorizer,
+            ownership=self.ownership,
+            counters=self.counters,
+            host=self.host,
+            living=self.living,
+            recheck_s=300.0,
+        )
+
+
+async def test_a_list_is_made_of_what_a_caller_may_see_and_not_of_everything() -> None:
+    house = House()
+    await house.store.open()
+    for name, session in (("ada", "s1"), ("bob", "s2")):
+        await house.visit(Principal(name), session).begin()
+    assert await house.visit(Principal("ada")).seeing() == ["s1"]
+    assert await house.visit(Principal("ada", session="s2")).seeing() == ["s2"]  # by a viewer's pass
+    assert await house.visit(Principal("root", is_operator=True)).seeing() is None
+    assert await Stranger().seeing() is None
+    told = House(authorize=lambda _subject, _action, _session, _owner: True)
+    await told.store.open()
+    assert await told.visit(Principal("ada")).seeing() is None, "the application is asked about each"
+
+
+async def test_who_begins_a_session_owns_it_and_others_find_nothing() -> None:
+    house = House(Limits(sessions_begun_per_minute=1))
+    await house.store.open()
+    ada, bob = house.visit(Principal("ada")), house.visit(Principal("bob"))
+    await ada.begin()
+    await ada.begin()
+    with pytest.raises(SessionNotFoundError):
+        await bob.begin()
+    with pytest.raises(LimitReachedError):
+        await house.visit(Principal("ada"), "s2").begin()
+    await house.store.claim("s1", at=1.0)
+    await house.store.delete("s1")
+    await bob.begin()
+    await bob.require(Action.OWN)
+
+
+async def test_a_stream_is_looked_at_again_and_ends_when_it_is_no_longer_welcome() -> None:
+    house = House()
+    await house.store.open()
+    visit = house.visit(Principal("ada"))
+    await visit.begin()
+    waiting = asyncio.create_task(visit.until_unwelcome())
+    await house.world.advance(10 * 300.0)
+    assert not waiting.done()
+    house.known = None
+    await house.world.advance(299.0)
+    assert not waiting.done()
+    await house.world.advance(1.0)
+    assert isinstance(await waiting, UnauthorizedError)
+
+
+async def test_a_stream_ends_at_the_second_its_credential_does() -> None:
+    house = House()
+    await house.store.open()
+    visit = house.visit(Principal("ada", expires_at=house.world.now() + 42.0))
+    waiting = asyncio.create_task(visit.until_unwelcome())
+    await house.world.advance(41.9)
+    assert not waiting.done()
+    await house.world.advance(0.2)
+    assert isinstance(await waiting, UnauthorizedError)
+
+
+async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
+    house = House()
+    await house.store.open()
+    owner = house.visit(Principal("ada"))
+    await owner.begin()
+    await house.store.claim("s1", at=house.world.now())
+    reader = house.visit(Principal("bob"))
+    house.known = Principal("bob")
+    await house.ownership.share("s1", ["bob"])
+    await reader.require(Action.READ)
+    waiting = asyncio.create_task(reader.until_unwelcome())
+    await house.world.advance(300.0)
+    assert not waiting.done()
+    waiting.cancel()
+
+    house.known = Principal("ada")
+    speaking = asyncio.create_task(owner.until_unwelcome())
+    await house.world.settle()
+    await house.store.claim("s1", at=1.0)
+    await house.store.delete("s1")
+    await house.ownership.claim("s1", Principal("bob"))
+    await house.ownership.share("s1", ["ada"])
+    owner.look_again()
+    assert isinstance(await asyncio.wait_for(speaking, 30), UnauthorizedError)
+
+
+async def test_streams_are_counted_while_they_last_and_an_operators_are_not() -> None:
+    house = House(Limits(streams_per_subject_max=1, turns_per_subject_max=1))
+    first, second = house.visit(Principal("ada")), house.visit(Principal("ada"), "s2")
+    first.enter()
+    assert house.living == {first}
+    with pytest.raises(LimitReachedError):
+        second.enter()
+    first.leave()
+    second.enter()
+    second.speak(Resume())
+    second.speak(Cancel())
+    with pytest.raises(LimitReachedError):
+        first.speak(Resume())
+    operator = [house.visit(Principal("root", is_operator=True), name) for name in ("a", "b")]
+    for each in operator:
+        each.enter()
+        each.speak(Resume())
+
+
+def test_a_stranger_has_no_visit() -> None:
+    assert isinstance(visitor_of({}), Stranger)
+    with pytest.raises(UsageError):
+        visit_of({VISIT: visitor_of({})})

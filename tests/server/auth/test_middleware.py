@@ -1,0 +1,55 @@
+"""What a request wants with its session, and how a stranger is kept out."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from midstream.server.auth.middleware import action_of
+from midstream.server.auth.principals import Action
+from tests.server.people import ADA, BOB, guarded_app, say, told
+from tests.server.serving import called
+
+
+@pytest.mark.parametrize(
+    ("method", "what", "action"),
+    [
+        ("GET", "", Action.READ),
+        ("DELETE", "", Action.OWN),
+        ("GET", "/records", Action.READ),
+        ("GET", "/blobs/abc", Action.READ),
+        ("POST", "/chunks", Action.READ),
+        ("POST", "/cancel", Action.SPEAK),
+        ("POST", "/poll", Action.READ),
+        ("POST", "/withdraw", Action.SPEAK),
+        ("PUT", "/readers/bob", Action.OWN),
+        ("GET", "/what-comes-next-year", Action.OWN),
+        ("GET", "/blobs/a/b", Action.OWN),
+    ],
+)
+def test_what_is_not_known_is_for_the_owner_alone(method: str, what: str, action: Action) -> None:
+    assert action_of(method, what) is action
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/questions", "/v1/me", "/v1/logout", "/v2", "/metrics"])
+async def test_a_stranger_is_told_nothing_but_how_to_become_known(path: str) -> None:
+    async with called(guarded_app()) as client:
+        for method in ("GET", "POST", "OPTIONS"):
+            answer = await client.request(method, path, headers={"x-midstream": "test"})
+            assert told(answer) == (401, "unauthorized")
+        for open_to_all in ("/", "/health", "/ready", "/static/app.js"):
+            assert (await client.get(open_to_all)).status_code in {200, 503}
+
+
+async def test_below_the_path_of_another_app_it_is_the_same_door() -> None:
+    app = guarded_app()
+    outer = Starlette(routes=[Mount("/agents/v1", app)])
+    transport = httpx2.ASGITransport(app=outer)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://testserver/agents/v1") as client:
+        assert (await say(client, "s1", ADA)).status_code == 200
+        assert (await client.get("/v1/sessions/s1", headers=ADA)).status_code == 200
+        assert told(await client.get("/v1/sessions/s1", headers=BOB)) == (404, "session_not_found")
+        assert told(await client.get("/v1/sessions/s1")) == (401, "unauthorized")
+    await app.stop(grace_s=0)

@@ -1,0 +1,21 @@
+"""Principals have names of a form that cannot be mistaken for another's."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.server.auth.principals import Principal
+
+
+@pytest.mark.parametrize(
+    ("name", "tenant"), [("", ""), ("x" * 257, ""), ("a", "t" * 65), ("a", "a:b"), ("a", "ä")]
+)
+def test_what_is_no_name_is_refused(name: str, tenant: str) -> None:
+    with pytest.raises(UsageError):
+        Principal(name, tenant=tenant)
+
+
+def test_the_tenant_comes_first_and_ends_at_the_first_colon() -> None:
+    keys = {Principal("b:c", tenant="a").key, Principal("c", tenant="a").key, Principal("a:b:c").key}
+    assert keys == {"a:b:c", "a:c", ":a:b:c"}

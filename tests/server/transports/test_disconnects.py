@@ -1,0 +1,155 @@
+"""A turn whose client wants it stopped when it is gone, and is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.errors import DrainingError
+from midstream.server.transports.connection import Connections
+from midstream.server.transports.disconnects import NAMESPACE
+from midstream.server.transports.long_poll import GAP_S
+from midstream.session.records import TurnEnded
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.scripted_model import ScriptedModel, Stall
+from midstream.testing.worlds import FakeWorld
+from tests.server.serving import WAIT_S, chunk, opening
+from tests.server.transports.test_connection import Bench, Wire, bench, ended
+from tests.spec import spec
+
+GRACE_S = 30.0
+
+
+async def begun(
+    on: Bench, *, seqno: int = 0, connection: int = 1, **wish: float | None
+) -> tuple[Wire, asyncio.Task[object]]:
+    wire = Wire()
+    wire.say(opening(connection=connection, **(wish or {"cancel_after_s": GRACE_S})))
+    if not seqno:
+        wire.say(chunk())
+    task = on.connect(wire)
+    await on.world.settle()
+    return wire, task
+
+
+async def lose(wire: Wire, task: asyncio.Task[object]) -> None:
+    wire.hang_up()
+    await asyncio.wait_for(task, WAIT_S)
+
+
+async def is_live(host: Host) -> bool:
+    return (await host.session("s1")).state.is_live
+
+
+@spec("STREAM-55")
+async def test_the_turn_of_a_client_that_stays_away_is_stopped_and_everybody_is_told() -> None:
+    async with bench([Stall()]) as on:
+        reader = Wire()
+        reader.say(opening(stream="", secret="", event_id="0-0"))
+        wire, task = await begun(on)
+        on.connect(reader)
+        await lose(wire, task)
+        await on.world.advance(GRACE_S - 1.0)
+        assert await is_live(on.host)
+        await on.world.advance(2.0)
+        assert not await is_live(on.host)
+        last = (await on.host.session("s1")).state.last_turn
+        assert isinstance(last, TurnEnded)
+        assert last.status == "cancelled"
+        assert any(
+            event["record"]["type"] == "turn_ended"
+            for frame in reader.heard("events")
+            for event in frame["events"]
+        )
+        assert await on.store.kv_list(NAMESPACE) == []
+
+
+@spec("STREAM-55")
+async def test_a_client_that_comes_back_keeps_its_turn() -> None:
+    async with bench([Stall()]) as on:
+        await lose(*await begun(on))
+        await on.world.advance(GRACE_S - 1.0)
+        await begun(on, seqno=1, connection=2)
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_the_next_process_of_a_client_need_not_ask_again_and_is_missed_as_well() -> None:
+    async with bench([Stall()]) as on:
+        await lose(*await begun(on))
+        await on.world.advance(GRACE_S - 1.0)
+        again = await begun(on, seqno=1, connection=2, cancel_after_s=None)
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host), "it is here"
+        await lose(*again)
+        await on.world.advance(GRACE_S - 1.0)
+        assert await is_live(on.host)
+        await on.world.advance(2.0)
+        assert not await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_between_two_polls_a_client_is_not_gone() -> None:
+    async with bench([Stall()]) as on:
+        for connection in (1, 2):
+            wire, task = await begun(on, seqno=connection - 1, connection=connection, cancel_after_s=0.0)
+            wire.gap_s = GAP_S
+            await lose(wire, task)
+            await on.world.advance(GAP_S - 1.0)
+            assert await is_live(on.host)
+        await on.world.advance(2.0)
+        assert not await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_a_wish_that_only_a_connection_had_is_lifted_by_the_next_one() -> None:
+    async with bench([Stall()]) as on:
+        wire, task = await begun(on, cancel_after_s=None)
+        await lose(*await begun(on, seqno=1, connection=2, cancel_after_s=GRACE_S))
+        await begun(on, seqno=1, connection=3, cancel_after_s=None)
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host)
+        assert (wire.heard("error")[0]["code"], task.done()) == ("stream_fenced", True)
+
+
+@spec("STREAM-55")
+async def test_a_client_that_comes_back_to_another_process_keeps_its_turn() -> None:
+    memory, world = Memory(), FakeWorld()
+    async with bench([Stall()], world=world, memory=memory) as on:
+        await lose(*await begun(on))
+        store = MemoryStore(memory)
+        host = Host(Agent(ScriptedModel([])), store, world=world)
+        await host.start()
+        elsewhere = Bench(host, store, world, Connections(limit=3))
+        await begun(elsewhere, seqno=1, connection=2, cancel_after_s=None)
+        await world.advance(GRACE_S * 2)
+        assert await is_live(on.host)
+        for task in elsewhere.running:
+            task.cancel()
+        await asyncio.gather(*elsewhere.running, return_exceptions=True)
+        await asyncio.wait_for(host.stop(grace_s=0.1), WAIT_S)
+
+
+@spec("STREAM-25", "STREAM-55")
+async def test_a_client_that_leaves_with_a_word_leaves_its_turn_running_and_no_mark() -> None:
+    async with bench([Stall()]) as on:
+        wire, task = await begun(on)
+        wire.say({"type": "close"})
+        assert await ended(on.running[0]) == ""
+        await on.world.settle()
+        assert (task.done(), await on.store.kv_list(NAMESPACE)) == (True, [])
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host)
+
+
+@spec("STREAM-55")
+async def test_a_server_that_drains_stops_no_turn() -> None:
+    async with bench([Stall()]) as on:
+        lost, task = await begun(on)
+        await lose(lost, task)
+        await begun(on, seqno=1, connection=2)
+        on.among.drain(DrainingError("bye"))
+        await on.world.advance(GRACE_S * 2)
+        assert await is_live(on.host)

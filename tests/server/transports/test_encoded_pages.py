@@ -1,0 +1,143 @@
+"""What readers of a session share: one encoding for all who stand at the same place, one reading for those behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.engine import journal as journal_module
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import EventGoneError, JournalMovedError
+from midstream.protocol.server_stream import NATIVE
+from midstream.server.api.http_endpoints import SSE
+from midstream.server.transports import encoded_pages as copies_module
+from midstream.server.transports.connection import Connections
+from midstream.server.transports.encoded_pages import Copies
+from midstream.session.records import Delta, ExchangeCommitted, Sync, encode
+from midstream.session.session import Session, pruned
+from midstream.store.contract import Batch, StoredRecord
+from midstream.store.memory import MemoryStore
+from midstream.testing.scripted_model import ScriptedModel, text
+from tests.spec import spec
+
+PAGE = 4
+
+
+class Counting(MemoryStore):
+    """Notes after which positions records were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_after: list[int] = []
+
+    async def read(self, session: str, *, after: int, limit: int) -> list[StoredRecord]:
+        self.read_after.append(after)
+        return await super().read(session, after=after, limit=limit)
+
+
+async def _runner(store: MemoryStore) -> Runner:
+    """Return a session of 20 records, of which few are in memory."""
+    host = Host(Agent(ScriptedModel(lambda _: text("hi"))), store, world=World())
+    await host.start()
+    runner = await host.session("s1", create=True)
+    await runner.events.claim(at=1.0)
+    for number in range(20):
+        body = encode(ExchangeCommitted(1, number))
+        await runner.events.append(_batch(runner.events, [body], Sync.NORMAL))
+    return runner
+
+
+def _batch(journal: journal_module.Journal, bodies: list[bytes], sync: Sync) -> Batch:
+    return Batch(bodies, journal.newest.position, journal.epoch, sync)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", PAGE)
+    monkeypatch.setattr(copies_module, "EVENTS_PER_FRAME_MAX", PAGE)
+    monkeypatch.setattr(copies_module, "AHEAD_RECORDS_MAX", 2 * PAGE)
+
+
+async def test_readers_at_the_same_place_are_sent_the_same_bytes() -> None:
+    copies = Copies(await _runner(MemoryStore()), NATIVE)
+    page = copies.at_hand(16)
+    assert page is not None
+    assert (page.after, page.end) == (16, 20)
+    assert copies.at_hand(16) is page
+    assert copies.at_hand(20) is None  # the end
+
+
+async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() -> None:
+    store = Counting()
+    copies = Copies(await _runner(store), NATIVE)
+    store.read_after.clear()
+    for _ in range(2):
+        seen, position = [], 0
+        while position < 2 * PAGE:
+            page = copies.at_hand(position)
+            if page is None:
+                await copies.read(position)
+                continue
+            seen.append((page.after, page.end))
+            position = page.end
+        assert seen == [(0, 4), (4, 8)]
+    assert store.read_after == [0]
+
+
+async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies_module, "PAGE_BYTES_MAX", 1)
+    monkeypatch.setattr(copies_module, "AHEAD_BYTES_MAX", 3 * len(encode(ExchangeCommitted(1, 1))))
+    store = Counting()
+    copies = Copies(await _runner(store), NATIVE)
+    store.read_after.clear()
+    position = 0
+    while position < 2 * PAGE:
+        page = copies.at_hand(position)
+        if page is None:
+            await copies.read(position)
+        else:
+            assert (page.after, page.end) == (position, position + 1), "one record at least, and no more"
+            position = page.end
+    assert store.read_after == [0, 3, 6]
+
+
+@spec("STREAM-114")
+async def test_a_reader_that_does_not_read_holds_no_more_than_one_write() -> None:
+    runner = await _runner(MemoryStore())
+    words = encode(Delta(1, 1, 1, 0, "text", "x" * 2**15))
+    await runner.events.append(_batch(runner.events, [words] * PAGE, Sync.NORMAL))
+    copies, position = Copies(runner, NATIVE), 20
+    while page := copies.at_hand(position):
+        assert 0 < page.end - position < PAGE
+        assert sum(map(len, page.pieces)) < 2**17
+        position = page.end
+    assert position == 20 + PAGE
+
+
+async def test_where_it_was_pruned_nothing_is_at_hand() -> None:
+    store = MemoryStore()
+    runner = await _runner(store)
+    await store.prune("s1", encode(pruned(Session(), at=1.0)), position=8, epoch=runner.events.epoch)
+    copies = Copies(runner, NATIVE)
+    assert copies.at_hand(2) is None
+    with pytest.raises(EventGoneError):
+        await copies.read(2)
+
+
+async def test_of_a_session_that_another_process_deleted_nothing_is_left() -> None:
+    store = MemoryStore()
+    copies = Copies(await _runner(store), NATIVE)
+    await store.delete("s1")
+    with pytest.raises(JournalMovedError):
+        await copies.read(2)
+
+
+async def test_connections_share_them_as_long_as_one_has_them() -> None:
+    runner, connections = await _runner(MemoryStore()), Connections()
+    ours = connections.copies_of(runner, SSE)
+    assert connections.copies_of(runner, SSE) is ours
+    assert connections.copies_of(runner, NATIVE) is not ours
+    other = await _runner(MemoryStore())  # of the same name, opened anew
+    assert connections.copies_of(other, SSE).runner is other

@@ -1,0 +1,191 @@
+"""Several servers of one store, in one process: the newer connection of a stream ends the older one elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.errors import DrainingError, MidstreamError, StoreBusyError
+from midstream.server.transports.connection import Connections
+from midstream.server.transports.stream_fencing import NOTICE_TRIES_MAX, Notices
+from midstream.session.records import StreamTaken, decode
+from midstream.session.session import Received
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing.scripted_model import ScriptedModel, Stall
+from midstream.testing.store_fakes import FailingStore
+from midstream.testing.worlds import FakeWorld
+from midstream.timing import StallBudgets
+from tests.server.escrowing import escrowed_app
+from tests.server.serving import WAIT_S, Socket, abort, chunk, opening, served
+from tests.server.transports.test_connection import Bench, Wire, bench, ended
+from tests.spec import spec
+
+LONG_S = 60.0
+"""For whatever is tried again."""
+PATIENT = StallBudgets(first_token_s=math.inf, first_token_max_s=10 * LONG_S)
+"""A model that says nothing is told of to nobody meanwhile: only clients speak."""
+
+
+@asynccontextmanager
+async def two_servers() -> AsyncIterator[tuple[Bench, Bench]]:
+    """Two processes of one store; the first one owns what is begun there."""
+    memory, world = Memory(), FakeWorld()
+    async with bench([Stall()], world=world, memory=memory) as one:
+        store = MemoryStore(memory)
+        host = Host(Agent(ScriptedModel([])), store, world=world)
+        await host.start()
+        other = Bench(host, store, world, Connections(limit=3))
+        await world.settle()
+        yield one, other
+        for task in other.running:
+            task.cancel()
+        await asyncio.gather(*other.running, return_exceptions=True)
+        await asyncio.wait_for(host.stop(grace_s=0.1), WAIT_S)
+
+
+async def connected(on: Bench, number: int, *said: dict[str, object]) -> Wire:
+    wire = Wire()
+    wire.say(opening(connection=number), *said)
+    on.connect(wire)
+    await on.world.settle()
+    return wire
+
+
+async def takings(on: Bench) -> list[int]:
+    """Return the numbers of the connections that took the stream, as the journal has them."""
+    found = [decode(each.body) for each in await on.store.read("s1", after=0, limit=100)]
+    return [each.connection for each in found if isinstance(each, StreamTaken)]
+
+
+def code(wire: Wire) -> str:
+    return "".join(each["code"] for each in wire.heard("error"))
+
+
+@spec("STREAM-8", "STREAM-102")
+async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a_word() -> None:
+    async with two_servers() as (one, other):
+        first = await connected(one, 1, chunk())
+        assert first.heard("ack")
+        second = await connected(other, 2)
+        assert (code(first), await ended(one.running[0])) == ("stream_fenced", "stream_fenced")
+        third = await connected(one, 3)
+        assert (code(second), await ended(other.running[0])) == ("stream_fenced", "stream_fenced")
+        assert code(third) == ""
+        assert await takings(one) == [2, 3]
+        third.say(abort(1))
+        await one.world.settle()
+        assert third.heard("ack") == [{"type": "ack", "seqno": 1}]
+
+
+@spec("STREAM-101")
+async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> None:
+    async with two_servers() as (one, other):
+        first = await connected(one, 1, chunk())
+        await connected(other, 2)
+        told = [each["record"]["type"] for frame in first.heard("events") for each in frame["events"]]
+        assert told[-1] == "attempt_started"
+
+
+@spec("STREAM-101")
+async def test_a_connection_that_was_held_back_finds_the_newer_one_in_the_journal() -> None:
+    async with two_servers() as (one, other):
+        await connected(other, 2, chunk())
+        late = await connected(one, 1)
+        assert code(late) == "stream_fenced"
+        assert late.heard("welcome") == []
+
+
+@spec("STREAM-101")
+async def test_who_came_before_anything_was_said_is_ended_by_the_first_chunk_of_a_newer_connection() -> None:
+    async with two_servers() as (one, other):
+        older = await connected(other, 1)
+        assert (await connected(one, 2, chunk())).heard("ack")
+        assert (code(older), await ended(other.running[0])) == ("stream_fenced", "stream_fenced")
+        assert older.heard("events") == []
+        assert await takings(one) == [], "the record that opens the stream says it"
+
+
+@spec("STREAM-86", "STREAM-102")
+async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path: Path) -> None:
+    memory = Memory()
+    apps = [escrowed_app(tmp_path, [[Stall()]], memory=memory) for _ in range(2)]
+    async with (
+        served(apps[0]) as one,
+        served(apps[1]) as other,
+        Socket(one.socket()) as first,
+        Socket(other.socket()) as second,
+    ):
+        await first.say(opening(connection=1))
+        await first.say(chunk())
+        await first.hear_until("attempt_started")
+        await second.say(opening(connection=2, next_seqno=1))
+        assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
+        await second.say(abort(1))
+        await second.hear_until("turn_ended")
+
+
+@spec("STREAM-102")
+async def test_a_server_that_is_alone_writes_nothing_for_a_connection_that_says_nothing() -> None:
+    async with bench([Stall()]) as on:
+        await connected(on, 1, chunk())
+        await connected(on, 2)
+        assert await on.world.live_through(takings(on)) == []
+        wire = await connected(on, 3, abort(1))
+        assert wire.heard("ack") == [{"type": "ack", "seqno": 1}]
+        assert await takings(on) == [3], "a chunk says it by itself"
+
+
+@spec("STREAM-102")
+async def test_a_connection_of_several_requests_is_announced_once() -> None:
+    async with two_servers() as (one, other):
+        await connected(one, 1, chunk())
+        known = (await one.host.session("s1")).state.streams["k1"]
+        notice = Received("k1", known.secret_digest, 0, known.digest_at(0), None, connection=2)
+        for _ in range(3):
+            other.among.notices.give(other.host, "s1", notice)
+        await one.world.settle()
+        assert await takings(one) == [2]
+        other.among.notices.give(other.host, "s1", notice)
+        await one.world.settle()
+        assert await takings(one) == [2]
+
+
+@spec("STREAM-102")
+@pytest.mark.parametrize(
+    ("outage", "appends"),
+    [(StoreBusyError("locked"), NOTICE_TRIES_MAX), (DrainingError("bye"), 1)],
+    ids=lambda each: getattr(each, "code", ""),
+)
+async def test_a_notice_is_tried_some_times_and_then_left_to_the_next_chunk(
+    outage: MidstreamError, appends: int
+) -> None:
+    memory, world = Memory(), FakeWorld()
+    behind = MemoryStore(memory)
+    store = FailingStore(behind)
+    host = Host(Agent(ScriptedModel([[Stall()]]), stalls=PATIENT), store, world=world)
+    await host.start()
+    on = Bench(host, behind, world, Connections(limit=3))
+    await connected(on, 1, chunk())
+    known = (await host.session("s1")).state.streams["k1"]
+    notice = Received("k1", known.secret_digest, 0, known.digest_at(0), None, connection=2)
+    store.outage, before = outage, store.appends
+    notices = Notices()
+    notices.give(host, "s1", notice)
+    await world.advance(LONG_S)
+    assert store.appends - before == appends
+    store.outage = None
+    notices.give(host, "s1", notice)
+    await world.settle()
+    assert (await host.session("s1")).state.streams["k1"].connection == 2
+    notices.stop()
+    for task in on.running:
+        task.cancel()
+    await asyncio.gather(*on.running, return_exceptions=True)
+    await asyncio.wait_for(host.stop(grace_s=0.1), WAIT_S)

@@ -1,0 +1,144 @@
+"""The headers that say what an `open` says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from starlette.requests import HTTPConnection
+
+from midstream.errors import MalformedFrameError, UsageError
+from midstream.protocol.frames import Open, SnapshotWhen
+from midstream.server.transports.stream_headers import connection_name_of, open_of
+from tests.spec import spec
+
+opened = partial(Open, snapshots=SnapshotWhen.GONE)
+
+
+def asked(query: str = "", **headers: str) -> HTTPConnection:
+    named = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return HTTPConnection({"type": "http", "headers": named, "query_string": query.encode(), "path": "/"})
+
+
+@spec("STREAM-51")
+def test_every_header_has_its_place_in_the_open() -> None:
+    request = asked(
+        x_idempotency_key="k",
+        x_idempotent_encryption_key="s",
+        x_idempotency_event_id="1-2",
+        x_idempotency_next_seqno="3",
+        x_idempotency_connection="4",
+        x_idempotency_cancel_after="5",
+    )
+    assert open_of(request) == opened("k", "s", "1-2", 3, 4, 5.0)
+
+
+@spec("STREAM-51")
+def test_the_common_names_are_as_good() -> None:
+    assert open_of(asked(idempotency_key="k", last_event_id="1-2")) == opened("k", "", "1-2")
+    assert open_of(asked("after=1-2")) == opened(event_id="1-2")
+    assert open_of(asked("after=1-2", last_event_id="1-3")) == opened(event_id="1-3")
+    with pytest.raises(MalformedFrameError):  # one that does not count is looked at all the same
+        open_of(asked("after=seven", last_event_id="1-3"))
+
+
+@spec("STREAM-37")
+@pytest.mark.parametrize("said", ["", "-1", "101", "1e1", "²", "1" * 5000])
+def test_what_is_no_time_to_hold_events_back_is_refused(said: str) -> None:
+    with pytest.raises(UsageError, match="from 0 to 100"):
+        open_of(asked(f"coalesce_ms={said}"))
+    assert open_of(asked("coalesce_ms=20")).coalesce_s == 0.02
+
+
+@spec("STREAM-51")
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("8e03978e-40d5", "8e03978e-40d5"),
+        ('"8e03978e-40d5"', "8e03978e-40d5"),
+        (r'"a \"b\" \\ c"', r'a "b" \ c'),
+        ('a"b"', 'a"b"'),
+        ('""', ""),
+    ],
+)
+def test_the_standard_key_is_a_quoted_string_or_a_bare_word(said: str, key: str) -> None:
+    assert open_of(asked(idempotency_key=said)) == opened(key)
+    assert open_of(asked(idempotency_key=said, x_idempotency_key=key)) == opened(key)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"idempotency_key": '"a'},
+        {"idempotency_key": '"a"b"'},
+        {"idempotency_key": '"a";b=1'},
+        {"idempotency_key": r'"a\b"'},
+        {"idempotency_key": '"ü"'},
+        {"idempotency_key": '"' + "k" * 257 + '"'},
+        {"idempotency_key": "a", "x_idempotency_key": "b"},
+        {"x_idempotency_key": "k" * 257},
+        {"x_idempotency_key": "ü"},
+        {"x_idempotency_key": "a\tb"},
+        {"x_idempotent_encryption_key": "s" * 257},
+        {"x_idempotent_encryption_key": "ü"},
+        {"x_idempotent_encryption_key_old": "ü"},
+        {"idempotency_key": '" a"'},
+        {"x_idempotency_next_seqno": "x"},
+        {"x_idempotency_next_seqno": "-1"},
+        {"x_idempotency_connection": str(2**53 + 1)},
+        {"x_idempotency_connection": "9" * 5000},
+        {"x_idempotency_cancel_after": "soon"},
+    ],
+)
+def test_a_header_of_another_form_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(MalformedFrameError):
+        open_of(asked(**headers))
+
+
+@spec("STREAM-110")
+def test_a_header_that_is_empty_says_nothing() -> None:
+    names = ("key", "event_id", "next_seqno", "connection", "cancel_after")
+    empty = {f"x_idempotency_{name}": "" for name in names}
+    assert open_of(asked("after=", last_event_id="", x_idempotent_encryption_key="", **empty)) == opened()
+    assert open_of(asked(x_idempotency_key="", idempotency_key="k")) == opened("k")
+
+
+@spec("STREAM-110")
+def test_the_space_behind_a_header_is_no_part_of_it() -> None:
+    spaced = asked(x_idempotency_key="k ", x_idempotent_encryption_key="s\t", last_event_id="1-2 \t ")
+    assert open_of(spaced) == opened("k", "s", "1-2")
+    assert open_of(asked(last_event_id=" ")) == opened()
+
+
+@spec("STREAM-110")
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("x-idempotency-key", "a", "b"),
+        ("idempotency-key", "a", '"a"'),
+        ("x-idempotent-encryption-key", "a", "b"),
+        ("x-idempotent-encryption-key-old", "a", "b"),
+        ("x-idempotency-event-id", "1-2", "1-3"),
+        ("last-event-id", "1-2", "1-3"),
+        ("x-idempotency-next-seqno", "1", "2"),
+        ("x-idempotency-connection", "1", "2"),
+        ("x-idempotency-cancel-after", "1", "2"),
+    ],
+)
+def test_a_header_that_is_there_twice_says_one_thing_or_is_refused(name: str, one: str, other: str) -> None:
+    def twice(first: str, second: str) -> HTTPConnection:
+        named = [(name.encode(), first.encode()), (name.encode(), second.encode())]
+        return HTTPConnection({"type": "http", "headers": named, "query_string": b"", "path": "/"})
+
+    assert open_of(twice(one, one)) == open_of(twice(one, "")) == open_of(twice("", one))
+    with pytest.raises(MalformedFrameError, match="twice"):
+        open_of(twice(one, other))
+
+
+@spec("STREAM-40", "STREAM-110")
+def test_a_connection_has_one_name() -> None:
+    named = [(b"x-midstream-connection", name) for name in (b"a", b"b")]
+    with pytest.raises(MalformedFrameError, match="twice"):
+        connection_name_of(
+            HTTPConnection({"type": "http", "headers": named, "query_string": b"", "path": "/"})
+        )

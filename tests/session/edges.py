@@ -1,0 +1,413 @@
+"""Every edge of the machine, found by trying everything in small: no edge is written down by hand.
+
+The search begins with an empty session and gives every command that can be about it, apt or out of place, to every
+state it comes to. States that differ only in what no decision looks at (times, words, positions) count as one, which
+keeps the search finite: batches of one or two calls, two replies of a turn, one message in the queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from midstream.history.messages import Outcome, Result
+from midstream.session import session as sessions
+from midstream.session.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
+from midstream.session.records import EpochStarted, Judgement, Record, TurnEnded
+from midstream.session.session import Session
+from midstream.session.turn.commands import (
+    Answer,
+    CallExpired,
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    Cancel,
+    CancelExpired,
+    ChildSpoke,
+    Command,
+    ModelHeld,
+    ModelRemembered,
+    PermissionDropped,
+    QuestionExpired,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    Stalled,
+    StallOver,
+    TurnExpired,
+    UseAnswer,
+    WhenBusy,
+    Withdraw,
+)
+from midstream.session.turn.states import (
+    LOOK_BACK_S,
+    MODEL_CALLS_MAX,
+    AgentQuestion,
+    AwaitingModel,
+    Cancelling,
+    Idle,
+    RunningCalls,
+)
+from midstream.timing import StalledOn
+from tests.session.stories import (
+    AT,
+    answers,
+    asks,
+    at_child,
+    at_client,
+    at_person,
+    breaks,
+    fails,
+    heard,
+    impossible,
+    needs_approval,
+    overflows,
+    reads,
+    say,
+    wants,
+    writes,
+)
+
+LATER_S = LOOK_BACK_S + 3600.0
+STATES_MAX = 20_000
+"""States after which the search is too wide to be called small."""
+
+JUDGED = Judgement("new", "nothing is known of it", "fresh")
+
+
+class Edge(NamedTuple):
+    """One way in which a state takes a command.
+
+    Args:
+        state: What the turn was in.
+        command: What happened.
+        records: The kinds of records that were appended, each once in a row; a refusal's code in brackets.
+        after: What the turn is in then.
+    """
+
+    state: str
+    command: str
+    records: tuple[str, ...]
+    after: str
+
+
+class Step(NamedTuple):
+    """What one record does to a turn."""
+
+    state: str
+    record: str
+    after: str
+
+
+class Explored(Struct):
+    """What the search came to."""
+
+    edges: dict[Edge, int] = field(default_factory=dict)
+    """Each with how often it was taken."""
+    steps: set[Step] = field(default_factory=set)
+    states: list[Session] = field(default_factory=list)
+    """One session for each state that decisions tell apart."""
+
+    def pairs(self) -> set[tuple[str, str]]:
+        """Return the kinds of states with the kinds of commands they were given."""
+        return {(edge.state, edge.command) for edge in self.edges}
+
+
+def edge_of(before: Session, command: Command, records: tuple[Record, ...] | Refused, after: Session) -> Edge:
+    """Return the edge that a command took."""
+    if isinstance(records, Refused):
+        said: tuple[str, ...] = (f"[{records.error.code}]",)
+    else:
+        kinds = [_kind(record) for record in records]
+        said = tuple(kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind)
+    return Edge(_kind(before.turn), _kind(command), said, _kind(after.turn))
+
+
+def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> Iterator[Step]:
+    """Yield what each of these records does to the turn."""
+    for record in records:
+        after = sessions.evolve(session, record, epoch=epoch)
+        yield Step(_kind(session.turn), _kind(record), _kind(after.turn))
+        session = after
+
+
+@cache
+def explored() -> Explored:
+    """Search the whole machine in small."""
+    found = Explored()
+    begin = sessions.fold([(1, EpochStarted(1, "owner", AT))])
+    waiting = deque([begin, _after_many_replies(begin)])
+    known = {_key(each) for each in waiting}
+    while waiting:
+        session = waiting.popleft()
+        found.states.append(session)
+        assert len(found.states) < STATES_MAX, "the search does not end"
+        for command, epoch, at in _commands(session):
+            before = session
+            if epoch > session.epoch:
+                begun: tuple[Record, ...] = (EpochStarted(epoch, "next owner", at),)
+                found.steps.update(steps_of(session, begun, epoch=epoch))
+                before = sessions.fold([(epoch, each) for each in begun], session)
+            after = _take(found, before, command, epoch=epoch, at=at)
+            if _is_small(after) and (key := _key(after)) not in known:
+                known.add(key)
+                waiting.append(after)
+    return found
+
+
+def _take(found: Explored, before: Session, command: Command, *, epoch: int, at: float) -> Session:
+    after = before
+    records: tuple[Record, ...] | Refused
+    try:
+        records = sessions.decide(before, command, epoch=epoch, at=at)
+    except Refused as refused:
+        records = refused
+    else:
+        found.steps.update(steps_of(before, records, epoch=epoch))
+        after = sessions.fold([(epoch, each) for each in records], before)
+    edge = edge_of(before, command, records, after)
+    found.edges[edge] = found.edges.get(edge, 0) + 1
+    return after
+
+
+# --- what is tried ------------------------------------------------------------------------------------------------
+
+_SINGLE = (
+    reads("a"),
+    writes("a"),
+    writes("a", OnDoubt.HOLD),
+    writes("a", OnDoubt.PROBE),
+    writes("a", OnDoubt.IN_TRANSACTION),
+    at_client("a"),
+    at_person("a", 60.0),
+    at_child("a"),
+    impossible("a"),
+    needs_approval("a", answer_s=60.0),
+    needs_approval("a", OnDoubt.RERUN),
+    needs_approval("a", OnDoubt.PROBE),
+)
+_PAIRS = (
+    (reads("a"), reads("b")),
+    (writes("a"), writes("b", OnDoubt.RERUN_WITH_KEY)),
+    (at_child("a"), at_person("b")),
+    (impossible("a"), at_client("b")),
+    (needs_approval("a", OnDoubt.HOLD), reads("b")),
+)
+_BATCHES: tuple[tuple[CallPlan, ...], ...] = (*((plan,) for plan in _SINGLE), *_PAIRS)
+_FEW = _BATCHES[:2] + _BATCHES[7:8]
+"""The batches where the calls themselves are not what is looked at."""
+
+
+def _commands(session: Session) -> Iterator[tuple[Command, int, float]]:
+    """Yield every command to try, with the epoch and the time it comes in."""
+    epoch, state = session.epoch, session.turn
+    for command in (*_from_people(session), *_from_model(session), *strays(session)):
+        yield command, epoch, AT
+    for call in state.calls if isinstance(state, RunningCalls | Cancelling) else ():
+        for command in _about(state, call):  # type: ignore[arg-type]
+            yield command, epoch, AT
+        if call.is_asking:
+            yield QuestionExpired(state.turn, state.reply_no, call.call.id), epoch, AT + LATER_S  # type: ignore[union-attr]
+    if isinstance(state, AwaitingModel):
+        for question in state.questions:
+            yield from ((command, epoch, AT) for command in _about_question(state, question))
+            yield QuestionExpired(state.turn, state.reply_no, question.id), epoch, AT + LATER_S
+    yield Recover(), epoch, AT
+    yield Recover(), epoch + 1, AT
+    yield Recover(), epoch + 1, AT + LATER_S
+
+
+def _from_people(session: Session) -> Iterator[Command]:
+    turn = session.turns
+    yield say()
+    yield SendMessage(say().message, when_busy=WhenBusy.QUEUE)
+    yield SendMessage(say().message, timeout_s=30.0)
+    yield SendMessage(say().message, timeout_s=30.0, replies_max=1)
+    yield from (Withdraw(), Withdraw(session.queued), Withdraw(session.queued + 1))
+    yield from (Cancel(), Cancel(turn), CancelExpired(turn), TurnExpired(turn))
+    yield from (Resume(), Resume(turn))
+
+
+def _from_model(session: Session) -> Iterator[Command]:
+    state = session.turn
+    if not isinstance(state, AwaitingModel):
+        return
+    is_plain = not (session.queue or state.terms.timeout_s or state.failures or state.reply_no > 1)
+    place = {"turn": state.turn, "reply": state.reply_no, "attempt": state.attempt}
+    yield heard("some", **place)
+    yield ModelHeld(state.turn, state.reply_no, state.attempt, "token")
+    yield ModelRemembered(state.turn, state.reply_no, state.attempt, JUDGED)
+    yield from (
+        kind(state.turn, state.reply_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallOver)
+    )
+    yield answers(turn=state.turn, reply=state.reply_no, attempt=state.attempt)
+    yield from (asks(*batch, **place) for batch in (_BATCHES if is_plain else _FEW))
+    yield from (fails(retriable=True, **place), fails(retriable=False, **place))
+    yield from (overflows(1, **place), overflows(None, **place))
+    yield breaks(**place)
+    if is_plain and not state.said:  # what was asked is looked at where there is little else
+        asked = wants(f"leave-{state.attempt}", turn=state.turn, reply=state.reply_no, attempt=state.attempt)
+        yield from (asked, replace(asked, answer_s=60.0, is_fixed=True), replace(asked, is_vague=True))
+
+
+def _about_question(state: AwaitingModel, question: AgentQuestion) -> Iterator[Command]:
+    """Yield every command about what an upstream's agent wants leave for."""
+    place = (state.turn, state.reply_no)
+    for choice in Choice:
+        yield Answer(*place, question.id, question.digest, choice, "said")
+    yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments='{"edited": true}')
+    yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments="no object")
+    yield Answer(*place, question.id, "of other arguments", Choice.ALLOW)
+    yield QuestionExpired(*place, question.id)
+    for attempt in {question.attempt, state.attempt}:
+        yield PermissionDropped(*place, attempt, question.id)
+        yield UseAnswer(*place, attempt, question.id)
+
+
+def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Command]:
+    """Yield every command about a call."""
+    place = (state.turn, state.reply_no)
+    call_id = call.call.id
+    yield from (CallFinished(*place, Result(call_id, "said", each)) for each in (Outcome.OK, Outcome.UNKNOWN))
+    yield CallExpired(*place, call_id)
+    yield CallProgress(*place, call_id, call.runs, "half")
+    yield from (kind(*place, StalledOn.TOOL, 30.0, call_id) for kind in (Stalled, StallOver))
+    yield ChildSpoke(*place, call_id, "s::1.1.0", ((call.child_position + 1, b"{}"),))
+    yield ChildSpoke(*place, call_id, "s::1.1.0", ((call.child_position, b"{}"),))
+    yield CallProbed(*place, call_id, Result(call_id, "it did"))
+    yield from (CallProbed(*place, call_id, may_run=may_run) for may_run in (True, False))
+    for choice in Choice:
+        yield Answer(*place, call_id, call.plan.digest, choice, "said")
+    yield Answer(*place, call_id, call.plan.digest, Choice.ALLOW, arguments='{"edited": true}')
+    yield Answer(*place, call_id, "of other arguments", Choice.ALLOW)
+    yield QuestionExpired(*place, call_id)
+
+
+def strays(session: Session) -> Iterator[Command]:
+    """Yield one command of each kind about something else."""
+    turn = session.turns + 7
+    place = {"turn": turn, "reply": 1, "attempt": 1}
+    yield from (heard("stray", **place), answers(turn=turn), fails(turn=turn))
+    yield from (Cancel(turn), CancelExpired(turn), TurnExpired(turn), Resume(turn))
+    yield CallFinished(turn, 1, Result("a", "stray"))
+    yield CallExpired(turn, 1, "a")
+    yield CallProgress(turn, 1, "a", 1, "stray")
+    yield ModelHeld(turn, 1, 1, "token")
+    yield ModelRemembered(turn, 1, 1, JUDGED)
+    yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallOver))
+    yield ChildSpoke(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
+    yield CallProbed(turn, 1, "a", may_run=True)
+    yield Answer(turn, 1, "a", "digest", Choice.ALLOW)
+    yield QuestionExpired(turn, 1, "a")
+    yield wants("a", turn=turn)
+    yield PermissionDropped(turn, 1, 1, "a")
+    yield UseAnswer(turn, 1, 1, "a")
+    for late in session.unsettled[-1:]:
+        yield CallFinished(late.turn, late.reply, Result(late.call_id, "late"))
+
+
+# --- when two states are one --------------------------------------------------------------------------------------
+
+
+def _after_many_replies(begin: Session) -> Session:
+    """Return a session whose turn has made all model calls but the last one it may make."""
+    opened = sessions.decide(begin, say(), epoch=1, at=AT)
+    session = sessions.fold([(1, each) for each in opened], begin)
+    assert isinstance(session.turn, AwaitingModel)
+    return replace(session, turn=replace(session.turn, reply_no=MODEL_CALLS_MAX))
+
+
+def _is_small(session: Session) -> bool:
+    reply_no = getattr(session.turn, "reply_no", 1)
+    questions = getattr(session.turn, "questions", ())
+    return len(questions) <= 1 and len(session.queue) <= 1 and (reply_no <= 2 or reply_no >= MODEL_CALLS_MAX)
+
+
+def _key(session: Session) -> tuple[object, ...]:
+    """Return what decisions look at."""
+    state = session.turn
+    is_unsettled = isinstance(state, Idle) and bool(session.unsettled)
+    about: tuple[object, ...] = (_kind(state), bool(session.queue), is_unsettled)
+    match state:
+        case Idle():
+            left = state.left
+            return (*about, left and (left.terms.timeout_s, left.terms.replies_max))
+        case AwaitingModel():
+            count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
+            flags = (state.is_compacted, state.is_last, bool(state.said), state.epoch == session.epoch)
+            kept = (bool(state.token), state.is_mute)
+            limits = (state.terms.timeout_s, state.terms.replies_max)
+            asked = tuple(_question_key(each, state) for each in state.questions)
+            return (*about, count, state.failures, *flags, *kept, *limits, asked)
+        case RunningCalls() | Cancelling():
+            count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
+            calls = tuple(_call_key(call, session.epoch) for call in state.calls)
+            return (
+                *about,
+                count,
+                state.terms.timeout_s,
+                state.terms.replies_max,
+                getattr(state, "status", ""),
+                calls,
+            )
+
+
+def _question_key(question: AgentQuestion, state: AwaitingModel) -> tuple[object, ...]:
+    is_waited_for = question.attempt == state.attempt
+    about = (question.is_fixed, bool(question.expires_at), question.edited)
+    return (question.is_open, question.is_expired, question.choice, is_waited_for, about)
+
+
+def _call_key(call: CallState, epoch: int) -> tuple[object, ...]:
+    outcome = call.result.outcome is Outcome.UNKNOWN if call.result else None
+    return (
+        call.plan.site,
+        call.plan.on_doubt,
+        call.plan.needs_approval,
+        call.plan.answer_s,
+        min(call.runs, RERUNS_MAX + 1),
+        call.epoch == epoch,
+        call.asked,
+        call.is_in_doubt,
+        call.is_allowed,
+        call.is_edited,
+        min(call.child_position, 1),
+        outcome,
+    )
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, TurnEnded):
+        return f"TurnEnded({value.status.value})"
+    return type(value).__name__
+
+
+# --- for people -----------------------------------------------------------------------------------------------------
+
+
+def diagram(found: Explored) -> str:
+    """Return the machine as a Mermaid diagram: which commands lead from state to state."""
+    ways: dict[tuple[str, str], set[str]] = {}
+    for edge in found.edges:
+        if edge.records and edge.state != edge.after:
+            ways.setdefault((edge.state, edge.after), set()).add(edge.command)
+    lines = [f"    {a} --> {b}: {', '.join(sorted(names))}" for (a, b), names in sorted(ways.items())]
+    return "```mermaid\nstateDiagram-v2\n    [*] --> Idle\n" + "\n".join(lines) + "\n```\n"
+
+
+def table(found: Explored) -> str:
+    """Return all edges that append something, or refuse, as lines for a terminal."""
+    return "\n".join(
+        f"{count:7}  {edge.state:14} {edge.command:16} {' '.join(edge.records) or '-'} -> {edge.after}"
+        for edge, count in sorted(found.edges.items())
+    )
+
+
+if __name__ == "__main__":
+    print(table(explored()))  # noqa: T201 - for whoever asks

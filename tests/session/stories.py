@@ -1,0 +1,170 @@
+"""Short words for the commands of a turn, so that a test reads like the story it tells."""
+
+from __future__ import annotations
+
+from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
+from midstream.session.records import ClientTool, Delta, Record
+from midstream.session.turn import deciding, folding
+from midstream.session.turn.commands import (
+    Answer,
+    CallFinished,
+    Command,
+    ModelFailed,
+    ModelHeld,
+    ModelReplied,
+    ModelSaid,
+    PermissionAsked,
+    SendMessage,
+)
+from midstream.session.turn.states import Idle, TurnState
+
+AT = 1000.0
+"""When everything happens, where a story does not say otherwise."""
+
+
+def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = "") -> SendMessage:
+    return SendMessage(UserMessage.of(words), tools, stream)
+
+
+def heard(*pieces: str, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelSaid:
+    return ModelSaid(
+        turn, reply, attempt, tuple(Delta(turn, reply, attempt, 0, "text", piece) for piece in pieces)
+    )
+
+
+def answers(words: str = "hello", *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelReplied:
+    return ModelReplied(turn, reply, attempt, Reply((Text(words),)))
+
+
+def asks(*plans: CallPlan, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelReplied:
+    parts = tuple(Call(plan.call_id, "work", "{}") for plan in plans)
+    return ModelReplied(turn, reply, attempt, Reply(parts, Finish.CALLS), plans)
+
+
+def fails(
+    *,
+    retriable: bool = True,
+    turn: int = 1,
+    reply: int = 1,
+    attempt: int = 1,
+    retry_after_s: float | None = None,
+) -> ModelFailed:
+    code = "model_unavailable" if retriable else "model_rejected"
+    return ModelFailed(turn, reply, attempt, code, "it broke", retriable, retry_after_s)
+
+
+def kept(token: str = "resp_1", *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelHeld:
+    return ModelHeld(turn, reply, attempt, token)
+
+
+def breaks(*, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+    """The connection to the model broke; its provider may go on."""
+    return ModelFailed(turn, reply, attempt, "model_cut", "it broke", is_retriable=True, is_cut=True)
+
+
+def forgets(*, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+    """The provider does not have the reply that was to be taken up."""
+    return ModelFailed(turn, reply, attempt, "model_forgot", "it is gone", is_retriable=True)
+
+
+def overflows(cut: int | None, *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+    return ModelFailed(turn, reply, attempt, "context_overflow", "too long", is_retriable=False, cut=cut)
+
+
+def reads(call_id: str) -> CallPlan:
+    """Plan a call without effects: it may run beside others, and again."""
+    return CallPlan(call_id, digest_of("work", "{}"), has_effects=False, on_doubt=OnDoubt.RERUN)
+
+
+def writes(call_id: str, on_doubt: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
+    """Plan a call with effects: it runs alone, and by default never again."""
+    return CallPlan(call_id, digest_of("work", "{}"), on_doubt=on_doubt)
+
+
+def at_client(call_id: str, timeout_s: float = 0.0) -> CallPlan:
+    return CallPlan(call_id, digest_of("work", "{}"), Site.CLIENT, timeout_s=timeout_s)
+
+
+def needs_approval(call_id: str, on_doubt: OnDoubt = OnDoubt.UNKNOWN, *, answer_s: float = 0.0) -> CallPlan:
+    """Plan a call with effects that a person must allow."""
+    digest = digest_of("work", "{}")
+    return CallPlan(
+        call_id, digest, on_doubt=on_doubt, needs_approval=True, question="Sure?", answer_s=answer_s
+    )
+
+
+def at_person(call_id: str, answer_s: float = 0.0) -> CallPlan:
+    """Plan a call that is a question to a person."""
+    digest = digest_of("work", "{}")
+    return CallPlan(call_id, digest, Site.PERSON, has_effects=False, question="Which one?", answer_s=answer_s)
+
+
+def at_child(call_id: str) -> CallPlan:
+    """Plan a call whose work is a session of its own."""
+    return CallPlan(call_id, digest_of("work", "{}"), Site.CHILD, has_effects=False)
+
+
+def replies(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
+    """Let a person answer the question of a call of the first reply."""
+    return Answer(1, 1, call_id, digest_of("work", "{}"), choice, text, arguments)
+
+
+def wants(
+    question_id: str = "leave-1",
+    name: str = "work",
+    *,
+    attempt: int = 1,
+    answer_s: float = 0.0,
+    is_fixed: bool = False,
+    is_vague: bool = False,
+    turn: int = 1,
+    reply: int = 1,
+) -> PermissionAsked:
+    """Let an upstream's agent ask leave in the middle of its answer."""
+    return PermissionAsked(
+        turn,
+        reply,
+        attempt,
+        question_id,
+        name,
+        "{}",
+        "Sure?",
+        answer_s,
+        is_fixed,
+        is_vague,
+    )
+
+
+def impossible(call_id: str) -> CallPlan:
+    return CallPlan(call_id, digest_of("work", "{}"), problem="There is no such tool.")
+
+
+def ended(call_id: str, content: str = "done", *, turn: int = 1, reply: int = 1) -> CallFinished:
+    return CallFinished(turn, reply, Result(call_id, content))
+
+
+def unknown(call_id: str, content: str) -> Result:
+    return Result(call_id, content, Outcome.UNKNOWN)
+
+
+def decided(
+    state: TurnState, command: Command, *, epoch: int = 1, at: float = AT
+) -> tuple[tuple[Record, ...], TurnState]:
+    """Return what a command is decided to, and the state once that is folded."""
+    records = deciding.decide(state, command, epoch=epoch, at=at)
+    return records, after(state, *records, epoch=epoch)
+
+
+def after(state: TurnState, *records: Record, epoch: int = 1) -> TurnState:
+    for record in records:
+        state = folding.evolve(state, record, epoch=epoch)
+    return state
+
+
+def told(*commands: Command, epoch: int = 1, at: float = AT) -> TurnState:
+    """Return the state a story has led to."""
+    state: TurnState = Idle()
+    for command in commands:
+        _, state = decided(state, command, epoch=epoch, at=at)
+    return state

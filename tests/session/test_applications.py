@@ -1,0 +1,222 @@
+"""A session whose conversation a client application resends: whatever it sends last is the history."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from midstream.errors import JournalMovedError
+from midstream.history.messages import (
+    Call,
+    Entry,
+    Exchange,
+    Finish,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    Thinking,
+    UserMessage,
+)
+from midstream.session import session as sessions
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.applications import Beginning, EntryChain, compared, linked
+from midstream.session.calls import CallPlan, Site, digest_of
+from midstream.session.records import (
+    Delta,
+    EpochStarted,
+    Record,
+    SessionStatus,
+    TranscriptAccepted,
+    TurnStatus,
+)
+from midstream.session.session import Session
+from midstream.session.turn.commands import (
+    Cancel,
+    Command,
+    ModelFailed,
+    ModelReplied,
+    ModelSaid,
+    Recover,
+    Refused,
+    SendTranscript,
+)
+from midstream.session.turn.pending import AskModel
+from midstream.session.turn.states import AwaitingModel, RunningCalls
+from tests.search import tried
+from tests.spec import spec
+
+SEEDS = tried(150)
+STEPS = 25
+HI, MORE = UserMessage.of("hi"), UserMessage.of("more")
+
+
+class Life:
+    """A session, its journal, and the application's own view of the conversation."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.journal: list[tuple[int, Record]] = []
+        self.said: list[Entry] = []
+        self.at = 1000.0
+        self.owner()
+
+    def owner(self) -> None:
+        epoch = self.session.epoch + 1
+        self._append((EpochStarted(epoch, "owner", self.at),), epoch)
+        self.take(Recover())
+
+    def take(self, command: Command) -> tuple[Record, ...]:
+        self.at += 1.0
+        epoch = self.session.epoch
+        decided = sessions.decide(self.session, command, epoch=epoch, at=self.at)
+        self._append(decided, epoch)
+        return decided
+
+    def _append(self, records: tuple[Record, ...], epoch: int) -> None:
+        for record in records:
+            self.journal.append((epoch, record))
+            self.session = sessions.evolve(self.session, record, epoch=epoch)
+
+    def send(self, *entries: Entry, count: int | None = None) -> TranscriptAccepted:
+        """Resend the conversation."""
+        self.said = list(entries)
+        found = compared(EntryChain().then(self.session.history), self.session.turn, Beginning(), entries)
+        number = self.session.application.count if count is None else count
+        request = ApplicationRequest(f"r{number + 1}", f"{number + 1:032x}")
+        decided = self.take(SendTranscript(request, number, found.keep, found.tail, results=found.results))
+        return next(record for record in decided if isinstance(record, TranscriptAccepted))
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        turn = self.session.turn
+        assert isinstance(turn, AwaitingModel)
+        return turn.turn, turn.reply_no, turn.attempt
+
+    def reply(self, words: str, *ids: str) -> Reply:
+        """Let the model reply."""
+        calls = tuple(Call(each, "look") for each in ids)
+        reply = Reply((Thinking("hm"), Text(words), *calls), Finish.CALLS if ids else Finish.STOP)
+        plans = tuple(CallPlan(each, digest_of("look", "{}"), Site.CLIENT, has_effects=False) for each in ids)
+        self.take(ModelReplied(*self.place, reply, plans))
+        return reply
+
+    def say(self, words: str) -> None:
+        place = self.place
+        self.take(ModelSaid(*place, (Delta(*place, 0, "text", words),)))
+
+
+def resent(reply: Reply, *results: str) -> Exchange:
+    """A reply as an application sends it back: without the thinking, and with other white space."""
+    parts: tuple[ReplyPart, ...] = (Text(f" {reply.text} "), *reply.calls)
+    pairs = zip(reply.calls, results, strict=True)
+    return Exchange(Reply(parts), tuple(Result(call.id, content) for call, content in pairs))
+
+
+@spec("REUSE-76")
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(seed: int) -> None:
+    chance, life, number = random.Random(seed), Life(), 0
+    view: list[Entry] = []
+    for _ in range(STEPS):
+        cut = chance.randrange(len(view) + 1) if chance.random() < 0.3 else len(view)
+        view = view[:cut]
+        if not view or chance.random() < 0.8:
+            number += 1
+            view.append(UserMessage.of(f"message {number}"))
+        life.send(*view)
+        history = life.session.history
+        assert EntryChain().then(history).links == linked(b"", view), seed
+        assert isinstance(life.session.turn, AwaitingModel)
+        (asked,) = (each for each in sessions.pending_work(life.session) if isinstance(each, AskModel))
+        assert (asked.turn, asked.reply_no, asked.attempt) == life.place
+        newest = life.session.application.newest
+        assert newest is not None
+        assert (newest.is_open, newest.entries) == (True, len(view))
+        match chance.randrange(6):
+            case 0:
+                pass  # it sends something else before there is a response
+            case 1:
+                life.say("half")
+                life.owner()  # the process dies
+                if chance.random() < 0.5:
+                    view.append(resent(Reply((Text("half" + life.reply(" and half").text),))))
+            case 2:
+                life.say("half")
+                life.take(ModelFailed(*life.place, "model_unavailable", "gone", is_retriable=True))
+            case 3:
+                reply = life.reply("I look.", "a", "b")
+                if chance.random() < 0.7:
+                    view.append(resent(reply, "a tree", "a stone"))
+            case 4:
+                life.take(Cancel())
+            case _:
+                view.append(resent(life.reply(f"reply {number}")))
+        assert sessions.fold(life.journal) == life.session
+        if sessions.is_prunable(life.session):
+            assert sessions.restored(sessions.pruned(life.session, at=life.at)) == life.session
+
+
+@spec("REUSE-76")
+def test_a_reply_that_comes_back_is_journaled_once_and_keeps_what_no_application_resends() -> None:
+    life = Life()
+    life.send(HI)
+    reply = life.reply("hello")
+    accepted = life.send(HI, resent(reply), MORE)
+    assert (accepted.keep, accepted.tail) == (2, (MORE,))
+    assert life.session.history.entries == (HI, Exchange(reply), MORE)
+
+
+@spec("REUSE-76")
+def test_the_results_of_all_calls_go_on_with_their_turn_and_any_other_transcript_closes_it() -> None:
+    life = Life()
+    life.send(HI)
+    reply = life.reply("I look.", "a", "b")
+    assert isinstance(life.session.turn, RunningCalls)
+    assert sessions.pending_work(life.session) == ()  # nothing waits for the application
+    assert (life.session.is_live, life.session.status) == (False, SessionStatus.COMPLETED)
+    accepted = life.send(HI, resent(reply, "a tree", "a stone"))
+    assert (accepted.turn, accepted.reply, accepted.tail) == (1, 2, ())
+    again = life.reply("Again.", "c")
+    accepted = life.send(HI, resent(reply, "a tree", "a stone"), MORE)
+    assert (accepted.turn, accepted.reply, accepted.tail) == (2, 1, (MORE,))
+    assert again not in [entry.reply for entry in life.session.history.entries if isinstance(entry, Exchange)]
+
+
+@spec("REUSE-70")
+def test_what_was_sent_stands_when_the_process_dies_and_the_next_attempt_goes_on_behind_it() -> None:
+    life = Life()
+    life.send(HI)
+    life.say("one ")
+    life.owner()
+    assert [entry.reply.text for entry in life.session.history.entries if isinstance(entry, Exchange)] == [
+        "one "
+    ]
+    life.reply("two")
+    newest = life.session.application.newest
+    assert newest is not None
+    assert (newest.status, newest.has_begun) == (TurnStatus.COMPLETED, True)
+
+
+@spec("REUSE-70")
+def test_a_failed_model_call_is_the_applications_to_retry() -> None:
+    life = Life()
+    life.send(HI)
+    failed = life.take(
+        ModelFailed(*life.place, "model_unavailable", "wait", is_retriable=True, retry_after_s=7.0)
+    )
+    assert [getattr(record, "retry_after_s", None) for record in failed] == [7.0, None]
+    newest = life.session.application.newest
+    assert newest is not None
+    assert (newest.status, newest.has_begun) == (TurnStatus.FAILED, False)
+
+
+def test_a_transcript_that_was_compared_with_an_older_session_is_refused() -> None:
+    life = Life()
+    life.send(HI)
+    before = life.session
+    with pytest.raises(Refused) as caught:
+        life.send(HI, MORE, count=0)
+    assert isinstance(caught.value.error, JournalMovedError)
+    assert life.session == before

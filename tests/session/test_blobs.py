@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from midstream.history.compaction import SHOWN_CHARS_MAX, next_cut
+from midstream.history.messages import Call, Exchange, History, Outcome, Reply, Result, UserMessage
+from midstream.session.blobs import (
+    BLOB_BYTES_MIN,
+    EXCERPT_CHARS,
+    Blob,
+    blob_of,
+    is_digest,
+    lifted,
+    named,
+    whole,
+)
+from midstream.session.records import CallEnded, ExchangeCommitted, Record, ResultArrivedLate, decode, encode
+from tests.spec import spec
+
+LARGE = "é" * BLOB_BYTES_MIN
+
+
+def _history(result: Result) -> History:
+    call = Call(result.call_id, "read")
+    return History((UserMessage.of("hi"), Exchange(Reply((call,)), (result,))))
+
+
+def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]:
+    (record,), (blob,) = lifted([CallEnded(1, 1, Result("a", content, outcome), 5.0)])
+    assert isinstance(record, CallEnded)
+    return record.result, blob
+
+
+@spec("TURN-70")
+@pytest.mark.parametrize("kind", [CallEnded, ResultArrivedLate])
+def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
+    kind: type[CallEnded | ResultArrivedLate],
+) -> None:
+    records, blobs = lifted([kind(1, 1, Result("a", LARGE, Outcome.ERROR), 5.0), ExchangeCommitted(1, 1)])
+    blob = blob_of(LARGE)
+    content = f"{LARGE[:EXCERPT_CHARS]}\n[+{len(LARGE) - EXCERPT_CHARS} characters]"
+    short = Result("a", content, Outcome.ERROR, blob.digest, 2 * BLOB_BYTES_MIN)
+    assert records == (kind(1, 1, short, 5.0), ExchangeCommitted(1, 1))
+    assert blobs == (blob,)
+    assert blob.body == LARGE.encode()
+    assert is_digest(blob.digest)
+    assert lifted(records) == (records, ())
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOB_BYTES_MIN - 1])
+def test_what_is_not_large_stays_as_it_is(size: int) -> None:
+    record: Record = CallEnded(1, 1, Result("a", "x" * size), 5.0)
+    (kept,), blobs = lifted([record])
+    assert kept is record
+    assert blobs == ()
+
+
+@spec("TURN-70")
+def test_the_model_is_shown_the_whole_and_nothing_of_how_it_is_kept() -> None:
+    short, blob = _excerpt(LARGE)
+    history = _history(short)
+    assert named(history) == {blob.digest}
+    assert whole(history, {blob.digest: blob.body}) == _history(Result("a", LARGE))
+
+
+def test_more_than_a_model_can_read_is_cut_for_it_with_a_mark_that_says_so() -> None:
+    short, blob = _excerpt("x" * (SHOWN_CHARS_MAX + 7))
+    _, exchange = whole(_history(short), {blob.digest: blob.body}).entries
+    assert isinstance(exchange, Exchange)
+    assert exchange.results[0].content == "x" * SHOWN_CHARS_MAX + "\n[+7 characters]"
+
+
+def test_a_history_without_large_results_is_the_same_object() -> None:
+    history = _history(Result("a", "short"))
+    assert named(history) == frozenset()
+    assert whole(history, {}) is history
+
+
+def test_where_the_whole_is_missing_the_beginning_is_shown() -> None:
+    history = _history(_excerpt(LARGE)[0])
+    assert whole(history, {"e" * 64: b"other"}) == history
+
+
+def test_a_record_of_before_is_read_as_it_was() -> None:
+    before = b'{"type":"call_ended","turn":1,"reply":1,"result":{"call_id":"a","content":"x"},"at":5.0}'
+    assert encode(decode(before)) == before
+
+
+@pytest.mark.parametrize("text", ["", "a" * 63, "g" * 64, "A" * 64, "a" * 64 + "\n", "../" + "a" * 61])
+def test_a_digest_has_one_form(text: str) -> None:
+    assert not is_digest(text)
+
+
+@spec("TURN-26")
+def test_what_is_left_out_of_a_long_conversation_is_measured_by_what_the_model_is_shown() -> None:
+    short, _ = _excerpt(LARGE)
+    old = _history(short)
+    entries = (*old.entries, *_history(Result("a", "x" * 4000)).entries)
+    assert next_cut(History(entries)) == 2  # the large one counts whole: what follows is the lesser half

@@ -1,0 +1,90 @@
+"""The one judgement about running a call."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.history.messages import Call, Outcome, Result
+from midstream.session.calls import (
+    NOT_STARTED_CONTENT,
+    RERUNS_MAX,
+    STOPPED_CONTENT,
+    CallPlan,
+    CallState,
+    CallVerdict,
+    OnDoubt,
+    closing_result,
+    digest_of,
+    judge,
+    startable,
+)
+from tests.session.stories import at_client, reads, writes
+from tests.spec import spec
+
+DONE = Result("a", "done")
+
+
+def _call(plan: CallPlan, *, runs: int = 0, epoch: int = 0, result: Result | None = None) -> CallState:
+    return CallState(Call(plan.call_id, "work"), plan, runs=runs, epoch=epoch, result=result)
+
+
+@spec("TURN-13")
+@pytest.mark.parametrize(
+    ("call", "verdict"),
+    [
+        (_call(writes("a")), CallVerdict.START),
+        (_call(writes("a"), runs=1, epoch=5), CallVerdict.LEAVE),
+        (_call(writes("a"), runs=1, epoch=4), CallVerdict.GIVE_UP),
+        (_call(writes("a"), runs=1, epoch=4, result=DONE), CallVerdict.DONE),
+        (_call(reads("a"), runs=1, epoch=4), CallVerdict.RERUN),
+        (_call(reads("a"), runs=RERUNS_MAX, epoch=4), CallVerdict.RERUN),
+        (_call(reads("a"), runs=RERUNS_MAX + 1, epoch=4), CallVerdict.GIVE_UP),
+        (_call(reads("a"), runs=RERUNS_MAX + 1, epoch=5), CallVerdict.LEAVE),
+        (_call(writes("a", OnDoubt.RERUN_WITH_KEY), runs=1, epoch=4), CallVerdict.RERUN),
+        (_call(at_client("a"), runs=1, epoch=4), CallVerdict.LEAVE),
+    ],
+)
+def test_the_owner_of_epoch_five_judges(call: CallState, verdict: CallVerdict) -> None:
+    assert judge(call, epoch=5) is verdict
+
+
+plans = st.lists(st.sampled_from([reads, writes, at_client]), min_size=1, max_size=6).map(
+    lambda makers: [make(f"c{number}") for number, make in enumerate(makers)]
+)
+
+
+@given(plans, st.randoms(use_true_random=False))
+@spec("TURN-10")
+def test_every_batch_runs_to_its_end_and_effects_run_alone(batch: list[CallPlan], random: Random) -> None:
+    calls = [_call(plan) for plan in batch]
+    for _ in range(2 * len(batch)):
+        for ready in startable(calls):
+            calls[calls.index(ready)] = _call(ready.plan, runs=1, epoch=1)
+        running = [call for call in calls if call.is_running]
+        if not running:
+            break
+        if any(call.plan.has_effects for call in running):
+            assert len(running) == 1, "a call with effects runs alone"
+            before = calls[: calls.index(running[0])]
+            assert [call for call in before if call.is_open] == []
+        ends = random.choice(running)
+        calls[calls.index(ends)] = _call(ends.plan, runs=1, epoch=1, result=Result(ends.call.id, ""))
+    assert [call for call in calls if call.is_open] == []
+
+
+def test_a_digest_binds_name_and_arguments() -> None:
+    digests = {digest_of("ab", "c"), digest_of("a", "bc"), digest_of("abc", ""), digest_of("ab", "c ")}
+    assert len(digests) == 4
+    assert digest_of("ab", "c") in digests
+
+
+@spec("TURN-8")
+def test_a_call_that_is_closed_says_the_truth_about_itself() -> None:
+    assert closing_result(_call(writes("a"))) == Result("a", NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    assert closing_result(_call(writes("a"), runs=1)) == Result("a", STOPPED_CONTENT, Outcome.UNKNOWN)
+    assert closing_result(_call(writes("a"), runs=1), running="gone") == Result("a", "gone", Outcome.UNKNOWN)
+    assert closing_result(_call(writes("a"), runs=1, result=DONE)) is DONE

@@ -1,0 +1,242 @@
+"""What a loop of somebody else's reports, judged: the records of each command, and what they fold to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
+from midstream.history.messages import Call, Exchange, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.session import session as sessions
+from midstream.session.calls import NOT_STARTED_CONTENT, RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, OnDoubt
+from midstream.session.driven_turn import (
+    AddOutput,
+    AttemptLost,
+    Begin,
+    BeginCall,
+    DrivenCommand,
+    Ended,
+    EndTurn,
+    Replied,
+    RequestReply,
+    decide,
+)
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    ChunkAccepted,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    MessageAccepted,
+    Record,
+    ReplyCompleted,
+    StreamOpened,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.session import Session
+from midstream.session.turn.commands import Cancel, Recover, Refused
+from tests.spec import spec
+
+AT = 1000.0
+GO = UserMessage.of("go")
+NOTHING: Mapping[str, Result] = {}
+ASKS = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+DONE = Reply((Text("done"),))
+
+
+class Story:
+    """A session that commands are told to, one after the other."""
+
+    def __init__(self) -> None:
+        self.state = Session()
+        self.epoch = 1
+
+    def told(self, command: DrivenCommand) -> tuple[Record, ...]:
+        decided = decide(self.state, command, epoch=self.epoch, at=AT)
+        self.fold(*decided)
+        return decided
+
+    def fold(self, *records: Record) -> None:
+        for record in records:
+            self.state = sessions.evolve(self.state, record, epoch=self.epoch)
+
+    def dies(self) -> None:
+        self.epoch += 1
+        self.fold(EpochStarted(self.epoch, "next", AT))
+
+
+def story(*commands: DrivenCommand) -> Story:
+    told = Story()
+    for command in (Begin(GO, "loop"), *commands):
+        told.told(command)
+    return told
+
+
+def test_a_turn_begins_with_its_driver_and_a_first_attempt() -> None:
+    assert Story().told(Begin(GO, "loop")) == (
+        MessageAccepted(1, GO, AT, driver="loop"),
+        AttemptStarted(1, 1, 1, AT),
+    )
+
+
+@spec("DRIVEN-3")
+def test_a_key_is_a_stream_of_one_chunk() -> None:
+    told = Story()
+    assert told.told(Begin(GO, "loop", "k", "d")) == (
+        StreamOpened("k", "driver"),
+        ChunkAccepted("k", 0, "d"),
+        MessageAccepted(1, GO, AT, stream="k", driver="loop"),
+        AttemptStarted(1, 1, 1, AT),
+    )
+    assert told.told(Begin(GO, "loop", "k", "d")) == ()
+    with pytest.raises(Refused) as refused:
+        told.told(Begin(GO, "loop", "k", "another"))
+    assert isinstance(refused.value.error, SeqnoReusedError)
+
+
+def test_a_turn_within_a_turn_is_refused() -> None:
+    with pytest.raises(Refused) as refused:
+        story().told(Begin(GO, "loop"))
+    assert isinstance(refused.value.error, SessionBusyError)
+
+
+def test_an_announced_attempt_is_used_and_a_cut_or_failed_one_is_followed_by_the_next() -> None:
+    told = story()
+    assert told.told(RequestReply(1, NOTHING)) == ()
+    words = Delta(1, 1, 1, 0, "text", "o")
+    assert told.told(AddOutput((words,))) == (words,)
+    assert told.told(AttemptLost("model_failed", "HTTP")) == (
+        AttemptFailed(1, 1, 1, "model_failed", "HTTP", AT),
+    )
+    assert told.told(RequestReply(1, NOTHING)) == (AttemptStarted(1, 1, 2, AT),)
+    told.dies()
+    assert told.told(RequestReply(1, NOTHING)) == (AttemptStarted(1, 1, 3, AT),)
+
+
+@spec("DRIVEN-4")
+def test_a_reply_without_calls_enters_history_and_leaves_the_turn_open() -> None:
+    told = story(RequestReply(1, NOTHING))
+    assert told.told(Replied(DONE, native="{}")) == (
+        ReplyCompleted(1, 1, 1, DONE, AT, native="{}"),
+        ExchangeCommitted(1, 1),
+    )
+    assert told.state.is_live
+    assert told.told(RequestReply(2, NOTHING)) == (AttemptStarted(1, 2, 1, AT),)
+    assert told.told(EndTurn(TurnStatus.COMPLETED, NOTHING)) == (TurnEnded(1, TurnStatus.COMPLETED, AT),)
+    assert (told.state.is_live, told.state.driver) == (False, "")
+    assert told.told(EndTurn(TurnStatus.COMPLETED, NOTHING)) == ()
+
+
+@spec("DRIVEN-5")
+def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> None:
+    told = story(RequestReply(1, NOTHING))
+    assert told.told(Replied(ASKS)) == (ReplyCompleted(1, 1, 1, ASKS, AT),)
+    assert told.told(BeginCall("b")) == (CallStarted(1, 1, "b", 1, AT),)
+    ended = Result("b", "2")
+    assert told.told(Ended(ended, "n")) == (CallEnded(1, 1, ended, AT, "n"),)
+    assert told.told(Ended(Result("b", "other"))) == ()
+    told.told(BeginCall("a"))
+    assert told.told(Ended(Result("a", "1"))) == (
+        CallEnded(1, 1, Result("a", "1"), AT),
+        ExchangeCommitted(1, 1),
+        AttemptStarted(1, 2, 1, AT),
+    )
+    assert told.state.history.entries[-1] == Exchange(ASKS, (Result("a", "1"), ended))
+
+
+@spec("DRIVEN-5")
+def test_what_the_loop_answered_itself_is_in_the_exchange() -> None:
+    told = story(RequestReply(1, NOTHING), Replied(ASKS))
+    answer = Result("a", "no such tool", Outcome.ERROR)
+    never = Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    assert told.told(RequestReply(2, {"a": answer})) == (
+        CallEnded(1, 1, answer, AT),
+        CallEnded(1, 1, never, AT),
+        ExchangeCommitted(1, 1),
+        AttemptStarted(1, 2, 1, AT),
+    )
+
+
+@spec("DRIVEN-6")
+@pytest.mark.parametrize(
+    ("policy", "runs", "is_run_again"),
+    [
+        (OnDoubt.UNKNOWN, 1, False),
+        (OnDoubt.RERUN, 1, True),
+        (OnDoubt.RERUN_WITH_KEY, RERUNS_MAX, True),
+        (OnDoubt.RERUN, RERUNS_MAX + 1, False),
+    ],
+)
+def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
+    policy: OnDoubt,
+    runs: int,
+    is_run_again: bool,  # noqa: FBT001 - pytest's parameter
+) -> None:
+    plans = (CallPlan("a", "d", on_doubt=policy), CallPlan("b", "d"))
+    told = story(RequestReply(1, NOTHING), Replied(ASKS, plans))
+    for run in range(1, runs + 1):
+        told.fold(CallStarted(1, 1, "a", run, AT))
+    with pytest.raises(Refused) as refused:
+        told.told(BeginCall("a"))  # it runs
+    assert isinstance(refused.value.error, SessionBusyError)
+    told.dies()
+    unknown = Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    expected = CallStarted(1, 1, "a", runs + 1, AT) if is_run_again else CallEnded(1, 1, unknown, AT)
+    assert told.told(BeginCall("a")) == (expected,)
+
+
+def test_a_person_may_let_a_call_run_that_was_begun_before() -> None:
+    told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
+    told.dies()
+    assert told.told(BeginCall("a", is_approved=True)) == (CallStarted(1, 1, "a", 2, AT),)
+
+
+@pytest.mark.parametrize(
+    "command", [RequestReply(3, NOTHING), Replied(DONE), AttemptLost("c", "m"), BeginCall("z")], ids=repr
+)
+def test_a_loop_that_has_lost_its_way_is_refused(command: DrivenCommand) -> None:
+    told = story(RequestReply(1, NOTHING), Replied(ASKS))
+    with pytest.raises(Refused) as refused:
+        told.told(command)
+    assert isinstance(refused.value.error, UsageError)
+
+
+def test_closing_in_the_middle_keeps_words_and_results() -> None:
+    told = story(RequestReply(1, NOTHING), AddOutput((Delta(1, 1, 1, 0, "text", "half"),)))
+    kept = Reply((Text("half"),), Finish.INTERRUPTED)
+    assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
+        ReplyCompleted(1, 1, 1, kept, AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
+    assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
+        CallEnded(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN), AT),
+        CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+
+
+@spec("DRIVEN-2")
+def test_a_host_owes_a_driven_turn_nothing_and_its_cancel_ends_it_at_once() -> None:
+    told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
+    assert sessions.pending_work(told.state) == ()
+    told.dies()
+    assert sessions.decide(told.state, Recover(), epoch=2, at=AT) == ()
+    decided = sessions.decide(told.state, Cancel(), epoch=2, at=AT)
+    assert [type(record) for record in decided] == [
+        CancelRequested,
+        CallEnded,
+        CallEnded,
+        ExchangeCommitted,
+        TurnEnded,
+    ]
+    told.fold(*decided)
+    assert not told.state.is_live

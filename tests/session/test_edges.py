@@ -1,0 +1,155 @@
+"""The whole machine in small: every state takes every command, and no edge is a surprise."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+
+from midstream.history.messages import UserMessage
+from midstream.session import session as sessions
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.records import EpochStarted, Record
+from midstream.session.session import Session
+from midstream.session.turn.commands import (
+    CallFinished,
+    Cancel,
+    CancelExpired,
+    Command,
+    Recover,
+    Refused,
+    SendTranscript,
+)
+from midstream.session.turn.pending import AskModel, pending_work
+from midstream.session.turn.states import Cancelling, Idle, TurnState
+from tests.search import tried
+from tests.session.edges import Edge, edge_of, explored, steps_of, strays
+from tests.session.lives import Life, lives
+from tests.session.stories import AT
+from tests.spec import spec
+
+STATES = {kind.__name__ for kind in get_args(TurnState)}
+# A session of a client application takes transcripts: `test_applications.py` gives them to every state.
+COMMANDS = {kind.__name__ for kind in get_args(Command)} - {"SendTranscript"}
+RECORDS = {kind.__name__ for kind in get_args(Record)}
+# Records that no command of a turn is decided to: owners, streams and tools that come and go write them.
+OF_OTHERS = {
+    "JournalPruned",
+    "OutcomeDamaged",
+    "StreamOpened",
+    "StreamTaken",
+    "ChunkAccepted",
+    "ToolsChanged",
+    "TranscriptAccepted",
+}
+
+pytestmark = pytest.mark.slow  # one search of a few seconds, in whichever test comes first
+
+
+@spec("TURN-9", "TURN-22")
+def test_every_state_takes_every_kind_of_command_and_raises_nothing_but_refused() -> None:
+    assert explored().pairs() == {(state, command) for state in STATES for command in COMMANDS}
+
+
+def test_every_kind_of_record_is_the_decision_of_some_command() -> None:
+    kinds = {step.record.partition("(")[0] for step in explored().steps}
+    assert kinds == RECORDS - OF_OTHERS
+
+
+@spec("REUSE-76")
+def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
+    sent = SendTranscript(ApplicationRequest("r1"), 0, 0, (UserMessage.of("hi"),))
+    for before in explored().states:
+        decided = sessions.decide(before, sent, epoch=before.epoch, at=AT)
+        after = sessions.fold([(before.epoch, record) for record in decided], before)
+        assert after.history.entries == sent.tail
+        (asked,) = pending_work(after.turn)
+        assert isinstance(asked, AskModel)
+        assert asked.turn == after.turns == before.turns + 1
+
+
+@spec("TURN-1", "TURN-28")
+def test_busy_always_refuses_or_queues() -> None:
+    taken = {
+        (edge.state, edge.records, edge.after) for edge in explored().edges if edge.command == "SendMessage"
+    }
+    busy = STATES - {"Idle"}
+    assert taken == {
+        ("Idle", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
+        *((state, ("[session_busy]",), state) for state in busy),
+        *((state, ("MessageQueued",), state) for state in busy),
+    }
+
+
+@spec("TURN-8", "TURN-9")
+def test_ended_absorbs_all_but_a_message_a_resumption_and_a_late_result() -> None:
+    taken = {edge for edge in explored().edges if edge.state == "Idle" and edge.records}
+    assert taken == {
+        Edge("Idle", "SendMessage", ("MessageAccepted", "AttemptStarted"), "AwaitingModel"),
+        Edge("Idle", "Resume", ("TurnResumed", "AttemptStarted"), "AwaitingModel"),
+        Edge("Idle", "Resume", ("[nothing_to_resume]",), "Idle"),
+        Edge("Idle", "Answer", ("[question_closed]",), "Idle"),
+        Edge("Idle", "PermissionAsked", ("[question_closed]",), "Idle"),
+        Edge("Idle", "UseAnswer", ("[question_closed]",), "Idle"),
+        Edge("Idle", "CallFinished", ("ResultArrivedLate",), "Idle"),
+    }
+
+
+@spec("TURN-8")
+def test_from_every_state_a_cancel_and_its_deadline_lead_to_rest() -> None:
+    for session in explored().states:
+        turn = session.turns
+        after = _told(session, Cancel())
+        assert isinstance(after.turn, Idle | Cancelling) or after.turns > turn
+        after = _told(after, CancelExpired(turn))
+        # What follows a rest is the turn of a queued message, or the last words of one whose time was over.
+        if not (after.turns > turn or getattr(after.turn, "is_last", False)):
+            assert isinstance(after.turn, Idle)
+
+
+@spec("TURN-9")
+def test_in_no_state_is_a_command_about_something_else_accepted() -> None:
+    for session in explored().states:
+        unsettled = {(each.turn, each.reply, each.call_id) for each in session.unsettled}
+        for command in strays(session):
+            if isinstance(command, CallFinished):
+                if (command.turn, command.reply_no, command.result.call_id) in unsettled:
+                    continue
+            try:
+                accepted = sessions.decide(session, command, epoch=session.epoch, at=AT)
+            except Refused:
+                continue
+            assert accepted == ()
+
+
+@spec("TURN-21", "TURN-17")
+def test_in_every_state_that_is_live_something_is_owed_or_asked_and_taking_over_twice_is_once() -> None:
+    for session in explored().states:
+        is_waiting = getattr(session.turn, "is_waiting_for_person", False)
+        assert bool(pending_work(session.turn)) == session.is_live or is_waiting
+        epoch = session.epoch + 1
+        begun = sessions.fold([(epoch, EpochStarted(epoch, "next", AT))], session)
+        once = sessions.fold(
+            [(epoch, each) for each in sessions.decide(begun, Recover(), epoch=epoch, at=AT)], begun
+        )
+        assert sessions.decide(once, Recover(), epoch=epoch, at=AT) == ()
+
+
+@given(lives())
+@settings(max_examples=tried(50))
+def test_whatever_happens_in_a_life_no_record_does_what_the_search_has_not_seen(life: Life) -> None:
+    begin = Session()
+    found = explored().steps
+    for step in life.steps:
+        if step.records:
+            assert set(steps_of(step.before, step.records, epoch=step.epoch)) <= found
+        if step.records is not None:
+            edge = edge_of(step.before, step.command, step.records, step.after)
+            assert (edge.state, edge.command) in explored().pairs()
+    assert sessions.fold(life.journal, begin) == life.session
+
+
+def _told(session: Session, command: Command) -> Session:
+    records = sessions.decide(session, command, epoch=session.epoch, at=AT)
+    return sessions.fold([(session.epoch, each) for each in records], session)

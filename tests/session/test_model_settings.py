@@ -1,0 +1,111 @@
+"""How an answer is to be made, in nobody's dialect and in each API's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from midstream.session.model_settings import (
+    ANY_TOOL,
+    CHAT_GRANTS,
+    CHAT_NAMES,
+    DEFAULT_SETTINGS,
+    MESSAGES_GRANTS,
+    RESPONSES_GRANTS,
+    RESPONSES_NAMES,
+    ModelSettings,
+    chat_fields,
+    granted_by,
+    messages_fields,
+    responses_fields,
+)
+
+FORM = {"type": "json_schema", "name": "place", "schema": {"type": "object"}, "strict": True}
+ALL = ModelSettings(
+    temperature=0.0,
+    top_p=0.5,
+    top_k=3,
+    seed=0,
+    frequency_penalty=0.1,
+    presence_penalty=0.2,
+    tokens_max=9,
+    stop=("END",),
+    reply_format=FORM,
+    forced_tool="look",
+)
+
+
+def test_each_api_is_told_what_it_has_a_field_for() -> None:
+    nested = {"name": "place", "schema": {"type": "object"}, "strict": True}
+    assert chat_fields(ALL.only(CHAT_GRANTS)) == {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "seed": 0,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.2,
+        "max_tokens": 9,
+        "stop": ["END"],
+        "response_format": {"type": "json_schema", "json_schema": nested},
+        "tool_choice": {"type": "function", "function": {"name": "look"}},
+    }
+    assert responses_fields(ALL.only(RESPONSES_GRANTS)) == {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "max_output_tokens": 9,
+        "text": {"format": FORM},
+        "tool_choice": {"type": "function", "name": "look"},
+    }
+    assert messages_fields(ALL.only(MESSAGES_GRANTS)) == {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "max_tokens": 9,
+        "stop_sequences": ["END"],
+        "tool_choice": {"type": "tool", "name": "look"},
+    }
+
+
+def test_whoever_wishes_for_nothing_adds_nothing() -> None:
+    assert [
+        chat_fields(DEFAULT_SETTINGS),
+        responses_fields(DEFAULT_SETTINGS),
+        messages_fields(DEFAULT_SETTINGS),
+    ] == [{}, {}, {}]
+    assert ALL.only(()) == DEFAULT_SETTINGS
+
+
+def test_any_tool_and_any_json() -> None:
+    settings = ModelSettings(forced_tool=ANY_TOOL, reply_format={"type": "json_object"}, tokens_max=9)
+    assert chat_fields(settings, limit="max_completion_tokens") == {
+        "max_completion_tokens": 9,
+        "response_format": {"type": "json_object"},
+        "tool_choice": "required",
+    }
+    assert responses_fields(settings)["tool_choice"] == "required"
+    assert messages_fields(settings)["tool_choice"] == {"type": "any"}
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "missing"),
+    [
+        ("qwen3", {}, set()),
+        ("qwen3", {"temperature": 1, "response_format": None}, {"temperature", "reply_format"}),
+        ("gpt-4o", {}, set()),
+        ("gpt-5-chat-latest", {}, set()),
+        ("gpt-5-mini", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
+        ("openai/o3", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
+    ],
+)
+def test_what_stands_in_every_request_or_is_refused_by_a_model_that_reasons_is_not_granted(
+    model: str, extra: dict[str, Any], missing: set[str]
+) -> None:
+    assert CHAT_GRANTS - granted_by(CHAT_GRANTS, model, extra, CHAT_NAMES) == missing
+
+
+def test_a_field_of_another_name_is_known_by_it() -> None:
+    extra = {"max_output_tokens": 5, "text": {}}
+    assert RESPONSES_GRANTS - granted_by(RESPONSES_GRANTS, "m", extra, RESPONSES_NAMES) == {
+        "tokens_max",
+        "reply_format",
+    }

@@ -1,0 +1,113 @@
+"""What waits for a person, and nothing else."""
+
+from __future__ import annotations
+
+from midstream.history.messages import Call, Finish, Reply, UserMessage
+from midstream.session.calls import CallPlan, Choice, QuestionKind, Site
+from midstream.session.questions import Question, questions_of
+from midstream.session.records import (
+    AttemptStarted,
+    CallStarted,
+    MessageAccepted,
+    Parent,
+    QuestionAnswered,
+    QuestionAsked,
+    Record,
+    ReplyCompleted,
+)
+from midstream.session.session import fold
+
+ASKS = Reply((Call("a", "pay", '{"sum":3}'), Call("b", "ask_user", "{}")), Finish.CALLS)
+PLANS = (
+    CallPlan("a", "da", needs_approval=True, question="It is a lot."),
+    CallPlan("b", "db", Site.PERSON, has_effects=False, question="To whom?", answer_s=60.0),
+)
+ASKED: tuple[Record, ...] = (
+    MessageAccepted(1, UserMessage.of("hi"), 2.0),
+    AttemptStarted(1, 1, 1, 2.0),
+    ReplyCompleted(1, 1, 1, ASKS, 3.0, PLANS),
+    QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, "da", 3.0, "It is a lot."),
+    QuestionAsked(1, 1, "b", QuestionKind.QUESTION, "db", 3.0, "To whom?", 63.0),
+)
+PAY = Question(
+    session="s1",
+    turn=1,
+    reply=1,
+    call_id="a",
+    kind=QuestionKind.APPROVAL,
+    digest="da",
+    name="pay",
+    arguments='{"sum":3}',
+    choices=(Choice.ALLOW, Choice.DENY),
+    asked_at=3.0,
+    text="It is a lot.",
+)
+WHOM = Question(
+    session="s1",
+    turn=1,
+    reply=1,
+    call_id="b",
+    kind=QuestionKind.QUESTION,
+    digest="db",
+    name="ask_user",
+    arguments="{}",
+    choices=(Choice.REPLY,),
+    asked_at=3.0,
+    text="To whom?",
+    expires_at=63.0,
+)
+
+
+def asked(*records: Record) -> tuple[Question, ...]:
+    return questions_of("s1", fold((1, record) for record in records))
+
+
+def test_a_session_that_asks_nobody_has_none() -> None:
+    assert asked() == asked(*ASKED[:2]) == ()
+
+
+def test_each_has_all_that_a_person_must_be_shown() -> None:
+    assert asked(*ASKED) == (PAY, WHOM)
+
+
+def test_an_answered_one_is_gone() -> None:
+    answered = QuestionAnswered(1, 1, "a", QuestionKind.APPROVAL, "da", Choice.ALLOW, 4.0)
+    assert asked(*ASKED, answered, CallStarted(1, 1, "a", 1, 4.0)) == (WHOM,)
+
+
+def test_a_sub_agents_says_who_asks() -> None:
+    parent = Parent("top", 1, 1, "c1", ("boss", "clerk"))
+    opened = MessageAccepted(1, UserMessage.of("hi"), 2.0, parent=parent)
+    (first, _) = asked(opened, *ASKED[1:])
+    assert first.agents == ("boss", "clerk")
+
+
+def test_what_an_upstreams_agent_wants_leave_for_is_shown_as_it_was_asked() -> None:
+    asked_by_agent = QuestionAsked(
+        1,
+        1,
+        "leave-1",
+        QuestionKind.APPROVAL,
+        "dx",
+        3.0,
+        attempt=1,
+        name="Bash",
+        arguments='{"command":"make"}',
+        is_fixed=True,
+    )
+    (question,) = asked(*ASKED[:2], asked_by_agent)
+    assert question == Question(
+        "s1",
+        1,
+        1,
+        "leave-1",
+        QuestionKind.APPROVAL,
+        "dx",
+        "Bash",
+        '{"command":"make"}',
+        (Choice.ALLOW, Choice.DENY),
+        3.0,
+        is_fixed=True,
+    )
+    answered = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, "dx", Choice.ALLOW, 4.0)
+    assert asked(*ASKED[:2], asked_by_agent, answered) == ()

@@ -1,0 +1,248 @@
+"""The facts of a journal: their stored form, and how hard each is synced."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from midstream.errors import RecordUndecodableError
+from midstream.history.messages import (
+    Call,
+    Exchange,
+    File,
+    Finish,
+    Outcome,
+    Reply,
+    Result,
+    Text,
+    Thinking,
+    ToolSpec,
+    UpstreamCall,
+    Usage,
+    UserMessage,
+)
+from midstream.session.application_request import ApplicationRequest
+from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
+from midstream.session.model_settings import ModelSettings
+from midstream.session.records import (
+    AnswerUsed,
+    AttemptContinued,
+    AttemptFailed,
+    AttemptResumable,
+    AttemptStarted,
+    CallDoubted,
+    CallEnded,
+    CallProgressed,
+    CallStarted,
+    CancelRequested,
+    ChildSaid,
+    ChunkAccepted,
+    ClientTool,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    HistoryCompacted,
+    JournalPruned,
+    Judgement,
+    MemoryJudged,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    OutcomeDamaged,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionClosed,
+    Record,
+    ReplyCompleted,
+    ResultArrivedLate,
+    StallEnded,
+    StallNoticed,
+    StreamOpened,
+    StreamTaken,
+    Sync,
+    ToolsChanged,
+    TranscriptAccepted,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+    WhyClosed,
+    decode,
+    decode_all,
+    encode,
+    salvaged,
+    sync_of,
+)
+from midstream.timing import StalledOn
+from tests.spec import spec
+
+EVERY_RECORD: tuple[Record, ...] = (
+    JournalPruned(msgspec.Raw(b'{"position":7}'), 1000.5),
+    EpochStarted(3, "owner-1", 1000.5),
+    StreamOpened("stream-1", "d1"),
+    AttemptResumable(1, 1, 1, "resp_1"),
+    AttemptContinued(1, 1, 1, 1, 1000.5, not_before=1001.5),
+    StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1000.5),
+    StallEnded(1, 2, StalledOn.TOOL, 61.5, 1000.5, "c1"),
+    ChunkAccepted("stream-1", 0, "d2"),
+    StreamTaken("stream-1", 2),
+    MessageAccepted(
+        1,
+        UserMessage((Text("look at this"), File("image/png", data="AAAA"))),
+        1000.5,
+        (ClientTool(ToolSpec("ask", "Ask.", {"type": "object"}), has_effects=False, timeout_s=9.0),),
+        "stream-1",
+    ),
+    MessageQueued(1, UserMessage.of("and then"), 1000.5, stream="stream-2", timeout_s=9.0),
+    MessageWithdrawn(1, 1000.5, "stream-2"),
+    TurnResumed(1, 4, 1000.5),
+    TranscriptAccepted(
+        1,
+        1,
+        1000.5,
+        ApplicationRequest(
+            "resp_1", "d4", "key", "h:app", ModelSettings(temperature=0.5), form={"dialect": "chat"}
+        ),
+        2,
+        (UserMessage.of("hi"), Exchange(Reply((Text("so"),)))),
+        "Be brief.",
+        (ToolSpec("look"),),
+    ),
+    Delta(1, 1, 2, 1, "thinking", "", requested=Call("a", "look"), signature="sig=="),
+    AttemptStarted(1, 1, 2, 1000.5, 1001.5),
+    Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
+    Delta(1, 1, 2, 1, "thinking", "", UpstreamCall("u", "grep", '{"for": "x"}')),
+    AttemptFailed(1, 1, 1, "model_stalled", "silence", 1000.5),
+    HistoryCompacted(1, 1, 4, 1000.5),
+    MemoryJudged(1, 1, 1, Judgement("continuation", "one is new", "resumed", "users", 1, 1, 1), 1000.5),
+    ToolsChanged(1, 1000.5, ("files__read",), ("files__write",), ("mail",)),
+    ReplyCompleted(
+        1,
+        1,
+        2,
+        Reply(
+            (
+                Thinking("hm", "sig=="),
+                UpstreamCall("u", "grep", '{"for": "x"}', "none", Outcome.OK),
+                Text("so"),
+                Call("a", "read", '{"path": "x"}', provider_id=""),
+            ),
+            Finish.CALLS,
+            "scripted",
+            Usage(10, 5, 3),
+        ),
+        1000.5,
+        (CallPlan("a", "d3", Site.CLIENT, has_effects=False, on_doubt=OnDoubt.RERUN, problem="no"),),
+    ),
+    CallStarted(1, 1, "a", 2, 1000.5, has_effects=False, arguments='{"path": "y"}'),
+    CallProgressed(1, 1, "a", 2, "half way", 1000.5),
+    ChildSaid(1, 1, "a", "s::1.1.0", 7, msgspec.Raw(b'{"type":"exchange_committed","turn":1,"reply":1}')),
+    CallDoubted(1, 1, "a", 1000.5),
+    QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, "d3", 1000.5, "Sure?", 2000.5),
+    QuestionAnswered(
+        1, 1, "a", QuestionKind.APPROVAL, "d3", Choice.ALLOW, 1000.5, "yes", '{"path": "y"}', "ann"
+    ),
+    QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, 1000.5),
+    AnswerUsed(1, 1, 2, "leave-1", 1000.5),
+    CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
+    ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
+    OutcomeDamaged(1, 1, "a"),
+    ExchangeCommitted(1, 1),
+    CancelRequested(1, 1000.5, 1005.5),
+    TurnEnded(1, TurnStatus.FAILED, 1000.5, "model_rejected", "wrong key"),
+)
+
+
+def test_the_list_above_holds_every_kind_of_record() -> None:
+    assert {type(record) for record in EVERY_RECORD} == set(Record.__args__)
+
+
+@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    assert decode(encode(record)) == record
+    assert encode(decode(encode(record))) == encode(record)
+
+
+def test_several_are_read_in_order() -> None:
+    assert decode_all(encode(record) for record in EVERY_RECORD) == EVERY_RECORD
+
+
+@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_a_member_of_a_later_version_is_ignored(record: Record) -> None:
+    assert decode(encode(record)[:-1] + b',"later":{"x":[1]}}') == record
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{}", b"[]", b"\xff", b'{"type":"dance"}', b'{"type":"exchange_committed"}'),
+        pytest.param(b'{"type":' * 50_000, id="deeper than anything"),
+    ],
+)
+def test_what_is_no_record_is_named_as_such(body: bytes) -> None:
+    with pytest.raises(RecordUndecodableError):
+        decode(body)
+
+
+FULL = (
+    EpochStarted,
+    StreamOpened,
+    ChunkAccepted,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    TranscriptAccepted,
+    TurnResumed,
+    QuestionAnswered,
+    AnswerUsed,
+    CancelRequested,
+    TurnEnded,
+)
+
+
+@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_each_append_is_as_durable_as_it_must_be(record: Record) -> None:
+    assert sync_of([record]) is (Sync.FULL if isinstance(record, FULL) else Sync.NORMAL)
+
+
+def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
+    assert sync_of([ExchangeCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
+    assert sync_of([CallStarted(1, 1, "a", 1, 0.0, has_effects=False)]) is Sync.NORMAL
+    assert sync_of([]) is Sync.NORMAL
+
+
+OUTCOME = encode(CallEnded(3, 2, Result('a"é\\', "it says", Outcome.ERROR), 1000.5))
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        OUTCOME[:-9],
+        OUTCOME.replace(b"it says", b"it \xff\xfe"),
+        OUTCOME.replace(b'"it says"', b"17"),
+        OUTCOME.replace(b'"error"', b'"errox"'),
+        OUTCOME.replace(b'"at":', b"xxxxx"),
+        OUTCOME.replace(b"call_ended", b"result_arrived_late")[:-1],
+    ],
+)
+def test_of_a_damaged_outcome_it_is_known_whose_it_was(damaged: bytes) -> None:
+    with pytest.raises(RecordUndecodableError):
+        decode(damaged)
+    assert salvaged(damaged) == OutcomeDamaged(3, 2, 'a"é\\')
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"\x00" * 100,
+        OUTCOME[:40],
+        OUTCOME.replace(b'"turn":3', b'"turn":x'),
+        OUTCOME.replace(b"call_ended", b"call_endeX"),
+        encode(CallStarted(1, 1, "a", 1, 1000.5))[:-1],
+        encode(TurnEnded(1, TurnStatus.COMPLETED, 1000.5))[:-1],
+    ],
+)
+def test_what_is_no_outcome_for_certain_is_not_taken_for_one(damaged: bytes) -> None:
+    assert salvaged(damaged) is None

@@ -1,0 +1,794 @@
+"""The fold of a session: what holds whatever happens to it, and how its streams are numbered."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from midstream.errors import (
+    MalformedFrameError,
+    MidstreamError,
+    SeqnoGapError,
+    SeqnoReusedError,
+    SessionBusyError,
+    StreamReusedError,
+    WrongSecretError,
+)
+from midstream.history.compaction import shown
+from midstream.history.messages import Exchange, History, Reply, Result, Text, UserMessage
+from midstream.session import session as sessions
+from midstream.session.blobs import BLOB_BYTES_MIN, lifted, named
+from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    ChunkAccepted,
+    EpochStarted,
+    ExchangeCommitted,
+    JournalPruned,
+    MessageAccepted,
+    MessageQueued,
+    MessageWithdrawn,
+    QuestionAnswered,
+    Record,
+    ReplyCompleted,
+    ResultArrivedLate,
+    StreamOpened,
+    ToolsChanged,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+    decode,
+    encode,
+)
+from midstream.session.session import (
+    CHUNKS_MAX,
+    CONTINUE,
+    QUEUE_MAX,
+    STREAMS_KEPT_MAX,
+    Received,
+    Session,
+    ToolsFound,
+    decide,
+    evolve,
+    fold,
+    is_prunable,
+    limited,
+    pending_work,
+    pruned,
+    restored,
+)
+from midstream.session.turn.commands import (
+    Answer,
+    CallExpired,
+    CallFinished,
+    CallProbed,
+    CallProgress,
+    Cancel,
+    CancelExpired,
+    ChildSpoke,
+    Command,
+    ModelFailed,
+    ModelHeld,
+    ModelRemembered,
+    ModelReplied,
+    ModelSaid,
+    PermissionAsked,
+    PermissionDropped,
+    QuestionExpired,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    SendTranscript,
+    Stalled,
+    StallOver,
+    TurnExpired,
+    UseAnswer,
+    WhenBusy,
+    Withdraw,
+)
+from midstream.session.turn.pending import AskModel, AwaitCancelled, PendingWork, ProbeCall, RunCall
+from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
+from midstream.store.contract import StoredRecord
+from midstream.testing.history_checker import Evidence, Execution, Rule, check
+from tests.session.lives import Life, batches, lives
+from tests.session.stories import (
+    AT,
+    answers,
+    asks,
+    at_client,
+    ended,
+    fails,
+    heard,
+    overflows,
+    reads,
+    say,
+    writes,
+)
+from tests.spec import spec
+
+# --- whatever happens -------------------------------------------------------------------------------------------
+
+
+@given(lives())
+@spec("TURN-22")
+def test_the_stored_journal_folds_to_the_same_session(life: Life) -> None:
+    stored = [(epoch, decode(encode(record))) for epoch, record in life.journal]
+    assert fold(stored) == life.session
+    assert life.session.position == len(life.journal)
+
+
+@given(lives())
+@spec("TURN-22", "TURN-6", "TURN-12")
+def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: Life) -> None:
+    history = life.session.history
+    assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history
+
+    outcomes = {
+        (record.turn, record.reply, record.result.call_id): record.result
+        for _, record in life.journal
+        if isinstance(record, CallEnded)
+    }
+    assert len(outcomes) == sum(isinstance(record, CallEnded) for _, record in life.journal)
+    replies: dict[tuple[int, int], ReplyCompleted] = {}
+    entries: list[UserMessage | Exchange] = []
+    for _, record in life.journal:
+        if isinstance(record, MessageAccepted):
+            entries.append(record.message)
+        elif isinstance(record, ReplyCompleted):
+            replies[record.turn, record.reply] = record
+        elif isinstance(record, ExchangeCommitted):
+            place = (record.turn, record.reply)
+            calls = replies[place].body.calls
+            results = tuple(outcomes[*place, call.id] for call in calls)
+            entries.append(Exchange(replies[place].body, results))
+        elif isinstance(record, TurnResumed):
+            last = entries[-1]
+            if isinstance(last, Exchange) and not last.results:
+                entries.append(UserMessage.of(CONTINUE))
+    assert history.entries == tuple(entries)
+
+
+@given(lives())
+@spec("TURN-21")
+def test_a_live_session_is_owed_something_after_every_append(life: Life) -> None:
+    for step in life.steps:
+        waits = pending_work(step.after) != () or step.after.rests_on_people
+        assert waits == step.after.is_live, step.command
+
+
+@given(lives())
+@spec("TURN-1", "TURN-28")
+def test_a_message_is_taken_refused_or_queued_as_the_session_is_busy(life: Life) -> None:
+    for step in life.steps:
+        if not isinstance(step.command, SendMessage):
+            continue
+        if not step.before.is_live:
+            assert step.records is not None
+            assert isinstance(step.records[0], MessageAccepted)
+        elif step.command.when_busy is WhenBusy.REFUSE:
+            assert step.records is None
+        else:
+            assert step.records is not None
+            assert [type(record) for record in step.records] == [MessageQueued]
+
+
+@given(lives())
+@spec("TURN-28", "TURN-29")
+def test_queued_messages_are_taken_once_and_in_order(life: Life) -> None:
+    taken = [
+        record.queued for _, record in life.journal if isinstance(record, MessageAccepted) and record.queued
+    ]
+    back = {record.number for _, record in life.journal if isinstance(record, MessageWithdrawn)}
+    said = [record.number for _, record in life.journal if isinstance(record, MessageQueued)]
+    waiting = [each.number for each in life.session.queue]
+    assert said == list(range(1, len(said) + 1))
+    assert taken + waiting == [number for number in said if number not in back]
+    assert life.session.is_live or not waiting
+
+
+@given(lives())
+@spec("TURN-9", "TURN-3")
+def test_a_command_about_something_else_changes_nothing(life: Life) -> None:
+    for step in life.steps:
+        if not _is_about(step.before, step.command):
+            assert not step.records, step.command
+            assert step.after == step.before
+
+
+def _is_about(session: Session, command: Command) -> bool:
+    """Say, from what is owed alone, whether a command concerns the session now."""
+    match command:
+        case (
+            ModelSaid() | ModelHeld() | ModelRemembered() | ModelReplied() | ModelFailed() | PermissionAsked()
+        ):
+            ids = (command.turn, command.reply_no, command.attempt)
+            asked = (each for each in pending_work(session) if isinstance(each, AskModel))
+            return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
+        case CallFinished():
+            place = (command.turn, command.reply_no, command.result.call_id)
+            is_late = any((each.turn, each.reply, each.call_id) == place for each in session.unsettled)
+            return is_late or _is_call_open(session, *place)
+        case CallExpired():
+            return _is_call_open(session, command.turn, command.reply_no, command.call_id)
+        case CallProgress() | ChildSpoke():
+            return _is_call_open(session, command.turn, command.reply_no, command.call_id)
+        case CallProbed():
+            probes = (each for each in pending_work(session) if isinstance(each, ProbeCall))
+            place = (command.turn, command.reply_no, command.call_id)
+            return any((each.turn, each.reply_no, each.call_id) == place for each in probes)
+        case Answer() | QuestionExpired():
+            return _is_question_open(session, command)
+        case PermissionDropped() | UseAnswer():
+            waiting = getattr(session.turn, "questions", ())
+            is_known = any(
+                (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
+            )
+            at_reply = (session.turns, getattr(session.turn, "reply_no", 0))
+            return is_known and (command.turn, command.reply_no) == at_reply
+        case TurnExpired():
+            return (
+                not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
+            )
+        case Resume():
+            left = getattr(session.turn, "left", None)
+            return left is not None and command.turn in (None, left.turn)
+        case Withdraw():
+            return any(command.number in (None, each.number) for each in session.queue)
+        case CancelExpired():
+            return any(
+                isinstance(each, AwaitCancelled) and each.turn == command.turn
+                for each in pending_work(session)
+            )
+        case Cancel():
+            return session.is_live and command.turn in (None, session.turns)
+        case Stalled() | StallOver():
+            place = (command.turn, command.reply_no, command.call_id)
+            is_asked = any(isinstance(each, AskModel) for each in pending_work(session))
+            at_model = (session.turns, getattr(session.turn, "reply_no", 0), "")
+            return (is_asked and place == at_model) or _is_call_open(session, *place)
+        case SendMessage() | SendTranscript() | Recover():
+            return True
+
+
+def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool:
+    """A call of the running batch that was started and has no result."""
+    calls = getattr(session.turn, "calls", ())
+    numbers = (getattr(session.turn, "turn", 0), getattr(session.turn, "reply_no", 0))
+    return numbers == (turn, reply) and any(each.call.id == call_id and each.is_running for each in calls)
+
+
+def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bool:
+    if not isinstance(session.turn, AwaitingModel | RunningCalls):
+        return False
+    numbers = (session.turn.turn, session.turn.reply_no)
+    if isinstance(session.turn, AwaitingModel):
+        ids = {each.id for each in session.turn.questions if each.is_open}
+    else:
+        ids = {call.call.id for call in session.turn.calls if call.is_asking}
+    return (command.turn, command.reply_no) == numbers and command.call_id in ids
+
+
+@given(lives())
+@spec("TURN-8")
+def test_a_cancel_always_reaches_rest_and_nothing_of_the_turn_follows(life: Life) -> None:
+    life.take(Withdraw(), epoch=life.session.epoch)
+    turn = life.session.turns
+    life.take(Cancel(), epoch=life.session.epoch)
+    life.take(CancelExpired(turn), epoch=life.session.epoch)
+    assert isinstance(life.session.turn, Idle)
+
+    ended_turns: set[int] = set()
+    for _, record in life.journal:
+        if isinstance(record, TurnResumed):
+            ended_turns.remove(record.turn)
+        is_late = isinstance(record, ResultArrivedLate)
+        assert is_late or getattr(record, "turn", None) not in ended_turns, record
+        if isinstance(record, TurnEnded):
+            ended_turns.add(record.turn)
+    assert ended_turns == set(range(1, turn + 1))
+
+
+@given(lives(), st.sampled_from([0.0, 3 * 60 * 60.0]))
+@spec("TURN-17")
+def test_taking_over_twice_is_taking_over_once(life: Life, later: float) -> None:
+    life.at += later
+    epoch = life.session.epoch + 1
+    life.append((EpochStarted(epoch, "next", life.at),), epoch=epoch)
+    life.take(Recover(), epoch=epoch)
+    assert decide(life.session, Recover(), epoch=epoch, at=life.at) == ()
+
+
+@given(lives())
+@spec("TURN-10", "TURN-13")
+def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None:
+    runs: Counter[tuple[int, int, str]] = Counter()
+    granted: Counter[tuple[int, int, str]] = Counter()
+    plans = {
+        (record.turn, record.reply, plan.call_id): plan
+        for _, record in life.journal
+        if isinstance(record, ReplyCompleted)
+        for plan in record.plans
+    }
+    for _, record in life.journal:
+        if isinstance(record, CallStarted):
+            call = (record.turn, record.reply, record.call_id)
+            runs[call] += 1
+            assert record.run == runs[call]
+            assert record.has_effects == plans[call].has_effects
+            assert record.run == 1 or plans[call].on_doubt is not OnDoubt.UNKNOWN
+            if plans[call].needs_approval or plans[call].on_doubt is OnDoubt.HOLD:
+                # Never without a person: one decision for each start that needs one.
+                needed = record.run - (0 if plans[call].needs_approval else 1)
+                assert granted[call] >= needed, call
+        elif isinstance(record, QuestionAnswered) and record.choice in (Choice.ALLOW, Choice.RERUN):
+            granted[record.turn, record.reply, record.call_id] += 1
+    by_people = {call for call, count in granted.items() if count}
+    assert all(count <= 3 for call, count in runs.items() if call not in by_people)
+
+
+# --- two owners -------------------------------------------------------------------------------------------------
+
+
+class Owner(Struct, eq=False):
+    """A process that believes it owns the session."""
+
+    epoch: int
+    session: Session
+    running: list[RunCall] = field(default_factory=list)
+
+
+class Outside(Struct):
+    """A journal that keeps the contract of stores, the owners at it, and what tools really did."""
+
+    journal: list[tuple[int, Record]] = field(default_factory=list)
+    epoch: int = 0
+    owners: list[Owner] = field(default_factory=list)
+    executions: list[RunCall] = field(default_factory=list)
+    at: float = AT
+
+    def take_over(self) -> None:
+        """A new owner claims the session; the old ones do not know yet."""
+        self.epoch += 1
+        owner = Owner(self.epoch, fold(self.journal))
+        self.owners.append(owner)
+        begun: tuple[Record, ...] = (EpochStarted(self.epoch, f"owner-{self.epoch}", self.at),)
+        state = fold([(self.epoch, begun[0])], owner.session)
+        self.append(owner, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
+
+    def tell(self, owner: Owner, command: Command) -> None:
+        """Let an owner decide a command on what it believes, as its runner would."""
+        try:
+            records = decide(owner.session, command, epoch=owner.epoch, at=self.at)
+        except Refused:
+            return
+        if records:
+            self.append(owner, records)
+
+    def append(self, owner: Owner, records: tuple[Record, ...]) -> None:
+        if owner.epoch != self.epoch or owner.session.position != len(self.journal):
+            self.owners.remove(owner)  # lease lost, or the journal moved: it stops at once
+            return
+        self.journal += [(owner.epoch, record) for record in records]
+        owner.session = fold([(owner.epoch, record) for record in records], owner.session)
+        due: list[PendingWork] = [each for each in pending_work(owner.session) if isinstance(each, RunCall)]
+        for call in due:
+            if isinstance(call, RunCall) and call not in owner.running:
+                owner.running.append(call)
+                self.executions.append(call)
+
+
+@given(st.data())
+@spec("TURN-23", "TURN-13", "TURN-10", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
+def test_two_owners_never_run_a_call_twice_unless_policy_and_people_say_so(data: st.DataObject) -> None:
+    outside = Outside()
+    outside.take_over()
+    for _ in range(data.draw(st.integers(1, 40))):
+        if not outside.owners or data.draw(st.integers(0, 3)) == 0:
+            outside.take_over()
+            continue
+        owner = data.draw(st.sampled_from(outside.owners))
+        outside.tell(owner, _deed(data, owner))
+
+    assert max(Counter(outside.executions).values(), default=1) == 1
+    ledger = [
+        Execution("s", each.turn, each.reply_no, each.call_id, each.run, "work")
+        for each in outside.executions
+    ]
+    stored = [
+        StoredRecord(at, epoch, encode(record)) for at, (epoch, record) in enumerate(outside.journal, start=1)
+    ]
+    of_runs = {Rule.RAN_TWICE, Rule.RAN_AGAIN, Rule.RAN_UNASKED, Rule.RAN_UNANNOUNCED, Rule.OUTCOME_TWICE}
+    found = check(Evidence({"s": stored}, ledger=ledger))
+    assert [each for each in found if each.rule in of_runs] == []
+    assert [epoch for epoch, _ in outside.journal] == sorted(epoch for epoch, _ in outside.journal)
+
+
+def _deed(data: st.DataObject, owner: Owner) -> Command:
+    """Draw what happens next at an owner, who may have been overtaken."""
+    state = owner.session.turn
+    asked = [each for each in pending_work(owner.session) if isinstance(each, AskModel)]
+    if asked:
+        ids = {"turn": asked[0].turn, "reply": asked[0].reply_no, "attempt": asked[0].attempt}
+        return asks(*data.draw(batches()), **ids)
+    if not isinstance(state, RunningCalls):
+        return Cancel() if owner.session.is_live else say()
+    possible: list[Command] = []
+    for call in state.calls:
+        place = (state.turn, state.reply_no, call.call.id)
+        if call.is_asking and call.asked:
+            choices = CHOICES[call.asked]
+            possible += (Answer(*place, call.plan.digest, choice, "said") for choice in choices)
+        elif call.is_open and call.is_in_doubt:
+            possible += (CallProbed(*place, may_run=True), CallProbed(*place, Result(call.call.id, "it did")))
+        elif call.is_running and call.plan.site is not Site.SERVER:
+            possible.append(CallFinished(state.turn, state.reply_no, Result(call.call.id, "elsewhere")))
+    possible += (ended(each.call_id, turn=each.turn, reply=each.reply_no) for each in owner.running)
+    return data.draw(st.sampled_from(possible)) if possible else Cancel()
+
+
+# --- streams ----------------------------------------------------------------------------------------------------
+
+
+def _chunk(seqno: int, command: Command | None, *, stream: str = "s", secret: str = "k") -> Received:
+    return Received(stream, secret, seqno, f"digest of {command!r}", command)
+
+
+def _taken(session: Session, *chunks: Received) -> Session:
+    for chunk in chunks:
+        session = fold([(1, record) for record in decide(session, chunk, epoch=1, at=AT)], session)
+    return session
+
+
+OPENED = fold([(1, EpochStarted(1, "owner", AT))])
+
+
+def test_the_first_chunk_opens_its_stream_in_the_append_that_takes_it() -> None:
+    records = decide(OPENED, _chunk(0, say("hi")), epoch=1, at=AT)
+    assert [type(record).__name__ for record in records] == [
+        "StreamOpened",
+        "ChunkAccepted",
+        "MessageAccepted",
+        "AttemptStarted",
+    ]
+    session = fold([(1, record) for record in records], OPENED)
+    stream = session.streams["s"]
+    assert (stream.since, stream.epoch, stream.turn, stream.accepted) == (1, 1, 1, 1)
+    assert isinstance(records[2], MessageAccepted)
+    assert records[2].stream == "s"
+
+
+def test_a_repeated_chunk_is_not_processed_again() -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    assert decide(session, _chunk(0, say()), epoch=1, at=AT) == ()
+    assert decide(_taken(session, _chunk(1, Cancel())), _chunk(0, say()), epoch=1, at=AT) == ()
+
+
+@spec("STREAM-12", "STREAM-52")
+def test_a_later_number_with_another_payload_is_a_conflict_of_its_own_kind() -> None:
+    session = _taken(OPENED, _chunk(0, say()), _chunk(1, Cancel()))
+    with pytest.raises(Refused) as refused:
+        decide(session, _chunk(1, Cancel(7)), epoch=1, at=AT)
+    assert type(refused.value.error) is SeqnoReusedError
+
+
+@spec("STREAM-52")
+@pytest.mark.parametrize(
+    ("chunk", "error"),
+    [
+        (_chunk(0, say("other words")), StreamReusedError),
+        (_chunk(2, Cancel()), SeqnoGapError),
+        (_chunk(1, Cancel(), secret="another"), WrongSecretError),
+        (_chunk(0, say(), secret="another"), WrongSecretError),
+        (_chunk(1, say("again")), MalformedFrameError),
+        (_chunk(0, say(), stream="another"), SessionBusyError),
+    ],
+    ids=["reused", "gap", "secret", "secret of a repetition", "second message", "busy"],
+)
+def test_a_chunk_that_breaks_a_rule_is_refused(chunk: Received, error: type[MidstreamError]) -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    with pytest.raises(Refused) as refused:
+        decide(session, chunk, epoch=1, at=AT)
+    assert type(refused.value.error) is error
+
+
+def test_a_gap_names_the_chunk_that_is_expected() -> None:
+    with pytest.raises(Refused) as refused:
+        decide(OPENED, _chunk(3, Cancel()), epoch=1, at=AT)
+    assert isinstance(refused.value.error, SeqnoGapError)
+    assert refused.value.error.expected == 0
+
+
+def test_a_stream_ends_at_its_limit() -> None:
+    session = OPENED
+    stream = sessions.StreamState("k", since=1, digests=("d",) * CHUNKS_MAX)
+    session = msgspec.structs.replace(session, streams={"s": stream})
+    with pytest.raises(Refused):
+        decide(session, _chunk(CHUNKS_MAX, Cancel()), epoch=1, at=AT)
+
+
+def test_the_oldest_streams_are_forgotten() -> None:
+    session = OPENED
+    for number in range(STREAMS_KEPT_MAX + 2):
+        session = evolve(session, StreamOpened(f"s{number}", "k"), epoch=1)
+    assert len(session.streams) == STREAMS_KEPT_MAX
+    assert "s1" not in session.streams
+    assert f"s{STREAMS_KEPT_MAX + 1}" in session.streams
+
+
+def test_a_chunk_that_says_nothing_is_taken_all_the_same() -> None:
+    session = _taken(OPENED, _chunk(0, say()), _chunk(1, None))
+    assert session.streams["s"].accepted == 2
+
+
+@spec("TURN-9")
+def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    records = decide(session, _chunk(1, ended("a")), epoch=1, at=AT)
+    assert records == (ChunkAccepted("s", 1, f"digest of {ended('a')!r}"),)
+
+
+@spec("TURN-15")
+def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
+    session = _taken(OPENED, _chunk(0, say()))
+    session = _told(session, asks(writes("a")))
+    records = decide(session, _chunk(1, ended("a", "forged")), epoch=1, at=AT)
+    assert [type(record) for record in records] == [ChunkAccepted]
+
+    session = _told(_told(session, ended("a")), asks(at_client("b"), reply=2))
+    records = decide(session, _chunk(1, ended("b", reply=2)), epoch=1, at=AT)
+    assert isinstance(records[1], CallEnded)
+
+
+def _told(session: Session, command: Command) -> Session:
+    return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
+
+
+# --- the rest of the fold ---------------------------------------------------------------------------------------
+
+
+@spec("TURN-2")
+def test_turns_are_counted() -> None:
+    session = _told(_told(OPENED, say("one")), answers())
+    assert (session.turns, session.is_live) == (1, False)
+    records = decide(session, say("two"), epoch=1, at=AT)
+    assert isinstance(records[0], MessageAccepted)
+    assert records[0].turn == 2
+
+
+def test_the_session_knows_how_its_last_turn_ended_and_when_it_began() -> None:
+    session = _told(_told(OPENED, say()), answers())
+    assert session.last_turn == TurnEnded(1, TurnStatus.COMPLETED, AT)
+    assert session.started_at == AT
+    later = evolve(session, EpochStarted(2, "next", AT + 5), epoch=2)
+    assert (later.started_at, later.epoch) == (AT, 2)
+
+
+def test_a_fold_goes_on_where_another_stopped() -> None:
+    journal = [(1, record) for record in decide(OPENED, say(), epoch=1, at=AT)]
+    assert fold(journal[1:], fold(journal[:1], OPENED)) == fold(journal, OPENED)
+
+
+def test_what_the_model_says_is_not_history_before_the_reply_is_whole() -> None:
+    session = _told(_told(OPENED, say("hi")), heard("half"))
+    assert session.history.entries == (UserMessage.of("hi"),)
+    session = _told(session, asks(reads("a")))
+    assert session.history.entries == (UserMessage.of("hi"),)
+
+
+@spec("TURN-27")
+def test_what_is_left_out_for_the_model_stays_in_the_history_and_in_every_later_fold() -> None:
+    life = Life()
+    life.append((EpochStarted(1, "o", AT),), epoch=1)
+    for turn in (1, 2):
+        life.take(say(f"question {turn}"), epoch=1)
+        life.take(answers("x" * 50, turn=turn), epoch=1)
+    life.take(say("and now?"), epoch=1)
+    whole = life.session.history
+    life.take(overflows(3, turn=3), epoch=1)
+    assert life.session.history == whole
+    assert life.session.shown == shown(whole, 3) != whole
+    assert fold((epoch, decode(encode(record))) for epoch, record in life.journal) == life.session
+    life.append((EpochStarted(2, "p", AT),), epoch=2)
+    life.take(Recover(), epoch=2)
+    life.take(answers("yes", turn=3, attempt=3), epoch=2)
+    assert life.session.shown.entries[:2] == shown(whole, 3).entries[:2]
+    assert len(life.session.history.entries) == 6
+
+
+@spec("TURN-26", "TURN-27")
+@given(lives())
+def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Life) -> None:
+    for step in life.steps:
+        assert step.before.cut <= step.after.cut
+        entries = step.after.history.entries
+        assert step.after.cut < len(entries) or not entries
+        if entries and step.after.cut < len(entries) - 1:
+            assert step.after.shown.entries[-1] == entries[-1]
+
+
+# --- the queue and late results -----------------------------------------------------------------------------------
+
+
+def _queued(words: str) -> SendMessage:
+    return SendMessage(UserMessage.of(words), when_busy=WhenBusy.QUEUE)
+
+
+@spec("TURN-70")
+def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
+    small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
+    assert (small.has_blobs, large.has_blobs) == (False, True)
+    assert named(large.history)
+
+
+def _with_result(content: str) -> Session:
+    session = _live(say(), asks(reads("a")))
+    records, _ = lifted(decide(session, ended("a", content), epoch=1, at=AT))
+    return fold([(1, record) for record in records], session)
+
+
+@spec("TURN-28")
+def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
+    session = _live(say(), _queued("and then"))
+    records = decide(session, answers(), epoch=1, at=AT)
+    assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
+    session = fold([(1, record) for record in records], session)
+    assert (session.turns, session.queue, session.is_live) == (2, (), True)
+
+
+@spec("TURN-28")
+def test_a_message_that_waited_keeps_its_limits() -> None:
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, replies_max=3)
+    session = _live(say(), later, answers())
+    assert isinstance(session.turn, AwaitingModel)
+    assert (session.turn.terms.timeout_s, session.turn.terms.replies_max) == (9.0, 3)
+
+
+@spec("TURN-28")
+def test_the_queue_is_bounded() -> None:
+    session = _live(say(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
+    with pytest.raises(Refused) as refused:
+        decide(session, _queued("one more"), epoch=1, at=AT)
+    assert isinstance(refused.value.error, SessionBusyError)
+
+
+@spec("TURN-29")
+def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
+    session = _live(say())
+    session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
+    session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
+    assert session.queue == ()
+    assert session.is_live
+
+
+@spec("TURN-29")
+def test_a_stream_whose_message_waits_takes_no_other() -> None:
+    session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
+    with pytest.raises(Refused) as refused:
+        decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
+    assert isinstance(refused.value.error, MalformedFrameError)
+
+
+@spec("TURN-31")
+def test_a_result_that_comes_too_late_is_kept_once() -> None:
+    session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    late = ended("a", "it was sent after all")
+    records = decide(session, late, epoch=1, at=AT)
+    assert records == (ResultArrivedLate(1, 1, late.result, AT),)
+    session = fold([(1, record) for record in records], session)
+    assert decide(session, late, epoch=1, at=AT) == ()
+
+
+@spec("TURN-31", "TURN-15")
+def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
+    ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    theirs = _live(say(), asks(at_client("a")), CallExpired(1, 1, "a"))
+    chunk = Received("s", "secret", 0, "d0", ended("a", "late"))
+    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, chunk, epoch=1, at=AT))
+    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, chunk, epoch=1, at=AT))
+
+
+@spec("TURN-30")
+def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
+    session = _live(say(), heard("half a sen"), fails(retriable=False), Resume())
+    assert session.history.entries[-1] == UserMessage.of(CONTINUE)
+    session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, reply=2), Resume())
+    assert isinstance(session.history.entries[-1], Exchange)
+
+
+def _live(*commands: Command) -> Session:
+    session = fold([(1, EpochStarted(1, "owner-1", AT))])
+    for command in commands:
+        session = _fold(session, command)
+    return session
+
+
+def _fold(session: Session, command: Command | Received) -> Session:
+    return fold([(1, record) for record in decide(session, command, epoch=1, at=AT)], session)
+
+
+# --- tools that come and go -------------------------------------------------------------------------------------
+
+
+def _found(*names: str, turn: int = 1, attempt: int = 1, unreachable: tuple[str, ...] = ()) -> ToolsFound:
+    return ToolsFound(turn, 1, attempt, frozenset(names), frozenset(unreachable))
+
+
+@spec("TURN-42")
+def test_a_change_of_the_tools_is_recorded_once_and_against_what_was_told_last() -> None:
+    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    assert decide(session, _found(), epoch=1, at=AT) == ()
+    for found, changed in (
+        (_found("b", "a"), ToolsChanged(1, AT, added=("a", "b"))),
+        (_found("b", "c", unreachable=("x",)), ToolsChanged(1, AT, ("c",), ("a",), ("x",))),
+        (_found("b", "c"), ToolsChanged(1, AT)),
+        (_found(), ToolsChanged(1, AT, removed=("b", "c"))),
+    ):
+        assert decide(session, found, epoch=1, at=AT) == (changed,)
+        session = fold([(1, changed)], session)
+        assert decide(session, found, epoch=1, at=AT) == ()
+
+
+@spec("TURN-9", "TURN-42")
+def test_tools_found_for_another_model_call_are_no_news() -> None:
+    assert decide(Session(), _found("a"), epoch=1, at=AT) == ()
+    session = fold((1, record) for record in decide(Session(), say(), epoch=1, at=AT))
+    assert decide(session, _found("a", attempt=2), epoch=1, at=AT) == ()
+    assert decide(session, _found("a", turn=2), epoch=1, at=AT) == ()
+
+
+@spec("STREAM-60", "STREAM-61")
+@given(lives())
+def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
+    state = Session()
+    for number, (epoch, record) in enumerate(life.journal, start=1):
+        state = evolve(state, record, epoch=epoch)
+        if not is_prunable(state):
+            assert not isinstance(state.turn, Idle)
+            continue
+        begins = decode(encode(pruned(state, at=AT)))
+        assert isinstance(begins, JournalPruned)
+        assert restored(begins) == state
+        assert fold([(epoch, begins), *life.journal[number:]]) == life.session
+
+
+@spec("STREAM-60")
+def test_a_pruned_journal_of_before_folds_for_ever() -> None:
+    kept = b"""{"type":"journal_pruned","state":{"position":9,"epoch":3,"turn":{"type":"idle","left":null},"turns":1,
+    "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"exchange","reply":{"parts":[
+    {"type":"text","text":"hello"}]}}]},"has_blobs":false,"cut":0,"streams":{"k":{"secret_digest":"d","since":1,"epoch":3,
+    "turn":1,"queued":0,"digests":["e"]}},"queue":[],"queued":0,"unsettled":[],"parent":null,"driver":"","last_turn":{
+    "type":"turn_ended","turn":1,"status":"completed","at":5.0},"found":["a"],"unreachable":[],"started_at":1.0},
+    "at":7.0,"version":1}"""
+    state = fold([(3, decode(kept))])
+    assert (state.position, state.epoch, state.turns, state.turn) == (9, 3, 1, Idle())
+    assert state.history.entries == (UserMessage.of("hi"), Exchange(Reply((Text("hello"),))))
+    assert state.streams["k"].digests == ("e",)
+    assert state.last_turn == TurnEnded(1, TurnStatus.COMPLETED, 5.0)
+
+
+@spec("STREAM-61")
+def test_a_journal_does_not_begin_within_a_turn_that_another_loop_drives() -> None:
+    opened = MessageAccepted(1, UserMessage.of("hi"), AT, driver="pydantic-ai")
+    state = fold([(1, EpochStarted(1, "host", AT)), (1, opened)])
+    assert not is_prunable(state)
+    assert is_prunable(evolve(state, TurnEnded(1, TurnStatus.COMPLETED, AT), epoch=1))
+
+
+def test_a_message_without_a_limit_of_its_own_gets_the_agents() -> None:
+    said = SendMessage(UserMessage.of("hi"))
+    short = SendMessage(UserMessage.of("hi"), timeout_s=5.0)
+    received = Received("stream", "secret", 0, "digest", said)
+    timed = SendMessage(UserMessage.of("hi"), timeout_s=60.0)
+    assert limited(said, 0.0) is said
+    assert limited(said, 60.0) == timed
+    assert limited(short, 60.0) is short
+    assert limited(received, 60.0) == Received("stream", "secret", 0, "digest", timed)
+    assert limited(Cancel(), 60.0) == Cancel()

@@ -1,0 +1,104 @@
+"""Who may have killed a server, by what the journals say."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.history.messages import Outcome, UpstreamCall
+from midstream.session.records import Delta, EpochStarted
+from midstream.session.session import Session, decide, evolve
+from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
+from midstream.session.turn.commands import Command, ModelSaid, Recover
+from midstream.session.turn.states import SUSPECTED_MAX
+from tests.session.stories import (
+    AT,
+    answers,
+    asks,
+    at_client,
+    ended,
+    heard,
+    needs_approval,
+    reads,
+    say,
+    writes,
+)
+from tests.spec import spec
+
+
+def _begun(session: Session, *, owner: str = "a", epoch: int = 1, suspected: int = 0) -> Session:
+    return evolve(session, EpochStarted(epoch, owner, AT, suspected=suspected), epoch=epoch)
+
+
+def _told(session: Session, *commands: Command) -> Session:
+    for command in commands:
+        for record in decide(session, command, epoch=session.epoch, at=AT):
+            session = evolve(session, record, epoch=session.epoch)
+    return session
+
+
+def _upstream(outcome: Outcome | None) -> ModelSaid:
+    call = UpstreamCall("u", "shell", outcome=outcome)
+    return ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", call),))
+
+
+IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))
+
+
+@spec("TURN-84")
+@pytest.mark.parametrize(
+    ("commands", "is_suspect"),
+    [
+        ((), False),
+        ((say(),), False),
+        ((say(), heard("words")), False),
+        ((say(), asks(reads("r"))), True),
+        ((say(), asks(reads("r")), ended("r")), False),
+        ((say(), asks(at_client("c"))), False),
+        ((say(), asks(needs_approval("p"))), False),
+        ((say(), answers()), False),
+        ((say(), _upstream(None)), True),
+        ((say(), _upstream(Outcome.OK)), False),
+    ],
+)
+def test_only_a_session_for_which_code_ran_in_the_server_is_a_suspect(
+    commands: tuple[Command, ...], *, is_suspect: bool
+) -> None:
+    session = _told(_begun(Session()), *commands)
+    assert is_at_risk(session) is is_suspect
+    assert deaths_of(session, []) == int(is_suspect)
+
+
+@spec("TURN-84")
+def test_a_further_death_counts_where_no_other_suspect_was_at_risk() -> None:
+    suspect = _told(_begun(IN_TOOL, owner="b", epoch=2, suspected=1), Recover(), asks(writes("w"), reply=2))
+    assert deaths_of(suspect, []) == 2
+    assert deaths_of(suspect, [IN_TOOL]) == 2, "the other one was none before"
+    assert deaths_of(suspect, [suspect]) == 1
+    resting = _told(_begun(IN_TOOL, owner="b", epoch=2, suspected=1), Recover())
+    assert deaths_of(resting, []) == 0
+    assert deaths_of(suspect, [resting]) == 2
+
+
+@spec("TURN-84")
+def test_a_suspect_that_was_held_back_stays_one_and_cannot_have_caused_the_death() -> None:
+    held = _begun(IN_TOOL, owner="b", epoch=2, suspected=1)
+    assert is_untried(held)
+    assert not is_at_risk(held)
+    assert deaths_of(held, []) == 1
+
+
+@spec("TURN-84")
+def test_the_next_message_ends_all_suspicion() -> None:
+    suspect = _begun(IN_TOOL, owner="b", epoch=2, suspected=SUSPECTED_MAX)
+    after = _told(suspect, Recover(), answers(reply=2))
+    assert after.suspected == SUSPECTED_MAX
+    assert _told(after, say()).suspected == 0
+
+
+@spec("TURN-84")
+def test_a_trial_is_over_when_the_turn_ended_or_waits_for_clients_and_people() -> None:
+    assert is_at_work(IN_TOOL)
+    assert is_at_work(_told(_begun(Session()), say()))
+    assert not is_at_work(_told(_begun(Session()), say(), answers()))
+    assert not is_at_work(_told(_begun(Session()), say(), asks(at_client("c"))))
+    assert not is_at_work(_told(_begun(Session()), say(), asks(needs_approval("p"))))

@@ -1,0 +1,279 @@
+"""What an upstream's agent wants leave for in the middle of its answer: one question, one answer, used once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+
+from midstream.history.messages import Reply, Text
+from midstream.session.calls import NO_DECISION_CONTENT, Choice, OnDoubt, QuestionKind, digest_of
+from midstream.session.records import (
+    AnswerUsed,
+    AttemptFailed,
+    AttemptStarted,
+    CancelRequested,
+    EpochStarted,
+    ExchangeCommitted,
+    QuestionAnswered,
+    QuestionAsked,
+    QuestionClosed,
+    ReplyCompleted,
+    Sync,
+    TurnEnded,
+    TurnStatus,
+    WhyClosed,
+    sync_of,
+)
+from midstream.session.turn.approvals import QUESTIONS_MAX
+from midstream.session.turn.commands import (
+    Answer,
+    Cancel,
+    PermissionDropped,
+    QuestionExpired,
+    Recover,
+    Refused,
+    SendMessage,
+    TurnExpired,
+    UseAnswer,
+)
+from midstream.session.turn.deciding import decide
+from midstream.session.turn.pending import AskModel, AwaitEnd, AwaitPerson, TellAgent, pending_work
+from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
+from tests.session.lives import Life, lives
+from tests.session.stories import AT, after, answers, asks, decided, fails, reads, say, told, wants, writes
+from tests.spec import spec
+
+DIGEST = digest_of("work", "{}")
+ASKED = QuestionAsked(
+    1,
+    1,
+    "leave-1",
+    QuestionKind.APPROVAL,
+    DIGEST,
+    AT,
+    "Sure?",
+    attempt=1,
+    name="work",
+    arguments="{}",
+)
+WITHDRAWN = QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, AT)
+ALLOWED = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT)
+MODEL = AskModel(1, 1, 1)
+TELL = TellAgent(1, 1, 1, "leave-1")
+USE = UseAnswer(1, 1, 1, "leave-1")
+
+
+def allows(question_id: str = "leave-1", choice: Choice = Choice.ALLOW, **more: str) -> Answer:
+    return Answer(1, 1, question_id, **{"digest": DIGEST, "choice": choice, **more})  # type: ignore[arg-type]
+
+
+def is_waiting(state: TurnState) -> bool:
+    return isinstance(state, AwaitingModel) and state.is_waiting_for_person
+
+
+def refused(state: TurnState, command: Answer | UseAnswer) -> str:
+    with pytest.raises(Refused) as caught:
+        decide(state, command, epoch=1, at=AT)
+    return caught.value.error.code
+
+
+@spec("TURN-77")
+def test_a_question_holds_all_that_a_person_must_be_shown_and_the_agent_waits() -> None:
+    records, state = decided(told(say()), wants())
+    assert records == (ASKED,)
+    assert is_waiting(state)
+    assert pending_work(state) == (MODEL,)  # the agent waits in there, for as long as people take
+
+
+@spec("TURN-79")
+def test_an_answer_is_on_disk_then_its_use_and_only_then_the_agent_is_told() -> None:
+    records, state = decided(told(say(), wants()), allows())
+    assert records == (ALLOWED,)
+    assert pending_work(state) == (MODEL, TELL)
+    assert not is_waiting(state)
+
+    records, state = decided(state, USE)
+    assert records == (AnswerUsed(1, 1, 1, "leave-1", AT),)
+    assert sync_of(records) is Sync.FULL
+    assert pending_work(state) == (MODEL,)
+
+
+@spec("TURN-79")
+def test_an_answer_is_used_once() -> None:
+    state = told(say(), wants(), allows(), USE)
+    assert refused(state, USE) == "question_closed"
+    assert refused(state, allows()) == "question_closed"
+    # The same once more is another question.
+    again, _ = decided(state, wants("leave-2"))
+    assert [type(each) for each in again] == [QuestionAsked]
+
+
+@spec("TURN-79")
+def test_nothing_is_used_that_nobody_decided_or_that_came_too_late() -> None:
+    waiting = told(say(), wants())
+    assert refused(waiting, USE) == "question_closed"
+    for state in (told(say(), wants(), allows(), Cancel()), told(say(), asks(writes("a")))):
+        assert refused(state, USE) == "question_closed"
+    cut = told(say(), wants(), allows(), fails())
+    assert refused(cut, USE) == "question_closed"
+    assert refused(cut, UseAnswer(1, 1, 2, "leave-1")) == "question_closed"
+
+
+@spec("TURN-77", "TURN-33")
+def test_an_answer_is_bound_to_what_was_shown_and_the_first_one_stands() -> None:
+    waiting = told(say(), wants())
+    assert refused(waiting, allows(digest="of other arguments")) == "answer_mismatch"
+    assert refused(waiting, allows(choice=Choice.RERUN)) == "answer_mismatch"
+    assert refused(waiting, allows("leave-2")) == "question_closed"
+    assert refused(told(say(), wants(), allows()), allows(choice=Choice.DENY)) == "question_closed"
+
+
+@spec("TURN-81")
+def test_other_arguments_are_a_json_object_and_only_where_the_agent_takes_them() -> None:
+    edited = '{"path": "b"}'
+    records, _ = decided(told(say(), wants()), allows(arguments=edited))
+    assert isinstance(records[0], QuestionAnswered)
+    assert records[0].arguments == edited
+    assert refused(told(say(), wants()), allows(arguments="[]")) == "answer_mismatch"
+    fixed = told(say(), wants(is_fixed=True))
+    assert refused(fixed, allows(arguments=edited)) == "answer_mismatch"
+    assert is_waiting(fixed)
+    denied, _ = decided(fixed, allows(choice=Choice.DENY, arguments=edited))
+    assert isinstance(denied[0], QuestionAnswered)
+    assert denied[0].arguments is None
+
+
+@spec("TURN-80")
+def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
+    waiting = told(say(), wants())
+    ended, state = decided(waiting, Cancel())
+    assert ended == (
+        WITHDRAWN,
+        CancelRequested(1, AT, AT),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    assert state == Idle()
+    assert decided(waiting, fails())[0][:2] == (
+        WITHDRAWN,
+        AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
+    )
+    assert decided(waiting, answers())[0] == (
+        WITHDRAWN,
+        ReplyCompleted(1, 1, 1, Reply((Text("hello"),)), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.COMPLETED, AT),
+    )
+    assert decided(waiting, asks(reads("a")))[0][0] == WITHDRAWN
+    assert decided(waiting, TurnExpired(1))[0][0] == WITHDRAWN
+
+
+@spec("TURN-80")
+def test_an_agent_that_goes_on_without_an_answer_closes_its_question() -> None:
+    dropped = PermissionDropped(1, 1, 1, "leave-1")
+    records, state = decided(told(say(), wants()), dropped)
+    assert records == (WITHDRAWN,)
+    assert refused(state, allows()) == "question_closed"
+    assert decided(state, dropped) == ((), state)
+    # Decided, and the agent no longer there to hear it: nothing of it is left.
+    _, state = decided(told(say(), wants(), allows()), dropped)
+    assert pending_work(state) == (MODEL,)
+
+
+@spec("TURN-80")
+def test_when_its_time_is_over_the_agent_is_told_that_nobody_answered() -> None:
+    waiting = told(say(), wants(answer_s=60.0))
+    assert pending_work(waiting) == (MODEL, AwaitPerson(1, 1, "leave-1", AT + 60.0))
+    expired = QuestionExpired(1, 1, "leave-1")
+    assert decided(waiting, expired, at=AT + 59.0)[0] == ()
+    records, state = decided(waiting, expired, at=AT + 60.0)
+    assert records == (QuestionClosed(1, 1, "leave-1", WhyClosed.EXPIRED, AT + 60.0),)
+    assert pending_work(state) == (MODEL, TELL)
+    assert refused(state, allows()) == "question_closed"
+    assert "Nobody" in NO_DECISION_CONTENT
+
+
+@spec("TURN-80", "TURN-16")
+def test_a_new_owner_closes_the_question_and_begins_the_next_attempt_however_long_people_took() -> None:
+    waiting = after(told(say(), wants()), EpochStarted(2, "next", AT), epoch=2)
+    late = AT + LOOK_BACK_S + 1.0
+    records, state = decided(waiting, Recover(), epoch=2, at=late)
+    closed = QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, late)
+    assert records == (closed, AttemptStarted(1, 1, 2, late))
+    assert not is_waiting(state)
+
+
+@spec("TURN-79")
+def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question_once() -> None:
+    cut = after(told(say(), wants(), allows(text="go", by="ann")), EpochStarted(2, "next", AT), epoch=2)
+    _, state = decided(cut, Recover(), epoch=2)
+    assert pending_work(state) == (AskModel(1, 1, 2),)
+    other, _ = decided(state, wants("leave-2", "another", attempt=2), epoch=2)
+    assert [type(each) for each in other] == [QuestionAsked]
+    vague, _ = decided(state, wants("leave-2", attempt=2, is_vague=True), epoch=2)
+    assert [type(each) for each in vague] == [QuestionAsked]
+
+    records, state = decided(state, wants("leave-2", attempt=2), epoch=2)
+    asked, answered = records
+    assert isinstance(asked, QuestionAsked)
+    assert (asked.call_id, asked.repeats) == ("leave-2", "leave-1")
+    assert answered == QuestionAnswered(
+        1, 1, "leave-2", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT, "go", by="ann"
+    )
+    assert pending_work(state) == (AskModel(1, 1, 2), TellAgent(1, 1, 2, "leave-2"))
+    again, _ = decided(state, wants("leave-3", attempt=2), epoch=2)
+    assert [type(each) for each in again] == [QuestionAsked]  # used up
+
+
+@spec("TURN-79")
+def test_what_expired_is_asked_again() -> None:
+    waiting = told(say(), wants(answer_s=60.0))
+    _, expired = decided(waiting, QuestionExpired(1, 1, "leave-1"), at=AT + 60.0)
+    _, state = decided(expired, fails(), at=AT + 61.0)
+    records, _ = decided(state, wants("leave-2", attempt=2), at=AT + 62.0)
+    assert [type(each) for each in records] == [QuestionAsked]
+
+
+@spec("TURN-78")
+def test_the_time_of_a_turn_does_not_run_while_people_take_theirs() -> None:
+    said = SendMessage(say().message, timeout_s=100.0)
+    _, state = decided(told(said), wants(), at=AT + 10.0)
+    _, state = decided(state, wants("leave-2"), at=AT + 20.0)
+    assert pending_work(state) == (MODEL,)
+    _, state = decided(state, allows(), at=AT + 30.0)
+    assert pending_work(state) == (MODEL, TELL)
+    _, state = decided(state, allows("leave-2"), at=AT + 60.0)
+    assert pending_work(state)[-1] == AwaitEnd(1, AT + 150.0)
+
+
+@spec("TURN-77")
+def test_an_agent_that_asks_without_end_is_refused() -> None:
+    state = told(say(), *(wants(f"leave-{number}") for number in range(QUESTIONS_MAX)))
+    with pytest.raises(Refused, match="64 questions wait"):
+        decide(state, wants("one more"), epoch=1, at=AT)
+
+
+@given(lives())
+@spec("TURN-79")
+def test_whatever_happens_no_answer_is_used_twice_nor_one_that_nobody_gave(life: Life) -> None:
+    used = Counter(record.call_id for _, record in life.journal if isinstance(record, AnswerUsed))
+    given_once = {record.call_id for _, record in life.journal if isinstance(record, QuestionAnswered)}
+    late = {
+        record.call_id
+        for _, record in life.journal
+        if isinstance(record, QuestionClosed) and record.why is WhyClosed.EXPIRED
+    }
+    repeated = Counter(
+        record.repeats for _, record in life.journal if isinstance(record, QuestionAsked) and record.repeats
+    )
+    assert set((used | repeated).values()) <= {1}
+    assert not set(used) & set(repeated)  # used up here, or handed on to one question: never both
+    assert set(used) <= given_once | late
+    assert set(repeated) <= given_once
+
+
+def test_a_call_in_doubt_is_no_question_of_an_agent() -> None:
+    held = after(told(say(), asks(writes("a", OnDoubt.HOLD))), EpochStarted(2, "next", AT), epoch=2)
+    records, _ = decided(held, Recover(), epoch=2)
+    assert [each.attempt for each in records if isinstance(each, QuestionAsked)] == [0]

@@ -1,0 +1,400 @@
+"""The calls of one reply where people, probes and policies have a say."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import AnswerMismatchError, QuestionClosedError
+from midstream.history.messages import Outcome, Result
+from midstream.session.calls import (
+    DAMAGED_CONTENT,
+    DENIED_CONTENT,
+    HAPPENED_CONTENT,
+    NO_DECISION_CONTENT,
+    NO_REPLY_CONTENT,
+    NOT_STARTED_CONTENT,
+    RERUNS_MAX,
+    SKIPPED_CONTENT,
+    UNKNOWN_CONTENT,
+    CallPlan,
+    Choice,
+    OnDoubt,
+    QuestionKind,
+    Site,
+    digest_of,
+)
+from midstream.session.records import (
+    AttemptStarted,
+    CallDoubted,
+    CallEnded,
+    CallProgressed,
+    CallStarted,
+    CancelRequested,
+    EpochStarted,
+    ExchangeCommitted,
+    OutcomeDamaged,
+    QuestionAnswered,
+    QuestionAsked,
+    ReplyCompleted,
+    Sync,
+    TurnEnded,
+    TurnStatus,
+    sync_of,
+)
+from midstream.session.turn.commands import (
+    CallProbed,
+    CallProgress,
+    Cancel,
+    QuestionExpired,
+    Recover,
+    Refused,
+)
+from midstream.session.turn.deciding import decide
+from midstream.session.turn.folding import exchange_of
+from midstream.session.turn.pending import AskModel, AwaitPerson, ProbeCall, RunCall, pending_work
+from midstream.session.turn.states import LOOK_BACK_S, Idle, RunningCalls, TurnState
+from tests.session.stories import (
+    AT,
+    after,
+    asks,
+    at_person,
+    decided,
+    ended,
+    needs_approval,
+    reads,
+    replies,
+    say,
+    told,
+    unknown,
+    writes,
+)
+from tests.spec import spec
+
+DIGEST = digest_of("work", "{}")
+
+
+def _found_by_the_next_owner(*plans: CallPlan, at: float = AT) -> TurnState:
+    """Let a batch run, and another owner find it."""
+    state = after(told(say(), asks(*plans)), EpochStarted(2, "next", AT), epoch=2)
+    return decided(state, Recover(), epoch=2, at=at)[1]
+
+
+# --- approvals ------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-32")
+def test_a_call_that_needs_approval_waits_and_owes_nothing() -> None:
+    records, state = decided(told(say()), asks(needs_approval("a"), reads("b")))
+    assert [type(record) for record in records] == [ReplyCompleted, QuestionAsked]
+    assert records[1] == QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?")
+    assert pending_work(state) == ()
+
+
+@spec("TURN-32")
+def test_all_approvals_are_asked_at_once_and_calls_keep_their_order() -> None:
+    _, state = decided(told(say()), asks(needs_approval("a"), needs_approval("b")))
+    _, state = decided(state, replies("b", Choice.ALLOW))
+    assert pending_work(state) == ()
+    records, state = decided(state, replies("a", Choice.ALLOW))
+    assert records == (
+        QuestionAnswered(1, 1, "a", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT),
+        CallStarted(1, 1, "a", 1, AT),
+    )
+    _, state = decided(state, ended("a"))
+    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+
+
+@spec("TURN-32")
+def test_reading_calls_before_it_do_not_wait_for_a_person() -> None:
+    _, state = decided(told(say()), asks(reads("a"), needs_approval("b")))
+    assert pending_work(state) == (RunCall(1, 1, "a", 1),)
+
+
+@spec("TURN-33")
+def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
+    records, state = decided(told(say(), asks(needs_approval("a"))), replies("a", Choice.DENY, "too dear"))
+    assert (
+        CallEnded(1, 1, Result("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT) in records
+    )
+    assert pending_work(state) == (AskModel(1, 2, 1),)
+
+
+@spec("TURN-33")
+def test_a_person_may_change_the_arguments_and_the_model_is_told() -> None:
+    answer = replies("a", Choice.ALLOW, arguments='{"amount": 1}')
+    records, state = decided(told(say(), asks(needs_approval("a"))), answer)
+    assert records[-1] == CallStarted(1, 1, "a", 1, AT, arguments='{"amount": 1}')
+
+    records, _ = decided(state, ended("a", "paid"))
+    assert isinstance(records[0], CallEnded)
+    assert records[0].result.content == (
+        '[a person changed the arguments before this ran, to: {"amount": 1}]\npaid'
+    )
+
+
+@spec("TURN-33")
+def test_an_answer_is_bound_to_the_arguments_it_was_shown() -> None:
+    state = told(say(), asks(needs_approval("a")))
+    other = replies("a", Choice.ALLOW)
+    other = type(other)(1, 1, "a", digest_of("work", '{"amount": 1000}'), Choice.ALLOW)
+    with pytest.raises(Refused) as refused:
+        decide(state, other, epoch=1, at=AT)
+    assert isinstance(refused.value.error, AnswerMismatchError)
+
+
+@spec("TURN-33")
+@pytest.mark.parametrize("choice", [Choice.REPLY, Choice.HAPPENED, Choice.RERUN, Choice.SKIP])
+def test_a_question_takes_only_its_own_answers(choice: Choice) -> None:
+    with pytest.raises(Refused) as refused:
+        decide(told(say(), asks(needs_approval("a"))), replies("a", choice), epoch=1, at=AT)
+    assert isinstance(refused.value.error, AnswerMismatchError)
+
+
+@spec("TURN-33")
+@pytest.mark.parametrize("choice", Choice)
+def test_a_question_is_answered_once(choice: Choice) -> None:
+    state = told(say(), asks(needs_approval("a")), replies("a", Choice.ALLOW))
+    with pytest.raises(Refused) as refused:
+        decide(state, replies("a", choice), epoch=1, at=AT)
+    assert isinstance(refused.value.error, QuestionClosedError)
+
+
+@spec("TURN-33")
+@pytest.mark.parametrize("state", [Idle(), told(say()), told(say(), asks(writes("a")), Cancel())], ids=repr)
+def test_nobody_can_answer_what_nobody_asked(state: TurnState) -> None:
+    with pytest.raises(Refused) as refused:
+        decide(state, replies("a", Choice.ALLOW), epoch=1, at=AT)
+    assert isinstance(refused.value.error, QuestionClosedError)
+
+
+@spec("TURN-34")
+def test_a_question_expires_where_it_has_a_limit() -> None:
+    state = told(say(), asks(needs_approval("a", answer_s=60.0)))
+    assert pending_work(state) == (AwaitPerson(1, 1, "a", AT + 60.0),)
+    assert decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 59.0) == ()
+    records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
+    assert records[0] == CallEnded(1, 1, Result("a", NO_DECISION_CONTENT, Outcome.CANCELLED), AT + 60.0)
+
+
+@spec("TURN-35")
+def test_a_wait_for_a_person_survives_owners_and_days() -> None:
+    state = _found_by_the_next_owner(needs_approval("a"), at=AT + 100 * LOOK_BACK_S)
+    _, state = decided(state, replies("a", Choice.ALLOW), epoch=2)
+    assert pending_work(state) == (RunCall(1, 1, "a", 1),)
+
+
+@spec("TURN-35")
+def test_a_permission_is_used_up_by_the_start() -> None:
+    state = told(say(), asks(needs_approval("a", OnDoubt.RERUN)), replies("a", Choice.ALLOW))
+    state = after(state, EpochStarted(2, "next", AT), epoch=2)
+    records, state = decided(state, Recover(), epoch=2)
+    assert records == (
+        CallDoubted(1, 1, "a", AT),
+        QuestionAsked(1, 1, "a", QuestionKind.DOUBT, DIGEST, AT, "Sure?"),
+    )
+    assert pending_work(state) == ()
+
+
+@spec("TURN-8", "TURN-32")
+def test_a_cancel_closes_what_waits_for_a_person() -> None:
+    records, state = decided(told(say(), asks(needs_approval("a"))), Cancel())
+    assert CallEnded(1, 1, Result("a", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT) in records
+    assert state == Idle()
+
+
+# --- questions --------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-32")
+def test_a_question_is_answered_in_words() -> None:
+    records, state = decided(told(say()), asks(at_person("a"), reads("b")))
+    assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
+    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+    records, _ = decided(state, replies("a", Choice.REPLY, "the blue one"))
+    assert records[1] == CallEnded(1, 1, Result("a", "the blue one"), AT)
+
+
+@spec("TURN-34")
+def test_a_question_nobody_answers_is_closed() -> None:
+    state = told(say(), asks(at_person("a", answer_s=60.0)))
+    records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
+    assert records[0] == CallEnded(1, 1, Result("a", NO_REPLY_CONTENT, Outcome.CANCELLED), AT + 60.0)
+
+
+# --- in doubt ---------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-36")
+@pytest.mark.parametrize(
+    ("choice", "text", "result"),
+    [
+        (Choice.HAPPENED, "", Result("a", HAPPENED_CONTENT)),
+        (Choice.HAPPENED, "sent at noon", Result("a", "sent at noon")),
+        (Choice.SKIP, "", unknown("a", SKIPPED_CONTENT)),
+    ],
+)
+def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str, result: Result) -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD))
+    records, state = decided(state, replies("a", choice, text), epoch=2)
+    assert CallEnded(1, 1, result, AT) in records
+    assert pending_work(state) == (AskModel(1, 2, 1),)
+
+
+@spec("TURN-36")
+def test_a_held_call_runs_again_where_a_person_says_so() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD), writes("b"))
+    assert pending_work(state) == ()
+    _, state = decided(state, replies("a", Choice.RERUN), epoch=2)
+    assert pending_work(state) == (RunCall(1, 1, "a", 2),)
+
+
+@spec("TURN-37")
+def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE), writes("b"))
+    assert pending_work(state) == (ProbeCall(1, 1, "a"),)
+    _, state = decided(state, CallProbed(1, 1, "a", Result("a", "sent")), epoch=2)
+    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+
+
+@spec("TURN-37")
+def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
+    for run in range(2, RERUNS_MAX + 2):
+        _, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=run)
+        assert pending_work(state) == (RunCall(1, 1, "a", run),)
+        state = after(state, EpochStarted(run + 1, "next", AT), epoch=run + 1)
+        _, state = decided(state, Recover(), epoch=run + 1)
+    records, _ = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=9)
+    assert CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT) in records
+
+
+@spec("TURN-37")
+def test_where_the_outside_world_cannot_tell_the_outcome_is_unknown() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
+    records, _ = decided(state, CallProbed(1, 1, "a"), epoch=2)
+    assert CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT) in records
+
+
+@spec("TURN-37", "TURN-17")
+def test_an_owner_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
+    state = after(state, EpochStarted(3, "third", AT), epoch=3)
+    records, state = decided(state, Recover(), epoch=3)
+    assert records == ()
+    assert pending_work(state) == (ProbeCall(1, 1, "a"),)
+
+
+@spec("TURN-37", "TURN-35")
+def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
+    state = told(say(), asks(needs_approval("a", OnDoubt.PROBE)), replies("a", Choice.ALLOW))
+    state = after(state, EpochStarted(2, "next", AT), epoch=2)
+    _, state = decided(state, Recover(), epoch=2)
+    records, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=2)
+    assert records == (QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?"),)
+    records, state = decided(state, replies("a", Choice.ALLOW, arguments='{"x": 1}'), epoch=2)
+    assert records[-1] == CallStarted(1, 1, "a", 2, AT, arguments='{"x": 1}')
+
+
+@spec("TURN-9", "TURN-37")
+@pytest.mark.parametrize("plan", [writes("a"), writes("a", OnDoubt.HOLD)], ids=["unknown", "hold"])
+def test_a_probe_of_what_is_not_being_probed_changes_nothing(plan: CallPlan) -> None:
+    assert decide(told(say(), asks(plan)), CallProbed(1, 1, "a", may_run=True), epoch=1, at=AT) == ()
+    state = _found_by_the_next_owner(plan)
+    assert decide(state, CallProbed(1, 1, "a", may_run=True), epoch=2, at=AT) == ()
+
+
+@spec("TURN-36")
+def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD))
+    records, state = decided(state, Cancel(), epoch=2)
+    assert records == (
+        CancelRequested(1, AT, AT + 5.0),
+        CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    assert state == Idle()
+
+
+@spec("TURN-13")
+def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
+    state = _found_by_the_next_owner(writes("a", OnDoubt.IN_TRANSACTION))
+    assert pending_work(state) == (RunCall(1, 1, "a", 2),)
+
+
+# --- progress ---------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-38")
+def test_a_running_tool_says_how_far_it_is() -> None:
+    state = told(say(), asks(writes("a"), writes("b")))
+    records, after_it = decided(state, CallProgress(1, 1, "a", 1, "half way"))
+    assert records == (CallProgressed(1, 1, "a", 1, "half way", AT),)
+    assert after_it == state
+    assert decide(state, CallProgress(1, 1, "b", 1, "not started"), epoch=1, at=AT) == ()
+
+
+@spec("TURN-6")
+def test_the_last_answer_of_people_and_tools_commits_the_exchange() -> None:
+    state = told(say(), asks(at_person("a"), reads("b")), ended("b"))
+    records, _ = decided(state, replies("a", Choice.REPLY, "yes"))
+    assert records[-2:] == (ExchangeCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
+
+
+# --- outcomes that cannot be read any more -------------------------------------------------------------------------
+
+
+def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
+    """Let two calls run, lose the outcome of the first, and let another owner find it."""
+    began = told(say(), asks(plan, reads("b")))
+    state = after(began, OutcomeDamaged(1, 1, plan.call_id), EpochStarted(2, "next", AT), epoch=2)
+    return decided(state, Recover(), epoch=2, at=at)[1]
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize(
+    ("on_doubt", "site", "content"),
+    [
+        (OnDoubt.UNKNOWN, Site.SERVER, DAMAGED_CONTENT),
+        (OnDoubt.IN_TRANSACTION, Site.SERVER, DAMAGED_CONTENT),
+        (OnDoubt.RERUN, Site.CLIENT, DAMAGED_CONTENT),
+        (OnDoubt.RERUN, Site.SERVER, None),
+    ],
+)
+def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_does_not_run_again(
+    on_doubt: OnDoubt, site: Site, content: str | None
+) -> None:
+    state = _lost(CallPlan("a", DIGEST, site, has_effects=False, on_doubt=on_doubt))
+    assert isinstance(state, RunningCalls)
+    first, second = state.calls
+    if content is None:
+        assert (first.result, first.runs, first.is_outcome_lost) == (None, 2, False)
+    else:
+        assert first.result == Result("a", content, Outcome.UNKNOWN)
+    assert second.runs == 2
+
+
+@spec("TURN-72")
+def test_a_lost_outcome_of_an_exchange_that_was_committed_leaves_the_history_whole() -> None:
+    began = told(say(), asks(reads("a"), reads("b")))
+    lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, Result("b", "it says"), AT))
+    exchange = exchange_of(lost)
+    assert exchange is not None
+    assert exchange.results == (Result("a", DAMAGED_CONTENT, Outcome.UNKNOWN), Result("b", "it says"))
+
+
+@spec("TURN-72")
+@pytest.mark.parametrize("place", [(1, 2), (2, 1)])
+def test_a_lost_outcome_of_elsewhere_says_nothing_about_this_batch(place: tuple[int, int]) -> None:
+    began = told(say(), asks(reads("a")))
+    assert after(began, OutcomeDamaged(*place, "a")) == began
+
+
+@spec("TURN-67")
+def test_a_start_in_a_transaction_need_not_reach_the_disk_first() -> None:
+    plan = CallPlan("a", DIGEST, on_doubt=OnDoubt.IN_TRANSACTION)
+    records, _ = decided(told(say()), asks(plan))
+    assert CallStarted(1, 1, "a", 1, AT, has_effects=False) in records
+    assert sync_of(records) is Sync.NORMAL
+    records, _ = decided(told(say()), asks(writes("a")))
+    assert sync_of(records) is Sync.FULL

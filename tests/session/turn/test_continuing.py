@@ -1,0 +1,165 @@
+"""Replies that their provider keeps: taken up where they were cut, or asked for anew; and silence that is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.session.records import (
+    AttemptContinued,
+    AttemptFailed,
+    AttemptResumable,
+    AttemptStarted,
+    EpochStarted,
+    StallEnded,
+    StallNoticed,
+    TurnEnded,
+)
+from midstream.session.turn.commands import Cancel, Recover, Stalled, StallOver
+from midstream.session.turn.deciding import decide, partial_reply, words_said
+from midstream.session.turn.pending import AskModel, pending_work
+from midstream.session.turn.states import ATTEMPTS_MAX, AwaitingModel, TurnState
+from midstream.timing import StalledOn
+from tests.session.stories import (
+    AT,
+    after,
+    answers,
+    asks,
+    breaks,
+    decided,
+    fails,
+    forgets,
+    heard,
+    kept,
+    reads,
+    say,
+    told,
+)
+from tests.spec import spec
+
+FAILED = AttemptFailed(1, 1, 1, "model_cut", "it broke", AT)
+
+
+def _recovered(state: TurnState, *, epoch: int = 2) -> tuple[tuple[object, ...], TurnState]:
+    return decided(after(state, EpochStarted(epoch, "next", AT), epoch=epoch), Recover(), epoch=epoch)
+
+
+@spec("TURN-61")
+def test_where_a_reply_is_kept_is_in_the_journal_once() -> None:
+    records, state = decided(told(say()), kept())
+    assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
+    assert decide(state, kept(), epoch=1, at=AT) == ()
+    assert pending_work(state) == (AskModel(1, 1, 1),)
+
+
+@spec("TURN-61")
+def test_a_cut_reply_that_is_kept_goes_on_as_the_same_attempt() -> None:
+    records, state = decided(told(say(), kept(), heard("Half a ")), breaks())
+    assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
+    assert pending_work(state) == (AskModel(1, 1, 1, not_before=AT + 1.0, continued=1),)
+    assert isinstance(state, AwaitingModel)
+    assert words_said(state) == {0: ("text", "Half a ")}
+
+    state = told(say(), kept(), heard("Half a "), breaks(), heard("word"))
+    assert isinstance(state, AwaitingModel)
+    assert words_said(state) == {0: ("text", "Half a word")}
+
+
+@spec("TURN-61")
+def test_a_new_owner_takes_up_a_reply_that_is_kept() -> None:
+    records, state = _recovered(told(say(), kept(), heard("Half a ")))
+    assert records == (AttemptContinued(1, 1, 1, 1, AT),)
+    assert pending_work(state) == (AskModel(1, 1, 1, continued=1),)
+
+    records, state = _recovered(state, epoch=3)
+    assert records == (AttemptContinued(1, 1, 1, 2, AT),)
+    assert isinstance(state, AwaitingModel)
+    assert partial_reply(state) is not None
+
+
+@spec("TURN-62")
+@pytest.mark.parametrize(
+    "state",
+    [
+        told(say(), kept(), breaks()),
+        told(say(), kept(), heard("Half a "), breaks()),
+        _recovered(told(say(), kept(), heard("Half a ")))[1],
+    ],
+    ids=["mute", "in the middle", "another owner"],
+)
+def test_a_reply_that_the_provider_forgot_is_asked_for_anew_at_once(state: TurnState) -> None:
+    records, state = decided(state, forgets(), epoch=2)
+    assert records == (AttemptStarted(1, 1, 2, AT),)
+    assert pending_work(state) == (AskModel(1, 1, 2),)
+    assert isinstance(state, AwaitingModel)
+    assert (state.said, state.token, state.continued) == ((), "", 0)
+
+
+@spec("TURN-62")
+def test_a_continuation_that_brings_nothing_new_is_not_tried_twice() -> None:
+    state = told(say(), kept(), heard("Half a "), breaks())
+    records, state = decided(state, breaks())
+    assert records == (FAILED, AttemptStarted(1, 1, 2, AT, not_before=AT + 2.0))
+
+    state = told(say(), kept(), heard("Half a "), breaks(), heard("word "))
+    records, state = decided(state, breaks())
+    assert records == (FAILED, AttemptContinued(1, 1, 1, 2, AT, not_before=AT + 2.0))
+
+
+@spec("TURN-62", "TURN-4")
+def test_cuts_and_forgetting_are_bounded_like_other_failures() -> None:
+    state: TurnState = told(say())
+    for number in range(ATTEMPTS_MAX):
+        attempt = number + 1
+        _, state = decided(state, kept(f"resp_{attempt}", attempt=attempt))
+        records, state = decided(state, forgets(attempt=attempt))
+    assert isinstance(records[-1], TurnEnded)
+
+
+@spec("TURN-62")
+def test_what_the_provider_ended_itself_is_asked_for_anew() -> None:
+    records, _ = decided(told(say(), kept(), heard("Half")), fails())
+    assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
+
+
+@spec("TURN-61")
+def test_without_a_token_a_cut_attempt_is_repeated() -> None:
+    records, _ = decided(told(say(), heard("Half")), breaks())
+    assert records[-1] == AttemptStarted(1, 1, 2, AT, not_before=AT + 1.0)
+
+
+# --- silence --------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-65")
+def test_silence_of_a_model_is_told_and_changes_nothing() -> None:
+    before = told(say(), heard("Half"))
+    records, state = decided(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
+    assert records == (StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, AT),)
+    assert state == before
+    records, state = decided(state, StallOver(1, 1, StalledOn.BETWEEN_TOKENS, 20.0))
+    assert records == (StallEnded(1, 1, StalledOn.BETWEEN_TOKENS, 20.0, AT),)
+    assert state == before
+
+
+@spec("TURN-65")
+def test_silence_of_a_tool_is_told_and_changes_nothing() -> None:
+    before = told(say(), asks(reads("a")))
+    records, state = decided(before, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"))
+    assert records == (StallNoticed(1, 1, StalledOn.TOOL, 60.0, AT, "a"),)
+    assert state == before
+
+
+@spec("TURN-65", "TURN-9")
+@pytest.mark.parametrize(
+    "state",
+    [
+        told(say(), answers()),
+        told(say(), asks(reads("b"))),
+        told(say(), asks(reads("a")), Cancel()),
+        told(say()),
+    ],
+    ids=["idle", "another call", "cancelling", "model"],
+)
+def test_silence_of_what_is_over_is_not_told(state: TurnState) -> None:
+    assert decide(state, Stalled(1, 1, StalledOn.TOOL, 60.0, "a"), epoch=1, at=AT) == ()
+    assert decide(state, Stalled(1, 2, StalledOn.FIRST_TOKEN, 60.0), epoch=1, at=AT) == ()

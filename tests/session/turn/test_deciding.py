@@ -1,0 +1,734 @@
+"""The turn, told as stories: one for each edge of the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import SessionBusyError
+from midstream.history.messages import (
+    UPSTREAM_CUT,
+    Exchange,
+    Finish,
+    Outcome,
+    Reply,
+    ReplyPart,
+    Result,
+    Text,
+    ToolSpec,
+    UpstreamCall,
+    UserMessage,
+)
+from midstream.session.calls import (
+    NO_ANSWER_CONTENT,
+    NOT_STARTED_CONTENT,
+    STOPPED_CONTENT,
+    UNKNOWN_CONTENT,
+    OnDoubt,
+)
+from midstream.session.records import (
+    AttemptFailed,
+    AttemptStarted,
+    CallEnded,
+    CallStarted,
+    CancelRequested,
+    ClientTool,
+    Delta,
+    EpochStarted,
+    ExchangeCommitted,
+    HistoryCompacted,
+    Judgement,
+    MessageAccepted,
+    ReplyCompleted,
+    TurnEnded,
+    TurnStatus,
+)
+from midstream.session.turn.commands import (
+    CallExpired,
+    CallFinished,
+    Cancel,
+    CancelExpired,
+    Command,
+    ModelFailed,
+    ModelRemembered,
+    ModelSaid,
+    Recover,
+    Refused,
+    SendMessage,
+)
+from midstream.session.turn.deciding import decide
+from midstream.session.turn.folding import exchange_of
+from midstream.session.turn.pending import AskModel, AwaitCancelled, AwaitClient, RunCall, pending_work
+from midstream.session.turn.states import (
+    ATTEMPTS_MAX,
+    CANCEL_GRACE_S,
+    CLIENT_CALL_S,
+    LOOK_BACK_S,
+    MODEL_CALLS_MAX,
+    RETRY_AFTER_MAX_S,
+    SUSPECTED_CODE,
+    SUSPECTED_MESSAGE,
+    AwaitingModel,
+    Idle,
+    RunningCalls,
+    TurnState,
+)
+from tests.session.stories import (
+    AT,
+    after,
+    answers,
+    asks,
+    at_client,
+    decided,
+    ended,
+    fails,
+    heard,
+    impossible,
+    overflows,
+    reads,
+    say,
+    told,
+    unknown,
+    writes,
+)
+from tests.spec import spec
+
+# --- messages and replies -------------------------------------------------------------------------------------
+
+
+@spec("TURN-2")
+def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
+    records, state = decided(Idle(), say("hi"))
+
+    assert records == (
+        MessageAccepted(1, UserMessage.of("hi"), AT),
+        AttemptStarted(1, reply=1, attempt=1, at=AT),
+    )
+    assert pending_work(state) == (AskModel(1, 1, 1),)
+
+
+@spec("TURN-1")
+@pytest.mark.parametrize(
+    "state",
+    [told(say()), told(say(), asks(writes("a"))), told(say(), asks(writes("a")), Cancel())],
+    ids=["awaiting model", "running calls", "cancelling"],
+)
+def test_a_message_in_a_live_turn_is_refused(state: TurnState) -> None:
+    with pytest.raises(Refused) as refused:
+        decide(state, say("and another thing"), epoch=1, at=AT)
+    assert isinstance(refused.value.error, SessionBusyError)
+
+
+@spec("TURN-5")
+def test_a_reply_without_calls_ends_the_turn_in_one_append() -> None:
+    records, state = decided(told(say(), heard("hel", "lo")), answers("hello"))
+
+    assert records == (
+        ReplyCompleted(1, 1, 1, Reply((Text("hello"),)), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.COMPLETED, AT),
+    )
+    assert state == Idle()
+    assert pending_work(state) == ()
+
+
+@spec("TURN-3", "TURN-9")
+@pytest.mark.parametrize("other", [{"turn": 2}, {"reply": 2}, {"attempt": 2}, {"attempt": 0}])
+def test_what_another_attempt_says_changes_nothing(other: dict[str, int]) -> None:
+    state = told(say())
+    assert decide(state, heard("x", **other), epoch=1, at=AT) == ()
+    assert decide(state, answers("x", **other), epoch=1, at=AT) == ()
+    other = {"turn": 1, "reply": 1, "attempt": 1, **other}
+    failed = ModelFailed(other["turn"], other["reply"], other["attempt"], "x", "x", is_retriable=True)
+    assert decide(state, failed, epoch=1, at=AT) == ()
+
+
+@spec("TURN-4")
+def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
+    records, state = decided(told(say(), heard("half")), fails())
+    assert records == (
+        AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
+        AttemptStarted(1, 1, attempt=2, at=AT, not_before=AT + 1.0),
+    )
+    assert pending_work(state) == (AskModel(1, 1, 2, not_before=AT + 1.0),)
+
+    records, state = decided(state, fails(attempt=2))
+    assert records[1] == AttemptStarted(1, 1, attempt=3, at=AT, not_before=AT + 2.0)
+
+    records, state = decided(state, fails(attempt=3))
+    assert records == (
+        AttemptFailed(1, 1, 3, "model_unavailable", "it broke", AT),
+        TurnEnded(1, TurnStatus.FAILED, AT, "model_unavailable", "it broke"),
+    )
+    assert isinstance(state, Idle)
+
+
+@spec("TURN-25")
+def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less() -> None:
+    records, state = decided(told(say(), heard("half")), overflows(2))
+    assert records == (
+        AttemptFailed(1, 1, 1, "context_overflow", "too long", AT),
+        HistoryCompacted(1, 1, cut=2, at=AT),
+        AttemptStarted(1, 1, attempt=2, at=AT),
+    )
+    assert pending_work(state) == (AskModel(1, 1, 2),)
+
+
+@spec("TURN-25")
+def test_a_second_overflow_of_one_model_call_ends_the_turn_and_says_why() -> None:
+    records, state = decided(told(say(), overflows(2)), overflows(4, attempt=2))
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
+    assert isinstance(state, Idle)
+    assert "without its older part too" in end.message
+    assert not any(isinstance(record, HistoryCompacted) for record in records)
+
+
+@spec("TURN-25")
+def test_where_nothing_can_be_left_out_the_turn_ends_at_once() -> None:
+    records, _ = decided(told(say()), overflows(None))
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
+    assert "nothing of it can be left out" in end.message
+
+
+@spec("TURN-25")
+def test_each_model_call_may_be_shortened_once() -> None:
+    state = told(say(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
+    records, _ = decided(state, overflows(4, reply=2))
+    assert HistoryCompacted(1, 2, cut=4, at=AT) in records
+
+
+@spec("TURN-25")
+def test_a_shortened_request_has_all_its_tries() -> None:
+    state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
+    _, state = decided(state, fails(attempt=4))
+    assert pending_work(state) == (AskModel(1, 1, 5, not_before=AT + 1.0),)
+
+
+@spec("TURN-4")
+def test_a_provider_that_asks_for_more_time_gets_it() -> None:
+    _, state = decided(told(say()), fails(retry_after_s=30.0))
+    assert pending_work(state) == (AskModel(1, 1, 2, not_before=AT + 30.0),)
+
+
+@spec("TURN-4", "TURN-21")
+def test_no_provider_makes_a_turn_wait_for_hours() -> None:
+    _, state = decided(told(say()), fails(retry_after_s=86_400.0))
+    assert pending_work(state) == (AskModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S),)
+
+
+@spec("TURN-4", "TURN-19")
+def test_a_failure_that_will_not_heal_ends_the_turn_and_keeps_what_was_shown() -> None:
+    records, state = decided(told(say(), heard("Half a sen")), fails(retriable=False))
+    assert records == (
+        AttemptFailed(1, 1, 1, "model_rejected", "it broke", AT),
+        ReplyCompleted(1, 1, 1, Reply((Text("Half a sen"),), Finish.INTERRUPTED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.FAILED, AT, "model_rejected", "it broke"),
+    )
+    assert isinstance(state, Idle)
+
+
+@spec("TURN-3", "TURN-16")
+def test_words_of_an_attempt_that_failed_are_not_kept_with_the_next() -> None:
+    state = told(say(), heard("wrong"), fails(), heard("right", attempt=2))
+    records, _ = decided(state, Cancel())
+    assert records[1] == ReplyCompleted(1, 1, 2, Reply((Text("right"),), Finish.INTERRUPTED), AT)
+
+
+@spec("TURN-20")
+def test_an_agent_that_loops_is_stopped() -> None:
+    state: TurnState = AwaitingModel(1, MODEL_CALLS_MAX, attempt=1, epoch=1)
+    _, state = decided(state, asks(reads("a"), reply=MODEL_CALLS_MAX))
+    records, state = decided(state, ended("a", reply=MODEL_CALLS_MAX))
+
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "model_calls_max")
+    assert state == Idle()
+
+
+# --- calls ------------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-6", "TURN-10")
+def test_nothing_is_committed_until_the_last_tool_returns() -> None:
+    records, state = decided(told(say()), asks(reads("a"), reads("b")))
+    assert [type(record) for record in records] == [ReplyCompleted, CallStarted, CallStarted]
+    assert pending_work(state) == (RunCall(1, 1, "a", 1), RunCall(1, 1, "b", 1))
+
+    records, state = decided(state, ended("b", "2"))
+    assert records == (CallEnded(1, 1, Result("b", "2"), AT),)
+    assert pending_work(state) == (RunCall(1, 1, "a", 1),)
+
+    records = decide(state, ended("a", "1"), epoch=1, at=AT)
+    assert records == (
+        CallEnded(1, 1, Result("a", "1"), AT),
+        ExchangeCommitted(1, 1),
+        AttemptStarted(1, 2, attempt=1, at=AT),
+    )
+    assert exchange_of(after(state, records[0])) == Exchange(
+        state.reply if isinstance(state, RunningCalls) else Reply(()), (Result("a", "1"), Result("b", "2"))
+    )
+    assert pending_work(after(state, *records)) == (AskModel(1, 2, 1),)
+
+
+@spec("TURN-10")
+def test_calls_with_effects_run_alone_and_in_order() -> None:
+    state = told(say(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
+    started = []
+    for call_id in ("a", "b", "c", "d"):
+        assert pending_work(state) == (RunCall(1, 1, call_id, 1),)
+        started.append(call_id)
+        _, state = decided(state, ended(call_id))
+    assert pending_work(state) == (AskModel(1, 2, 1),)
+
+
+@spec("TURN-10")
+def test_the_start_of_the_next_call_stands_in_the_append_of_the_outcome_before_it() -> None:
+    records, _ = decided(told(say(), asks(writes("a"), writes("b"))), ended("a"))
+    assert records == (CallEnded(1, 1, Result("a", "done"), AT), CallStarted(1, 1, "b", 1, AT))
+
+
+@spec("TURN-11")
+def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
+    records, state = decided(told(say()), asks(impossible("a"), writes("b")))
+    assert records[1:] == (
+        CallEnded(1, 1, Result("a", "There is no such tool.", Outcome.ERROR), AT),
+        CallStarted(1, 1, "b", 1, AT),
+    )
+    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+
+
+@spec("TURN-11", "TURN-6")
+def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
+    records, state = decided(told(say()), asks(impossible("a")))
+    assert [type(record) for record in records] == [
+        ReplyCompleted,
+        CallEnded,
+        ExchangeCommitted,
+        AttemptStarted,
+    ]
+    assert pending_work(state) == (AskModel(1, 2, 1),)
+
+
+@spec("TURN-9", "TURN-12")
+@pytest.mark.parametrize(
+    "late",
+    [
+        ended("a", "again"),
+        ended("b"),
+        ended("nobody"),
+        ended("c", reply=2),
+        ended("c", turn=2),
+        CallExpired(1, 1, "a"),
+        CallExpired(1, 2, "c"),
+        heard("x"),
+        answers("x"),
+        fails(),
+        CancelExpired(1),
+        Cancel(turn=2),
+    ],
+    ids=repr,
+)
+def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> None:
+    """`a` has ended, `b` waits for `c`: nobody may speak for either."""
+    state = told(say(), asks(reads("a"), reads("c"), writes("b")), ended("a"))
+    assert decide(state, late, epoch=1, at=AT) == ()
+
+
+@spec("TURN-9")
+@pytest.mark.parametrize(
+    "late",
+    [
+        heard("x"),
+        answers(),
+        fails(),
+        ended("a"),
+        CallExpired(1, 1, "a"),
+        Cancel(),
+        CancelExpired(1),
+        Recover(),
+    ],
+    ids=repr,
+)
+def test_after_the_end_nothing_but_a_message_means_anything(late: Command) -> None:
+    assert decide(told(say(), answers()), late, epoch=1, at=AT) == ()
+
+
+@spec("TURN-14")
+def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> None:
+    assert pending_work(told(say(), asks(at_client("a", timeout_s=9_000.0)))) == (
+        AwaitClient(1, 1, "a", AT + 9_000.0),
+    )
+    state = told(say(), asks(at_client("a", timeout_s=30.0)))
+    assert pending_work(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
+
+    records, state = decided(state, CallExpired(1, 1, "a"))
+    assert records[0] == CallEnded(1, 1, unknown("a", NO_ANSWER_CONTENT), AT)
+    assert pending_work(state) == (AskModel(1, 2, 1),)
+
+
+@spec("TURN-14")
+def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
+    assert pending_work(told(say(), asks(at_client("a")))) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
+
+
+# --- cancel -----------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-8", "TURN-19")
+def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
+    records, state = decided(told(say(), heard("Once upon", " a time")), Cancel())
+    assert records == (
+        CancelRequested(1, AT, deadline_at=AT),
+        ReplyCompleted(1, 1, 1, Reply((Text("Once upon a time"),), Finish.INTERRUPTED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    assert state == Idle()
+
+
+@spec("TURN-8", "REUSE-55")
+def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
+    runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
+    deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
+    records, _ = decided(told(say(), ModelSaid(1, 1, 1, deltas)), Cancel())
+
+    cut = UpstreamCall("u", "grep", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
+    assert records[1] == ReplyCompleted(1, 1, 1, Reply((cut, ran), Finish.INTERRUPTED), AT)
+
+
+@spec("TURN-8")
+def test_a_cancel_before_the_first_word_leaves_no_empty_reply() -> None:
+    records, _ = decided(told(say()), Cancel(turn=1))
+    assert records == (CancelRequested(1, AT, deadline_at=AT), TurnEnded(1, TurnStatus.CANCELLED, AT))
+
+
+@spec("TURN-9")
+def test_a_cancel_of_another_turn_changes_nothing() -> None:
+    assert decide(told(say()), Cancel(turn=7), epoch=1, at=AT) == ()
+
+
+@spec("TURN-7", "TURN-8")
+def test_an_outcome_during_a_cancel_is_kept() -> None:
+    state = told(say(), asks(writes("a"), writes("b")))
+    records, state = decided(state, Cancel())
+    assert records == (CancelRequested(1, AT, deadline_at=AT + CANCEL_GRACE_S),)
+    assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
+
+    records, state = decided(state, ended("a", "it was done"))
+    assert records == (
+        CallEnded(1, 1, Result("a", "it was done"), AT),
+        CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    assert state == Idle()
+
+
+@spec("TURN-7")
+def test_a_cancel_waits_for_every_tool_that_runs() -> None:
+    state = told(say(), asks(reads("a"), reads("b")), Cancel())
+    records, state = decided(state, ended("b"))
+    assert records == (CallEnded(1, 1, Result("b", "done"), AT),)
+    assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
+
+
+@spec("TURN-8")
+def test_a_tool_that_does_not_stop_is_left_behind() -> None:
+    state = told(say(), asks(reads("a"), reads("b"), writes("c")), ended("b"), Cancel())
+    assert decide(state, CancelExpired(2), epoch=1, at=AT) == ()
+
+    records, state = decided(state, CancelExpired(1))
+    assert records == (
+        CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT),
+        CallEnded(1, 1, Result("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    assert state == Idle()
+
+
+@spec("TURN-8", "TURN-9")
+@pytest.mark.parametrize(
+    "late", [Cancel(), Cancel(1), heard("x"), answers(), fails(), CallExpired(1, 1, "a")], ids=repr
+)
+def test_during_a_cancel_nothing_else_matters(late: Command) -> None:
+    assert decide(told(say(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
+
+
+@spec("TURN-8")
+def test_a_cancel_waits_for_no_client() -> None:
+    records, state = decided(told(say(), asks(at_client("a"))), Cancel())
+    assert [type(record) for record in records] == [CancelRequested, CallEnded, ExchangeCommitted, TurnEnded]
+    assert records[1] == CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT)
+    assert state == Idle()
+
+
+# --- owners -----------------------------------------------------------------------------------------------------
+
+
+def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
+    return after(state, EpochStarted(epoch, "next", AT), epoch=epoch)
+
+
+@spec("TURN-16")
+def test_a_cut_model_call_is_announced_again() -> None:
+    records, state = decided(_taken_over(told(say(), heard("hel"))), Recover(), epoch=2)
+    assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
+    assert pending_work(state) == (AskModel(1, 1, 2),)
+
+
+@spec("TURN-18")
+def test_a_reply_is_asked_for_again_however_many_owners_die_meanwhile() -> None:
+    state = told(say(), heard("boom"))
+    for epoch in range(2, 20):
+        records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
+        assert records == (AttemptStarted(1, 1, attempt=epoch, at=AT),)
+        _, state = decided(state, heard("boom", attempt=epoch), epoch=epoch)
+
+
+@spec("TURN-85", "TURN-19")
+def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() -> None:
+    suspect = Recover(is_suspect=True)
+    records, _ = decided(_taken_over(told(say(), heard("boom"))), suspect, epoch=2)
+    assert records == (
+        ReplyCompleted(1, 1, 1, Reply((Text("boom"),), Finish.INTERRUPTED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
+    )
+    running = told(say(), asks(reads("a"), writes("b")), ended("a"))
+    records, _ = decided(_taken_over(running), suspect, epoch=2)
+    assert records == (
+        CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
+    )
+
+
+def _judged(attempt: int = 1, *, reply: int = 1) -> ModelRemembered:
+    return ModelRemembered(1, reply, attempt, Judgement("new", "", "fresh"))
+
+
+def _ran(outcome: Outcome | None, *, reply: int = 1) -> ModelSaid:
+    call = UpstreamCall("u", "shell", "{}", "" if outcome is None else "done", outcome)
+    return ModelSaid(1, reply, 1, (Delta(1, reply, 1, 0, "thinking", "", call),))
+
+
+@spec("TURN-83")
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        (heard("I pay."), Text("I pay.")),
+        (_ran(Outcome.OK), UpstreamCall("u", "shell", "{}", "done", Outcome.OK)),
+        (_ran(None), UpstreamCall("u", "shell", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)),
+    ],
+    ids=["words", "a call that ended", "a call in doubt"],
+)
+def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
+    said: ModelSaid, part: ReplyPart
+) -> None:
+    cut = (
+        ReplyCompleted(1, 1, 1, Reply((part,), Finish.INTERRUPTED), AT),
+        ExchangeCommitted(1, 1),
+    )
+    state = told(say(), _judged(), said)
+    records, _ = decided(_taken_over(state), Recover(), epoch=2)
+    assert records == (*cut, AttemptStarted(1, 2, attempt=1, at=AT))
+
+    records, after_failure = decided(state, fails())
+    assert records[1:3] == cut
+    assert isinstance(records[3], AttemptStarted)
+    assert (records[3].reply, records[3].attempt) == (2, 1)
+    assert pending_work(after_failure)[0] == AskModel(1, 2, 1, not_before=records[3].not_before)
+
+
+@spec("TURN-83")
+def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -> None:
+    thought = ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"),))
+    for state in (told(say(), _judged(), thought), told(say(), heard("hel"))):
+        records, _ = decided(_taken_over(state), Recover(), epoch=2)
+        assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
+
+
+@spec("TURN-83")
+def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_model() -> None:
+    state = told(say())
+    for reply in range(1, ATTEMPTS_MAX + 1):
+        for command in (_judged(reply=reply), _ran(Outcome.OK, reply=reply), fails(reply=reply)):
+            records, state = decided(state, command)
+    assert isinstance(records[-1], TurnEnded)
+    assert records[-1].status is TurnStatus.FAILED
+
+
+@spec("TURN-18")
+def test_a_turn_that_lay_too_long_is_ended() -> None:
+    late = AT + LOOK_BACK_S + 1
+    records, state = decided(_taken_over(told(say())), Recover(), epoch=2, at=late)
+    assert records == (TurnEnded(1, TurnStatus.INTERRUPTED, late),)
+
+    state = told(say(), asks(reads("a"), reads("b"), writes("c")), ended("a", "found"))
+    records, state = decided(_taken_over(state), Recover(), epoch=2, at=late)
+    assert records == (
+        CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), late),
+        CallEnded(1, 1, Result("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), late),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.INTERRUPTED, late),
+    )
+    assert isinstance(state, Idle)
+
+
+@spec("TURN-13")
+def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
+    state = _taken_over(told(say(), asks(writes("a"), writes("b"))))
+    records, state = decided(state, Recover(), epoch=2)
+    assert records == (
+        CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
+        CallStarted(1, 1, "b", 1, AT),
+    )
+    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+
+
+@spec("TURN-13")
+@pytest.mark.parametrize("on_doubt", [OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY])
+def test_a_tool_that_may_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> None:
+    state = told(say(), asks(writes("a", on_doubt)))
+    for epoch, run in ((2, 2), (3, 3)):
+        records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
+        assert records == (CallStarted(1, 1, "a", run, AT),)
+        assert pending_work(state) == (RunCall(1, 1, "a", run),)
+
+    records, state = decided(_taken_over(state, epoch=4), Recover(), epoch=4)
+    assert records == (
+        CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
+        ExchangeCommitted(1, 1),
+        AttemptStarted(1, 2, attempt=1, at=AT),
+    )
+
+
+@spec("TURN-13", "TURN-12")
+def test_a_call_that_has_its_outcome_is_in_no_doubt() -> None:
+    state = _taken_over(told(say(), asks(reads("a"), reads("b")), ended("a", "found")))
+    records, _ = decided(state, Recover(), epoch=2)
+    assert records == (CallStarted(1, 1, "b", 2, AT, has_effects=False),)
+
+
+@spec("TURN-14")
+def test_a_call_at_a_client_survives_its_server() -> None:
+    state = _taken_over(told(say(), asks(at_client("a"))))
+    assert decide(state, Recover(), epoch=2, at=AT + 60) == ()
+    assert pending_work(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
+
+    records, _ = decided(state, ended("a", "yes"), epoch=2)
+    assert records[0] == CallEnded(1, 1, Result("a", "yes"), AT)
+
+
+@spec("TURN-8", "TURN-13")
+def test_a_cancel_is_finished_by_the_next_owner() -> None:
+    state = _taken_over(told(say(), asks(writes("a"), writes("b")), Cancel()))
+    records, state = decided(state, Recover(), epoch=2)
+    assert records == (
+        CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
+        CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.CANCELLED, AT),
+    )
+    assert state == Idle()
+
+
+@spec("TURN-17")
+@pytest.mark.parametrize(
+    "state",
+    [
+        Idle(),
+        told(say(), heard("x")),
+        told(say(), asks(reads("a"), reads("b"), writes("c"))),
+        told(say(), asks(writes("a"), reads("b"))),
+        told(say(), asks(at_client("a"))),
+        told(say(), asks(writes("a")), Cancel()),
+    ],
+    ids=["idle", "model", "reads", "write", "client", "cancelling"],
+)
+def test_recovering_twice_is_recovering_once(state: TurnState) -> None:
+    _, once = decided(_taken_over(state), Recover(), epoch=2)
+    assert decide(once, Recover(), epoch=2, at=AT) == ()
+
+
+def test_the_tools_of_the_client_stay_known_for_the_whole_turn() -> None:
+    tools = (ClientTool(ToolSpec("ask")),)
+    state = told(say(tools=tools), asks(reads("a")), ended("a"))
+    assert isinstance(state, AwaitingModel)
+    assert state.terms.tools == tools
+
+
+# --- everything against everything ------------------------------------------------------------------------------
+
+STATES: dict[str, TurnState] = {
+    "idle": Idle(),
+    "asked": told(say()),
+    "speaking": told(say(), heard("x")),
+    "failed once": told(say(), fails()),
+    "reading": told(say(), asks(reads("a"), reads("b"), writes("c"))),
+    "writing": told(say(), asks(writes("a"), reads("b"))),
+    "half done": told(say(), asks(reads("a"), reads("b")), ended("a")),
+    "at a client": told(say(), asks(at_client("a"))),
+    "second reply": told(say(), asks(reads("a")), ended("a"), heard("y", reply=2)),
+    "cancelling": told(say(), asks(writes("a"), writes("b")), Cancel()),
+    "cancelling two": told(say(), asks(reads("a"), reads("b")), Cancel()),
+}
+COMMANDS = (
+    say("more"),
+    heard("x"),
+    heard("y", reply=2),
+    answers(),
+    answers(reply=2),
+    asks(writes("a"), reads("b")),
+    asks(at_client("a"), reply=2),
+    asks(impossible("a")),
+    fails(),
+    fails(retriable=False),
+    fails(attempt=2),
+    ended("a"),
+    ended("b"),
+    ended("c", reply=2),
+    CallExpired(1, 1, "a"),
+    Cancel(),
+    Cancel(1),
+    Cancel(9),
+    CancelExpired(1),
+    CancelExpired(9),
+    Recover(),
+    Recover(look_back_s=-1.0),
+)
+
+
+@spec("TURN-1", "TURN-21")
+@pytest.mark.parametrize("epoch", [1, 2], ids=["same owner", "next owner"])
+@pytest.mark.parametrize("command", COMMANDS, ids=repr)
+def test_every_state_decides_every_command_and_goes_on_owing_something(command: Command, epoch: int) -> None:
+    for name, state in STATES.items():
+        if isinstance(command, SendMessage) and name != "idle":
+            with pytest.raises(Refused, match="still running"):
+                decide(state, command, epoch=epoch, at=AT)
+            continue
+        records, then = decided(state, command, epoch=epoch)
+        assert (pending_work(then) == ()) == isinstance(then, Idle), (name, records)
+        assert records or then == state, name
+
+
+@spec("TURN-87")
+def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> None:
+    running = told(say(), asks(reads("a"), reads("b")))
+    result = Result("a", "The sub-agent failed: it killed its server.", Outcome.ERROR)
+    records, ended_state = decided(running, CallFinished(1, 1, result, is_suspect=True))
+    assert records == (
+        CallEnded(1, 1, result, AT),
+        CallEnded(1, 1, unknown("b", STOPPED_CONTENT), AT),
+        ExchangeCommitted(1, 1),
+        TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
+    )
+    late = CallFinished(1, 1, result, is_suspect=True)
+    assert decided(ended_state, late)[0] == (), "of no open call"

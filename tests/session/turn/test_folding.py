@@ -1,0 +1,178 @@
+"""What a turn remembers: its time limit, and where it can be taken up again."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import NothingToResumeError
+from midstream.history.messages import Outcome, UserMessage
+from midstream.session.calls import Choice
+from midstream.session.records import (
+    AttemptStarted,
+    CallEnded,
+    CancelRequested,
+    EpochStarted,
+    MessageAccepted,
+    TurnEnded,
+    TurnResumed,
+    TurnStatus,
+)
+from midstream.session.turn.commands import (
+    Cancel,
+    Command,
+    Recover,
+    Refused,
+    Resume,
+    SendMessage,
+    TurnExpired,
+)
+from midstream.session.turn.deciding import decide
+from midstream.session.turn.pending import AskModel, AwaitCancelled, AwaitEnd, RunCall, pending_work
+from midstream.session.turn.states import LOOK_BACK_S, Idle, TurnState
+from tests.session.stories import (
+    AT,
+    after,
+    answers,
+    asks,
+    decided,
+    ended,
+    fails,
+    heard,
+    needs_approval,
+    replies,
+    say,
+    told,
+    writes,
+)
+from tests.spec import spec
+
+LIMIT_S = 30.0
+
+
+def _limited() -> SendMessage:
+    return SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S)
+
+
+def _interrupted(*commands: Command) -> TurnState:
+    state = after(told(*commands), EpochStarted(2, "next", AT), epoch=2)
+    return decided(state, Recover(), epoch=2, at=AT + LOOK_BACK_S + 1)[1]
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-39")
+def test_a_turn_with_a_limit_owes_its_end() -> None:
+    state = told(_limited())
+    assert pending_work(state) == (AskModel(1, 1, 1), AwaitEnd(1, AT + LIMIT_S))
+    state = told(_limited(), asks(writes("a")))
+    assert pending_work(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + LIMIT_S))
+    state = told(_limited(), asks(writes("a")), ended("a"))
+    assert pending_work(state) == (AskModel(1, 2, 1), AwaitEnd(1, AT + LIMIT_S))
+
+
+@spec("TURN-39")
+def test_a_turn_that_takes_too_long_fails_and_keeps_its_words() -> None:
+    records, state = decided(told(_limited(), heard("so far")), TurnExpired(1))
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "turn_timeout")
+    assert "30 s" in end.message
+    assert isinstance(state, Idle)
+
+
+@spec("TURN-39", "TURN-7")
+def test_tools_of_a_turn_that_takes_too_long_have_the_grace_of_a_cancel() -> None:
+    records, state = decided(told(_limited(), asks(writes("a"), writes("b"))), TurnExpired(1))
+    assert records == (CancelRequested(1, AT, AT + 5.0, TurnStatus.FAILED),)
+    assert pending_work(state) == (AwaitCancelled(1, AT + 5.0),)
+    records, state = decided(state, ended("a", "made it"))
+    outcomes = [record.result.outcome for record in records if isinstance(record, CallEnded)]
+    assert outcomes == [Outcome.OK, Outcome.CANCELLED]
+    end = records[-1]
+    assert isinstance(end, TurnEnded)
+    assert (end.status, end.code) == (TurnStatus.FAILED, "turn_timeout")
+
+
+@spec("TURN-8", "TURN-39")
+@pytest.mark.parametrize("replies_max", [0, 2])
+def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(replies_max: int) -> None:
+    limited = SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S, replies_max=replies_max)
+    stopping = told(limited, asks(writes("a")), TurnExpired(1))
+    records, state = decided(stopping, Cancel(1), at=AT + 1.0)
+    assert records == (CancelRequested(1, AT + 1.0, AT + 5.0),)
+    assert decide(state, Cancel(), epoch=1, at=AT + 2.0) == ()
+    records, state = decided(state, ended("a"))
+    assert records[-1] == TurnEnded(1, TurnStatus.CANCELLED, AT)
+    assert state == Idle()
+
+
+@spec("TURN-39")
+def test_time_does_not_run_while_a_person_is_being_waited_for() -> None:
+    state = told(_limited(), asks(needs_approval("a")))
+    assert pending_work(state) == ()
+    _, state = decided(state, replies("a", Choice.ALLOW), at=AT + 1000.0)
+    assert pending_work(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S))
+
+
+@spec("TURN-39", "TURN-9")
+def test_the_limit_of_another_turn_changes_nothing() -> None:
+    for state in (told(_limited()), told(_limited(), asks(writes("a"))), Idle()):
+        assert decide(state, TurnExpired(7), epoch=1, at=AT) == ()
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------
+
+
+@spec("TURN-30")
+@pytest.mark.parametrize(
+    ("state", "reply_no"),
+    [
+        (_interrupted(say()), 1),
+        (_interrupted(say(), heard("half")), 2),
+        (_interrupted(say(), asks(writes("a"))), 2),
+        (told(say(), fails(retriable=False)), 1),
+        (told(_limited(), TurnExpired(1)), 1),
+    ],
+    ids=["silent", "half said", "in a tool", "failed", "too long"],
+)
+def test_a_turn_that_was_not_finished_goes_on_where_it_stopped(state: TurnState, reply_no: int) -> None:
+    records, resumed = decided(state, Resume(), at=AT + 5.0)
+    assert records == (TurnResumed(1, reply_no, AT + 5.0), AttemptStarted(1, reply_no, 1, AT + 5.0))
+    assert AskModel(1, reply_no, 1) in pending_work(resumed)
+
+
+@spec("TURN-30", "TURN-39")
+def test_a_resumed_turn_has_its_whole_time_again() -> None:
+    state = told(_limited(), TurnExpired(1))
+    _, state = decided(state, Resume(1), at=AT + 100.0)
+    assert AwaitEnd(1, AT + 100.0 + LIMIT_S) in pending_work(state)
+
+
+@spec("TURN-30")
+@pytest.mark.parametrize(
+    ("state", "command"),
+    [
+        (Idle(), Resume()),
+        (told(say(), answers()), Resume()),
+        (told(say(), Cancel()), Resume()),
+        (_interrupted(say()), Resume(7)),
+    ],
+    ids=["new", "completed", "cancelled", "another"],
+)
+def test_what_was_finished_or_stopped_cannot_be_resumed(state: TurnState, command: Command) -> None:
+    with pytest.raises(Refused) as refused:
+        decide(state, command, epoch=1, at=AT)
+    assert isinstance(refused.value.error, NothingToResumeError)
+
+
+@spec("TURN-30", "TURN-9")
+@pytest.mark.parametrize("state", [told(say()), told(say(), asks(writes("a")))], ids=["model", "tool"])
+def test_resuming_what_runs_changes_nothing(state: TurnState) -> None:
+    assert decide(state, Resume(), epoch=1, at=AT) == ()
+
+
+@spec("TURN-30")
+def test_the_next_message_leaves_an_interrupted_turn_behind() -> None:
+    state = after(_interrupted(say()), MessageAccepted(2, UserMessage.of("never mind"), AT))
+    assert decide(state, Resume(), epoch=2, at=AT) == ()

@@ -1,0 +1,63 @@
+"""What is owed, in which order, and who may speak for a call."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.session.calls import Choice
+from midstream.session.records import Delta
+from midstream.session.turn.commands import Cancel, Command
+from midstream.session.turn.folding import evolve
+from midstream.session.turn.pending import RunCall, is_owed_by_client, pending_work
+from midstream.session.turn.states import AwaitingModel
+from tests.session.stories import (
+    asks,
+    at_client,
+    ended,
+    fails,
+    heard,
+    kept,
+    reads,
+    replies,
+    say,
+    told,
+    wants,
+    writes,
+)
+from tests.spec import spec
+
+
+@spec("TURN-15")
+def test_a_client_speaks_for_its_own_call_that_runs() -> None:
+    running = told(say(), asks(at_client("a"), at_client("b")))
+    assert is_owed_by_client(running, ended("a"))
+    assert not is_owed_by_client(running, ended("b"))  # it has not started
+    assert not is_owed_by_client(running, ended("a", reply=2))
+
+
+@spec("TURN-15")
+def test_a_client_never_speaks_for_a_tool_of_the_server() -> None:
+    assert not is_owed_by_client(told(say(), asks(writes("a"))), ended("a"))
+    assert not is_owed_by_client(told(say(), asks(writes("a")), Cancel()), ended("a"))
+    assert not is_owed_by_client(told(say()), ended("a"))
+
+
+@spec("TURN-10")
+def test_calls_are_owed_in_their_order_whatever_they_are_called() -> None:
+    names = ("z", "b", "a", "y")
+    state = told(say(), asks(*(reads(name) for name in names)))
+    assert pending_work(state) == tuple(RunCall(1, 1, name, 1) for name in names)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [(), (heard("a"),), (kept(),), (wants("q"),), (wants("q"), replies("q", Choice.ALLOW)), (fails(),)],
+)
+def test_words_change_nothing_that_is_owed(commands: tuple[Command, ...]) -> None:
+    """So a runner need not look after each token."""
+    state = told(say(), *commands)
+    assert isinstance(state, AwaitingModel)
+    words = Delta(1, 1, state.attempt, 0, "text", "b")
+    spoken = evolve(state, words, epoch=1)
+    assert spoken != state
+    assert pending_work(spoken) == pending_work(state) != ()

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
+
+import pytest
+
+from midstream.environment import World
+from midstream.errors import JournalMovedError
+from midstream.session.records import Sync
+from midstream.store.sqlite.group_commit import (
+    AT_ONCE_SHARE,
+    IDLE_CHECKPOINT_PAGES,
+    Commits,
+    Durability,
+    QueuedOperation,
+)
+from midstream.store.sqlite.worker_thread import WorkThread
+
+T = TypeVar("T")
+
+WAIT_S = 10.0
+LOOP, THREAD = "loop", "thread"
+
+
+class Clock(World):
+    """It goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class Scribe:
+    """A writer that notes where it commits, and how many at a time; 0 for a copy of the log."""
+
+    def __init__(self) -> None:
+        self.log_pages = 0
+        self.commits: list[tuple[str, int]] = []
+        self.bug: BaseException | None = None
+
+    def commit(self, batch: Sequence[QueuedOperation], *, is_patient: bool = True) -> list[Any]:
+        assert is_patient is (_where() == THREAD)
+        self.commits.append((_where(), len(batch)))
+        if self.bug is not None:
+            raise self.bug
+        return [_answer(asked.write) for asked in batch]
+
+    def checkpoint(self) -> None:
+        self.commits.append((_where(), 0))
+        self.log_pages = 0
+
+    def clear_log(self) -> None:
+        self.checkpoint()
+
+
+def _where() -> str:
+    return LOOP if threading.current_thread() is threading.main_thread() else THREAD
+
+
+def _answer(write: Callable[[], Any]) -> Any:  # noqa: ANN401 - as operations have them
+    try:
+        return write()
+    except JournalMovedError as refused:
+        return refused
+
+
+class Bench:
+    """Commits that have made one, of one operation: the next one is likely to be alone."""
+
+    def __init__(self, durability: Durability = "default") -> None:
+        self.scribe, self.clock, self.thread = Scribe(), Clock(), WorkThread("commits")
+        self.commits = Commits(self.scribe, self.thread, durability, self.clock)
+
+    async def __aenter__(self) -> Self:
+        await self.after(self.commits.ask(_where, Sync.NORMAL))
+        self.scribe.commits.clear()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.after(asyncio.ensure_future(self.commits.finish()))
+        self.thread.shut()
+
+    @staticmethod
+    async def after(answer: asyncio.Future[Any]) -> Any:  # noqa: ANN401 - as operations have them
+        return await asyncio.wait_for(answer, WAIT_S)
+
+    async def where(self, sync: Sync = Sync.NORMAL) -> str:
+        """Let an operation be committed that may be here, and say where that was done."""
+        return str(await self.after(self.ask(_where, sync)))
+
+    def ask(self, write: Callable[[], T], sync: Sync) -> asyncio.Future[T]:
+        """Let an operation be committed that may be here, as a store does."""
+        answer = asyncio.get_running_loop().create_future()
+        if (done := self.commits.now(write, sync)) is None:
+            return self.commits.ask(write, sync)
+        answer.set_result(done)
+        return answer
+
+
+async def test_one_that_is_alone_is_committed_where_it_is_asked_for() -> None:
+    async with Bench() as bench:
+        answer = bench.ask(_where, Sync.NORMAL)
+        assert answer.result() == LOOP
+        assert bench.scribe.commits == [(LOOP, 1)]
+
+
+async def test_what_waits_for_the_disk_is_the_threads() -> None:
+    async with Bench() as bench:
+        assert await bench.where(Sync.FULL) == THREAD
+
+
+@pytest.mark.parametrize(
+    ("durability", "sync", "where"), [("power", Sync.NORMAL, THREAD), ("process", Sync.FULL, LOOP)]
+)
+async def test_the_durability_of_the_store_says_what_waits_for_the_disk(
+    durability: Durability, sync: Sync, where: str
+) -> None:
+    async with Bench(durability) as bench:
+        assert await bench.where(sync) == where
+
+
+async def test_behind_a_commit_on_the_thread_all_wait() -> None:
+    async with Bench() as bench:
+        may_go_on = threading.Event()
+        slow = bench.commits.ask(lambda: may_go_on.wait(WAIT_S), Sync.FULL)
+        behind = bench.ask(_where, Sync.NORMAL)
+        assert not behind.done()
+        may_go_on.set()
+        assert [await bench.after(slow), await bench.after(behind)] == [True, THREAD]
+        assert bench.scribe.commits == [(THREAD, 1), (THREAD, 1)]
+
+
+async def test_nobody_overtakes_those_who_wait_while_the_loop_has_not_heard_of_the_thread() -> None:
+    async with Bench() as bench:
+        order: list[int] = []
+        asked = [bench.commits.ask(partial(order.append, number), Sync.FULL) for number in range(2)]
+        until = time.monotonic() + WAIT_S
+        while bench.thread.is_at_work:  # the loop is not let go on meanwhile
+            assert time.monotonic() < until
+        asked.append(bench.ask(partial(order.append, 2), Sync.NORMAL))
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
+        assert order == [0, 1, 2]
+
+
+async def test_nothing_is_committed_here_while_the_thread_does_something_else() -> None:
+    async with Bench() as bench:
+        may_go_on = threading.Event()
+        working = bench.thread.ask(lambda: may_go_on.wait(WAIT_S))
+        behind = bench.ask(_where, Sync.NORMAL)
+        may_go_on.set()
+        assert [await bench.after(working), await bench.after(behind)] == [True, THREAD]
+
+
+async def test_the_first_commit_of_a_new_log_is_the_threads() -> None:
+    """It syncs the log's head, whatever it is asked to sync."""
+    async with Bench() as bench:
+        await bench.commits.clear_log()
+        assert [await bench.where(), await bench.where()] == [THREAD, LOOP]
+
+
+async def test_a_long_log_is_copied_back_on_the_thread() -> None:
+    async with Bench() as bench:
+        bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
+        assert [await bench.where(), await bench.where(), await bench.where()] == [LOOP, THREAD, LOOP]
+        assert bench.scribe.commits == [(LOOP, 1), (THREAD, 0), (THREAD, 1), (LOOP, 1)]
+
+
+async def test_after_a_slow_write_commits_are_the_threads_for_a_while() -> None:
+    async with Bench() as bench:
+
+        def be_slow() -> str:
+            bench.clock.now_s += 0.1
+            return LOOP
+
+        await bench.after(bench.ask(be_slow, Sync.NORMAL))
+        assert await bench.where() == THREAD
+        bench.clock.now_s += 0.1 / AT_ONCE_SHARE - 0.1 - 0.01
+        assert await bench.where() == THREAD
+        bench.clock.now_s += 0.02
+        assert await bench.where() == LOOP
+
+
+async def test_those_who_shared_a_commit_share_the_next_one() -> None:
+    async with Bench() as bench:
+        asked = [bench.commits.ask(_where, Sync.FULL) for _ in range(4)]
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
+        asked = [bench.ask(_where, Sync.NORMAL) for _ in range(3)]
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
+        assert bench.scribe.commits == [(THREAD, 1), (THREAD, 3), (THREAD, 3)]
+
+
+async def test_what_is_refused_here_and_now_is_to_be_asked_for() -> None:
+    async with Bench() as bench:
+
+        def refuse() -> None:
+            raise JournalMovedError("moved")
+
+        assert bench.commits.now(refuse, Sync.NORMAL) is None
+        assert await bench.where() == LOOP
+
+
+async def test_a_refusal_and_a_bug_are_the_answer_and_the_next_one_is_committed() -> None:
+    async with Bench() as bench:
+
+        def refuse() -> None:
+            raise JournalMovedError("moved")
+
+        with pytest.raises(JournalMovedError):
+            await bench.after(bench.commits.ask(refuse, Sync.NORMAL))
+        bench.scribe.bug = ZeroDivisionError()
+        with pytest.raises(ZeroDivisionError):
+            await bench.after(bench.commits.ask(_where, Sync.FULL))
+        bench.scribe.bug = None
+        assert [await bench.where(Sync.FULL), await bench.where()] == [THREAD, LOOP]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_all_are_committed_in_the_order_in_which_they_were_asked_for(seed: int) -> None:
+    chance, order, places = random.Random(seed), list[int](), set[str]()
+    async with Bench() as bench:
+
+        def write(number: int) -> bool:
+            order.append(number)
+            places.add(_where())
+            return True
+
+        asked = []
+        for number in range(400):
+            do = partial(write, number)
+            sync = chance.choice([Sync.NORMAL, Sync.NORMAL, Sync.FULL])
+            if chance.random() < 0.4:
+                asked.append(bench.ask(do, sync))
+            else:
+                asked.append(bench.commits.ask(do, sync, is_alone=chance.random() < 0.2))
+            if chance.random() < 0.02:
+                bench.scribe.log_pages = IDLE_CHECKPOINT_PAGES + 1
+            if chance.random() < 0.5:
+                await bench.after(asked[-1])
+        await bench.after(asyncio.ensure_future(asyncio.wait(asked)))
+        assert order == list(range(400))
+        assert places == {LOOP, THREAD}

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import UsageError
+from midstream.store.sqlite.liveness import OwnerLock, Peers, is_alive, sweep
+
+
+def test_an_owner_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path / "owners", "o1")
+    assert is_alive(tmp_path / "owners", "o1")
+    assert is_alive(tmp_path / "owners", "o1"), "looking does not kill"
+    lock.give_up()
+    lock.give_up()
+    assert not is_alive(tmp_path / "owners", "o1")
+
+
+def test_an_owner_nobody_knows_is_dead(tmp_path: Path) -> None:
+    assert not is_alive(tmp_path, "o1")
+
+
+def test_a_dead_owners_file_goes_with_the_first_who_looks(tmp_path: Path) -> None:
+    OwnerLock(tmp_path, "o1").drop()
+    assert [path.name for path in tmp_path.iterdir()] == ["o1.lock"]
+    assert not is_alive(tmp_path, "o1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_removes_dead_owners_only(tmp_path: Path) -> None:
+    living = OwnerLock(tmp_path, "living")
+    OwnerLock(tmp_path, "dead").drop()
+    sweep(tmp_path)
+    assert [path.stem for path in tmp_path.iterdir()] == ["living"]
+    living.give_up()
+
+
+def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def sweep_on() -> None:
+        while not is_over.is_set():
+            sweep(tmp_path)
+
+    sweeper = threading.Thread(target=sweep_on)
+    sweeper.start()
+    try:
+        for number in range(300):
+            lock = OwnerLock(tmp_path, f"o{number}")
+            assert is_alive(tmp_path, lock.owner)
+            lock.give_up()
+    finally:
+        is_over.set()
+        sweeper.join()
+
+
+def test_a_lock_that_cannot_be_taken_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="local file system"):
+        OwnerLock(tmp_path / "file", "o1")
+
+
+class Circle:
+    """Two owners, of whom one looks at the other, and a clock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.us, self.other = OwnerLock(folder, "us"), OwnerLock(folder, "other")
+        self._file = folder / "other.lock"
+        self.peers = Peers(folder, self.us, lease_s=10.0)
+        self.now = 100.0
+
+    def pass_s(self, seconds: float, *, step_s: float = 0.5, beats: bool = False) -> None:
+        for _ in range(int(seconds / step_s)):
+            self.now += step_s
+            if (
+                beats
+            ):  # the real ones lie seconds apart; these, too close for a file system's clock, are numbered
+                os.utime(self._file, ns=(int(self.now * 1e9),) * 2)
+            self.peers.look(now=self.now)
+
+    def give_up(self) -> None:
+        self.us.give_up()
+        self.other.give_up()
+
+
+@pytest.fixture
+def circle(tmp_path: Path) -> Iterator[Circle]:
+    circle = Circle(tmp_path)
+    assert circle.peers.look(now=circle.now)
+    assert circle.peers.living == {"other"}
+    yield circle
+    circle.give_up()
+
+
+def test_an_owner_that_beats_may_take_as_long_as_it_likes(circle: Circle) -> None:
+    circle.pass_s(100, beats=True)
+    assert circle.peers.living == {"other"}
+    assert circle.peers.frozen == frozenset()
+    assert circle.peers.may_hold("other")
+
+
+def test_an_owner_that_is_silent_for_a_lease_is_frozen_until_it_beats_again(circle: Circle) -> None:
+    circle.pass_s(9.5)
+    assert circle.peers.may_hold("other")
+    circle.pass_s(1)
+    assert circle.peers.living == frozenset()
+    assert circle.peers.frozen == {"other"}
+    assert not circle.peers.may_hold("other")
+    circle.pass_s(0.5, beats=True)
+    assert circle.peers.may_hold("other")
+    assert circle.peers.living == {"other"}
+
+
+def test_time_in_which_the_observer_stood_still_is_held_against_nobody(circle: Circle) -> None:
+    circle.now += 3600  # it was stopped, or the machine was suspended
+    circle.peers.look(now=circle.now)
+    circle.pass_s(8)
+    assert circle.peers.may_hold("other")
+
+
+def test_an_owner_that_dies_or_comes_is_seen_with_the_next_look(circle: Circle, tmp_path: Path) -> None:
+    circle.other.drop()
+    assert circle.peers.look(now=circle.now)
+    assert circle.peers.living | circle.peers.frozen == frozenset()
+    third = OwnerLock(tmp_path, "third")
+    assert circle.peers.look(now=circle.now)
+    assert not circle.peers.look(now=circle.now)
+    assert circle.peers.living == {"third"}
+    third.give_up()
+
+
+def test_an_owner_beats_only_while_somebody_sees_it(circle: Circle, tmp_path: Path) -> None:
+    def beat_of(name: str) -> int:
+        return (tmp_path / f"{name}.lock").stat().st_mtime_ns
+
+    os.utime(tmp_path / "us.lock", ns=(0, 0))
+    circle.pass_s(2)
+    assert beat_of("us") > 0
+    circle.other.drop()
+    circle.pass_s(1)
+    os.utime(tmp_path / "us.lock", ns=(0, 0))
+    circle.pass_s(5)
+    assert beat_of("us") == 0
+
+
+def test_two_who_look_at_a_dead_owner_at_once_both_find_it_dead(tmp_path: Path) -> None:
+    for number in range(50):
+        OwnerLock(tmp_path, f"o{number}").drop()
+    answers: list[bool] = []
+    lookers = [
+        threading.Thread(target=lambda: answers.extend(is_alive(tmp_path, f"o{n}") for n in range(50)))
+        for _ in range(4)
+    ]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+    assert not any(answers)
+
+
+def test_the_lock_and_its_folder_are_this_users_only(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path / "owners", "o1")
+    assert (tmp_path / "owners").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "owners" / "o1.lock").stat().st_mode & 0o777 == 0o600
+    lock.give_up()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> None:
+    lock = OwnerLock(tmp_path, "o1")
+    ready, is_ready = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(is_ready, b"x")
+        signal.pause()
+    os.read(ready, 1)
+    try:
+        lock.drop()
+        assert not is_alive(tmp_path, "o1")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(is_ready)

@@ -1,0 +1,143 @@
+"""The watcher's thread, on a scripted view of the database; what two real owners see is the store contract's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from midstream.environment import World
+from midstream.errors import StoreBusyError
+from midstream.store.contract import ForwardedCommand, News
+from midstream.store.sqlite import inbox
+from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
+from midstream.store.sqlite.liveness import OwnerLock, Peers
+from midstream.store.sqlite.watcher import Watcher
+
+WAIT_S = 30.0
+
+
+class Tables:
+    """What the queries find."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.undecided: list[tuple[Any, ...]] = []
+        self.orphans: list[tuple[Any, ...]] = []
+        self.answers: list[tuple[Any, ...]] = []
+        self.busy = 0
+        self.looks = 0
+        self.threads: set[str] = set()
+
+    def rows(self, query: str, values: tuple[Any, ...]) -> list[Any]:
+        self.threads.add(threading.current_thread().name)
+        if query == inbox.FIND_VERSION:
+            self.looks += 1
+            if self.busy:
+                self.busy -= 1
+                raise StoreBusyError("locked")
+            return [(self.version,)]
+        found = {
+            inbox.FIND_UNDECIDED: self.undecided,
+            inbox.FIND_ORPHANS: self.orphans,
+            inbox.FIND_ANSWERS: self.answers,
+            inbox.FIND_ENDS: [],
+            inbox.FIND_GIVEN_UP: [row[:2] for row in self.orphans if row[2] is None],
+        }
+        return list(found[query])
+
+    @contextlib.contextmanager
+    def seen(self) -> Iterator[Sight]:
+        yield Sight(self.rows)
+
+
+@contextlib.asynccontextmanager
+async def _watching(folder: Path, tables: Tables):  # type: ignore[no-untyped-def] # noqa: ANN202 - contextlib's
+    lock = OwnerLock(folder, "us")
+    watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.seen, World())
+    watcher.start()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield watcher
+    finally:
+        await watcher.close()
+        lock.give_up()
+
+
+async def test_nothing_is_asked_of_the_database_while_nobody_waits(tmp_path: Path) -> None:
+    tables = Tables()
+    async with _watching(tmp_path, tables) as watcher:
+        assert await watcher.watch({}) == News()
+        looks = tables.looks
+    assert (looks, tables.threads) == (1, {"midstream-store-watcher"})
+
+
+async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: Path) -> None:
+    tables = Tables()
+    tables.undecided = [(number, "s", b"x", "us", "us", 1) for number in range(LETTERS_MAX + 1)]
+    async with _watching(tmp_path, tables) as watcher:
+        first, second = await watcher.watch({}), await watcher.watch({})
+    assert len(first.forwarded_commands) == LETTERS_MAX
+    assert second.forwarded_commands == (ForwardedCommand(LETTERS_MAX, "s", b"x"),)
+
+
+async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -> None:
+    tables = Tables()
+    tables.undecided = [(1, "s", b"x", "dead", "us", 1), (2, "s", b"y", "them", "us", 1)]
+    them = OwnerLock(tmp_path, "them")
+    async with _watching(tmp_path, tables) as watcher:
+        news = await watcher.watch({})
+    them.give_up()
+    assert news.forwarded_commands == (ForwardedCommand(2, "s", b"y"),)
+
+
+async def test_a_busy_store_is_looked_at_again(tmp_path: Path) -> None:
+    tables = Tables()
+    tables.busy = 3
+    tables.orphans = [("s", 4, None)]
+    async with _watching(tmp_path, tables) as watcher:
+        assert (await watcher.watch({})).orphans == ("s",)
+
+
+async def test_a_sessions_owner_that_came_a_moment_ago_is_not_taken_for_dead(tmp_path: Path) -> None:
+    tables = Tables()
+    tables.orphans = [("s", 4, "newcomer"), ("t", 1, "dead")]
+    newcomer = OwnerLock(tmp_path, "newcomer")
+    async with _watching(tmp_path, tables) as watcher:
+        news = await watcher.watch({})
+    newcomer.give_up()
+    assert news.orphans == ("t",)
+
+
+async def test_an_answer_wakes_who_waits_for_it(tmp_path: Path) -> None:
+    tables = Tables()
+    async with _watching(tmp_path, tables) as watcher:
+        waiting = asyncio.ensure_future(watcher.answer_to(3))
+        await asyncio.sleep(0)
+        tables.answers = [(2, b"another's"), (3, b"ours")]
+        tables.version += 1
+        assert await waiting == b"ours"
+
+
+async def test_closing_lets_nobody_wait(tmp_path: Path) -> None:
+    async with _watching(tmp_path, Tables()) as watcher:
+        await watcher.watch({})
+        waiting = [asyncio.ensure_future(each) for each in (watcher.watch({}), watcher.answer_to(1))]
+        await asyncio.sleep(0)
+        await watcher.close()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError] * 2
+
+
+async def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "owners"
+    async with _watching(folder, Tables()) as watcher:
+        await watcher.watch({})
+        folder.rename(tmp_path / "gone")
+        waiting = asyncio.ensure_future(watcher.watch({"s": 1}))
+        await asyncio.sleep(0)
+        (tmp_path / "gone").rename(folder)
+        assert (await waiting).moved == {"s"}

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.errors import NotFoundError, UsageError
+from midstream.store.memory import MemoryStore
+from midstream.store.sqlite import SQLiteStore
+from midstream.store.store_registry import file_of, open_store, read_store
+
+
+def test_a_path_and_a_url_are_a_sqlite_file_that_is_made_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    for named in (path, str(path), f"sqlite:///{path}"):
+        assert isinstance(open_store(named), SQLiteStore)
+        assert file_of(named) == path
+    assert not path.exists()
+
+
+def test_a_store_stands_for_itself_and_each_one_in_memory_is_another() -> None:
+    own = MemoryStore()
+    assert open_store(own) is own
+    assert isinstance(open_store("memory:"), MemoryStore)
+    assert open_store("memory:") is not open_store("memory:")
+    assert file_of("memory:") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("postgresql://host/db", "unknown scheme; known: 'memory:', 'sqlite:'"),
+        ("sqlite:sessions.db", "write 'sqlite:///' and a path"),
+        ("memory:here", "write 'memory:'"),
+    ],
+)
+def test_a_url_of_no_known_store_is_refused(url: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        open_store(url)
+
+
+def test_a_drive_of_windows_is_no_scheme() -> None:
+    assert file_of("C:\\sessions.db") == Path("C:\\sessions.db")
+
+
+def test_a_store_that_is_not_there_is_not_made_by_reading(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError), read_store(tmp_path / "s.db"):
+        pass
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(UsageError, match="no other reads it"), read_store("memory:"):
+        pass

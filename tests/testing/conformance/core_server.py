@@ -1,0 +1,131 @@
+"""The server's half of the protocol and the fold of a session, as a server that lives in memory and has no tasks.
+
+Its agent answers as soon as nobody has anything to say any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from midstream.errors import ConnectionLostError, StreamFencedError
+from midstream.protocol.frames import EventId
+from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
+from midstream.session.turn.commands import Refused
+from midstream.session.turn.states import AwaitingModel
+from tests.protocol.stream_link import MemoryHost
+from tests.session.stories import answers, heard
+
+HEARTBEAT_S = 0.01
+"""What its welcomes tell: a trial waits three times as long for one that does not come."""
+
+
+class CoreServer:
+    """One server; each of its sessions is a journal in memory."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, MemoryHost] = {}
+        self.wires: dict[str, list[CoreWire]] = {}
+
+    async def connect(self, session: str) -> CoreWire:
+        """Make a connection."""
+        wire = CoreWire(self, session)
+        self.wires.setdefault(session, []).append(wire)
+        return wire
+
+    def host(self, session: str) -> MemoryHost:
+        """Return the journal of a session."""
+        return self.hosts.setdefault(session, MemoryHost())
+
+    def fence(self, newer: CoreWire) -> None:
+        """Let a connection that was admitted speak for its stream, unless it is the older one."""
+        error = StreamFencedError("a newer connection took the stream over")
+        for wire in self.wires[newer.session]:
+            is_other = wire is not newer and wire.stream.is_admitted and not wire.stream.is_closed
+            if not is_other or wire.stream.stream != newer.stream.stream:
+                continue
+            older = newer if newer.stream.is_before(wire.stream) else wire
+            older.stream.fail(error, now=0.0)
+
+    def think(self, session: str) -> bool:
+        """Let the agent answer; return whether there was anything to answer."""
+        turn = self.host(session).session.turn
+        if not isinstance(turn, AwaitingModel) or not turn.attempt:
+            return False
+        host = self.host(session)
+        host.do(heard("ready", turn=turn.turn, reply=turn.reply_no, attempt=turn.attempt), at=0.0)
+        host.do(answers("ready", turn=turn.turn, reply=turn.reply_no, attempt=turn.attempt), at=0.0)
+        return True
+
+    def feed(self, session: str) -> None:
+        """Send every reader what the journal gained."""
+        host = self.host(session)
+        for wire in self.wires[session]:
+            if wire.stream.is_admitted:
+                wire.stream.deliver(host.line[wire.stream.cursor :], now=0.0)
+
+
+class CoreWire:
+    """One connection to it."""
+
+    def __init__(self, server: CoreServer, session: str) -> None:
+        self.server = server
+        self.session = session
+        self.stream = ServerStream(heartbeat_s=HEARTBEAT_S, now=0.0)
+        self.frames: list[bytes] = []
+        self._was_silent = False
+
+    async def send(self, frames: Sequence[bytes]) -> None:
+        for frame in frames:
+            self.stream.receive(frame, now=0.0)
+            self._serve()
+
+    def _serve(self) -> None:
+        host = self.server.host(self.session)
+        for request in self.stream.requests():
+            match request:
+                case Admit(event_id=event_id):
+                    self.stream.admit(host.session, epoch_at=host.epoch_at(event_id), now=0.0)
+                    if self.stream.is_admitted and self.stream.stream:
+                        self.server.fence(self)
+                case Submit(seqno, chunk):
+                    try:
+                        host.do(chunk, at=0.0)
+                    except Refused as refused:
+                        self.stream.refused(seqno, refused.error, now=0.0)
+                    else:
+                        self.stream.accepted(seqno, now=0.0)
+        deadline = self.stream.next_deadline()
+        if deadline is not None and deadline.at <= 0.0:
+            newest: EventId = host.newest
+            self.stream.handle_deadline(newest=newest, waiting_on=waiting_on(host.session), now=0.0)
+        self.server.feed(self.session)
+
+    async def receive(self) -> bytes:
+        while not self._take():
+            if self.stream.is_closed:
+                raise ConnectionLostError("the server ended the connection")
+            if not self.server.think(self.session) and not self._let_silence_pass():
+                await asyncio.Event().wait()  # nothing will ever come: whoever waits has a limit
+            self.server.feed(self.session)
+        return self.frames.pop(0)
+
+    def _let_silence_pass(self) -> bool:
+        """Let the clock go on to the next heartbeat, once; return whether it did."""
+        deadline = self.stream.next_deadline()
+        if deadline is None or self._was_silent or not self.stream.is_admitted:
+            return False
+        self._was_silent = True
+        host = self.server.host(self.session)
+        waits = waiting_on(host.session)
+        self.stream.handle_deadline(newest=host.newest, waiting_on=waits, now=deadline.at)
+        return True
+
+    def _take(self) -> bool:
+        self.frames += self.stream.frames_to_send()
+        return bool(self.frames)
+
+    async def close(self) -> None:
+        wires = self.server.wires[self.session]
+        if self in wires:
+            wires.remove(self)

@@ -1,0 +1,77 @@
+"""The scripts that are played to a client, against ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.testing.conformance.client_side import ClientTrial
+from midstream.testing.conformance.scripts import Script, scripts
+from midstream.testing.conformance.server_side import ScriptOutcome
+
+
+@pytest.mark.parametrize("script", scripts("client"), ids=lambda script: script.name)
+def test_our_client_keeps_every_script(script: Script) -> None:
+    assert ClientTrial().run(script) == ScriptOutcome(script.name, script.clauses)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (({"sent": [{"type": "open"}]},), "0 frames were sent, not 1: []"),
+        (({"connected": True}, {"sent": [{"type": "close"}]}), "frame 0: type is 'open', not 'close'"),
+        (({"told": ["1-1"]},), "the application was told [], not ['1-1']"),
+        (({"connected": True}, {"waits": True}), "the client does not wait"),
+        (({"connected": True}, {"dropped": True}), "the connection was kept"),
+        (({"detach": True}, {"connected": True}), "no connection is wanted"),
+        (({"ended": None},), "the stream has not ended"),
+        (({"detach": True}, {"ended": "protocol"}), "the stream ended with None, not 'protocol'"),
+        (({"kept": False},), "kept is True"),
+        (({"sing": True},), "the script has a step that nobody knows: ['sing']"),
+    ],
+)
+def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str) -> None:
+    outcome = ClientTrial().run(Script("a script", (), steps))
+    assert (outcome.problem, outcome.step, outcome.is_kept) == (problem, len(steps), False)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (({"connected": True},), "1 frames were sent, not 0: ['open']"),
+        (
+            (
+                {"connected": True},
+                {
+                    "receive": {
+                        "type": "welcome",
+                        "stream": "$stream",
+                        "event_id": "0-0",
+                        "resume_from": "0-0",
+                    }
+                },
+                {
+                    "receive": {
+                        "type": "events",
+                        "events": [
+                            {
+                                "id": "1-1",
+                                "record": {
+                                    "type": "stream_opened",
+                                    "stream": "$stream",
+                                    "secret_digest": "d",
+                                },
+                            }
+                        ],
+                    }
+                },
+                {"sent": [{"type": "open"}]},
+            ),
+            "in the end the application was told ['1-1']",
+        ),
+    ],
+)
+def test_what_comes_in_the_end_and_nobody_asked_for_is_told(
+    steps: tuple[dict[str, object], ...], problem: str
+) -> None:
+    outcome = ClientTrial().run(Script("a script", (), steps))
+    assert (outcome.problem, outcome.step) == (problem, len(steps) + 1)

@@ -1,0 +1,78 @@
+"""The scripts that are played to a client, over real lines, against our own half behind our own transports."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.client.transport_selection import TransportKind
+from midstream.environment import World
+from midstream.testing.conformance import client_wire
+from midstream.testing.conformance.client_wire import ClientView, WireTrial
+from midstream.testing.conformance.scripted_server import ScriptedServer
+from midstream.testing.conformance.scripts import Json, Script, scripts
+from tests.testing.conformance.core_client import CoreSubject
+
+SAY: Json = {"submit": {"type": "say", "parts": [{"type": "text", "text": "hi"}]}}
+WELCOME: Json = {"receive": {"type": "welcome", "stream": "$stream", "event_id": "1-1", "resume_from": "1-1"}}
+
+
+@pytest.mark.parametrize("way", TransportKind)
+async def test_our_client_keeps_the_scripts_over_each_transport(way: TransportKind) -> None:
+    chosen = scripts("client")[
+        :: 1 if way is TransportKind.WEBSOCKET else 4
+    ]  # a browser runs all of them over each
+    async with ScriptedServer().listening() as server:
+        trial = WireTrial(server, CoreSubject(server.url, World()))
+        outcomes = [await trial.run(script, way) for script in chosen]
+    assert [outcome for outcome in outcomes if not outcome.is_kept] == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ((SAY, {"connected": True}, WELCOME, {"sent": []}), "2 frames were sent, not 0: ['open', 'chunk']"),
+        (
+            (SAY, {"connected": True}, WELCOME, {"sent": [{"type": "close"}, {"type": "chunk"}]}),
+            "frame 0: type is 'open', not 'close'",
+        ),
+        ((SAY, {"connected": True}, WELCOME, {"told": ["1-1"]}), "the application was told [], not ['1-1']"),
+        ((SAY, {"detach": True}, {"connected": True}), "no connection is wanted"),
+        ((SAY, {"detach": True}, {"ended": "protocol"}), "it ended with None, not 'protocol'"),
+        ((SAY, {"kept": False}), "kept is True"),
+        ((SAY, {"sing": True}), "the script has a step that nobody knows: ['sing']"),
+        ((SAY, {"connected": True}, WELCOME, {"dropped": True}), "nothing came of it within 0.2 s"),
+    ],
+)
+async def test_a_difference_is_told(
+    steps: tuple[Json, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "within" in problem:
+        monkeypatch.setattr(client_wire, "WAIT_S", 0.2)
+    async with ScriptedServer().listening() as server:
+        trial = WireTrial(server, CoreSubject(server.url, World()))
+        outcome = await trial.run(Script("a script", (), steps), TransportKind.WEBSOCKET)
+    assert (outcome.problem, outcome.step) == (problem, len(steps))
+
+
+class _Silent(CoreSubject):
+    """A client that cannot tell what it has heard and said."""
+
+    async def seen(self) -> ClientView:
+        seen = await super().seen()
+        return ClientView(
+            seen.phase,
+            seen.code,
+            seen.told,
+            seen.is_acknowledged,
+            seen.is_reconnecting,
+            seen.is_degraded,
+            seen.is_kept,
+        )
+
+
+async def test_a_client_that_cannot_count_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_wire, "GRACE_S", 0.05)
+    async with ScriptedServer().listening() as server:
+        trial = WireTrial(server, _Silent(server.url, World()))
+        outcome = await trial.run(scripts("client")[0], TransportKind.WEBSOCKET)
+    assert outcome.is_kept, outcome

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.errors import ModelUnavailableError
+from midstream.history.messages import Call, Exchange, History, Reply, Result, UserMessage
+from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.testing import Gate, Pause, ScriptedModel, calls, text
+from midstream.testing.scripted_model import exchanges_since_user
+
+ASKED = ModelRequest("", History((UserMessage.of("hi"),)))
+
+
+async def _all(model: ScriptedModel, request: ModelRequest = ASKED) -> list[ModelEvent]:
+    return [event async for event in model.stream(request)]
+
+
+async def test_the_script_is_followed_by_the_place_in_the_conversation_not_by_memory() -> None:
+    script = [calls(("read", "{}"), say="look"), text("seen")]
+    exchange = Exchange(Reply((Call("c1", "read"),)), (Result("c1", "x"),))
+    later = ModelRequest("", ASKED.history.then(exchange))
+    assert exchanges_since_user(later.history) == 1
+    for model in (ScriptedModel(script), ScriptedModel(script)):  # a restarted process
+        assert await _all(model, later) == [TextDelta("seen"), Finished()]
+    first = await _all(ScriptedModel(script))
+    assert CallRequested("c1", "read", "{}") in first
+
+
+async def test_words_come_in_as_many_pieces_as_wanted() -> None:
+    assert [step.text for step in text("abcdef", tokens=3) if isinstance(step, TextDelta)] == [
+        "ab",
+        "cd",
+        "ef",
+    ]
+
+
+async def test_failures_pauses_and_gates_are_played() -> None:
+    gate = asyncio.Event()
+    gate.set()
+    model = ScriptedModel(
+        [[Pause(0), Gate(gate), TextDelta("a"), ModelUnavailableError("503")]], delay_s=0.0001
+    )
+    with pytest.raises(ModelUnavailableError):
+        await _all(model)
+    assert model.requests == [ASKED]

@@ -1,0 +1,130 @@
+"""The scripted upstream remembers, and fails as it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from midstream.agents.abilities import Abilities
+from midstream.agents.upstreams import Marked, MessageTaken, Setup, UpstreamEvent, UpstreamMessage
+from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamGoneError
+from midstream.history.messages import Usage, UserMessage
+from midstream.models.replies import Finished, TextDelta
+from midstream.testing.scripted_upstream import ScriptedAgent, ScriptedUpstream, Trouble, words_of
+
+SETUP = Setup()
+ENDLESS = tuple(trouble for trouble in Trouble if trouble.value.startswith("hangs"))
+
+
+async def test_a_conversation_goes_on_by_name_from_another_process() -> None:
+    one = ScriptedUpstream()
+    events = await _say(await one.open(SETUP), "a")
+    assert events == [
+        MessageTaken("agent-1"),
+        TextDelta("answer "),
+        TextDelta("1"),
+        Finished(usage=Usage(1, 2)),
+    ]
+    other = ScriptedUpstream(one.memory)
+    events = await _say(await other.open(SETUP, resume="agent-1"), "b")
+    assert events[0] == MessageTaken("agent-1", "agent-1")
+    assert one.memory.talks["agent-1"].words == "a\nb"
+
+
+async def test_a_fork_knows_what_was_said_before_the_mark_only() -> None:
+    upstream = ScriptedUpstream(abilities=Abilities(can_fork=True))
+    agent = await upstream.open(SETUP)
+    marks = [event for text in ("a", "b") for event in await _say(agent, text) if isinstance(event, Marked)]
+    fork = await upstream.fork(SETUP, agent="agent-1", mark=marks[0].mark)
+    events = await _say(fork, "c")
+    assert events[0] == MessageTaken("agent-2", "agent-1")
+    assert [talk.words for talk in upstream.memory.talks.values()] == ["a\nb", "a\nc"]
+
+
+@pytest.mark.parametrize("trouble", [each for each in Trouble if each not in ENDLESS])
+async def test_a_trouble_is_one_messages_and_the_next_is_well(trouble: Trouble) -> None:
+    upstream = ScriptedUpstream()
+    await _say(await upstream.open(SETUP), "a")
+    upstream.troubles.append(trouble)
+    events: list[UpstreamEvent] = []
+    try:
+        agent = await upstream.open(SETUP, resume="agent-1")
+        await _say(agent, "b", events)
+    except ModelError:
+        assert not any(isinstance(event, Finished) for event in events)
+    else:
+        assert trouble in (Trouble.NEW_CHAT, Trouble.CUT)
+    agent = await upstream.open(SETUP, resume="agent-1")
+    events = [event async for event in agent.send(_said("c"), key="c", is_forced=True)]
+    assert isinstance(events[-1], Finished)
+
+
+@pytest.mark.parametrize("trouble", sorted(ENDLESS))
+async def test_a_run_that_hangs_ends_when_it_is_closed(trouble: Trouble) -> None:
+    upstream = ScriptedUpstream(troubles=[trouble])
+    agent = await upstream.open(SETUP)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await _say(agent, "a")
+    assert isinstance((await _say(agent, "b"))[-1], Finished)
+
+
+async def test_a_lost_acknowledgement_is_made_up_for_by_the_same_key() -> None:
+    upstream = ScriptedUpstream()
+    agent = await upstream.open(SETUP)
+    await _say(agent, "a")
+    upstream.troubles.append(Trouble.ACK_LOST)
+    with pytest.raises(ModelUnavailableError):
+        await _say(agent, "b")
+    await _say(agent, "b")
+    assert upstream.memory.talks["agent-1"].words == "a\nb"
+
+
+async def test_what_no_caller_may_do_is_noted() -> None:
+    upstream = ScriptedUpstream()
+    agent = await upstream.open(SETUP)
+    running = agent.send(_said("a"), key="a")
+    await anext(running)
+    with pytest.raises(UpstreamBusyError):
+        await _say(agent, "b")
+    await running.aclose()
+    await _say(agent, "c", key="a")
+    assert upstream.memory.wrongs == ["agent-1 was spoken to while it spoke", "key 'a' stands for two things"]
+
+
+async def test_what_is_forgotten_is_gone() -> None:
+    upstream = ScriptedUpstream()
+    await _say(await upstream.open(SETUP), "a")
+    await upstream.forget("agent-1")
+    for opening in (upstream.open(SETUP, resume="agent-1"), upstream.fork(SETUP, agent="agent-1", mark="1")):
+        with pytest.raises(UpstreamGoneError):
+            await opening
+    assert upstream.memory.forgotten == ["agent-1"]
+
+
+async def test_open_agents_are_counted() -> None:
+    upstream = ScriptedUpstream()
+    agents = [await upstream.open(SETUP) for _ in range(3)]
+    for agent in agents[:2]:
+        await agent.aclose()
+        await agent.aclose()
+    assert (upstream.live, upstream.live_max) == (1, 3)
+
+
+def test_all_the_words_of_a_message_are_its_words() -> None:
+    assert words_of(_said("a")) == "a"
+
+
+def _said(text: str) -> UpstreamMessage:
+    return UpstreamMessage(UserMessage.of(text))
+
+
+async def _say(
+    agent: ScriptedAgent, text: str, events: list[UpstreamEvent] | None = None, *, key: str = ""
+) -> Sequence[UpstreamEvent]:
+    heard = [] if events is None else events
+    async for event in agent.send(_said(text), key=key or text):
+        heard.append(event)
+    return heard
