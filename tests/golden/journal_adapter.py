@@ -43,7 +43,10 @@ RENAMED: Mapping[str, str] = {
     "Left": "UnfinishedTurn",
     "Obligation": "PendingWork",
     "Verdict": "CallVerdict",
+    "Wishes": "ModelSettings",
+    "ApplicationRequest.wishes": "settings",
     "owed": "pending_work",
+    "transcript_accepted.request.wishes": "settings",
 }
 """Names in the data and their new ones.
 

@@ -41,7 +41,7 @@ _INTEGRATIONS = "midstream.agents"
 SERVED = {
     "hello:agent": Served("README.md"),
     "approvals:agent": Served("approvals.md"),
-    "in_claude:agent": _played("claude.md", f"{_INTEGRATIONS}.claude_agent", "Claude"),
+    "in_claude:agent": _played("claude.md", f"{_INTEGRATIONS}.claude", "Claude"),
     "in_acp:agent": _played("acp.md", f"{_INTEGRATIONS}.acp", "AcpAgent"),
     "in_approvals:agent": _played("approvals.md", f"{_INTEGRATIONS}.acp", "AcpAgent", block=1),
     "in_cursor:agent": _played("cursor.md", f"{_INTEGRATIONS}.cursor", "Cursor"),

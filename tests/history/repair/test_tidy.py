@@ -36,6 +36,15 @@ def test_a_result_inside_a_reply_does_not_hide_that_the_reply_goes_on() -> None:
     assert again.edits == ()
 
 
+def test_thinking_that_stands_last_once_the_results_are_moved_gets_a_word_in_the_same_pass() -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}
+    spliced = reply(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
+    following = reply(thought("so", "R2.EqQBCkYICxgCKkA"), text("so"))
+    once = repair([user("hi"), spliced, following], format="anthropic", profile="openai-chat")
+    assert "thinking-last" in [edit.code for edit in once.edits]
+    assert repair(once.messages, format="anthropic", profile="openai-chat").edits == ()
+
+
 def test_thinking_of_two_responses_is_taken_apart() -> None:
     second = thought("so", "sig2.EqQB")
     done, told = tidied([user("q"), reply(thought(), use("a"), second, use("b"))])

@@ -314,13 +314,17 @@ def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
         return False
     if not before.parts or not turn.parts:
         return False
-    # Results that stand in a reply are moved out of it later.
-    last = next((part for part in reversed(before.parts) if part.kind is not PartKind.RESULT), None)
-    if profile.is_thinking_signed and last is not None and last.kind is PartKind.THINKING:
+    if profile.is_thinking_signed and _ends_with_thinking(before):
         return all(part.kind is not PartKind.THINKING for part in turn.parts)
     if profile.pairs_hosted and turn.parts[0].kind is PartKind.HOSTED_RESULT:
         return any(part.kind is PartKind.HOSTED_CALL for part in before.parts)
     return False
+
+
+def _ends_with_thinking(turn: MessageTurn) -> bool:
+    """Return whether thinking stands last, but for results, which are moved out of a response later."""
+    last = next((part for part in reversed(turn.parts) if part.kind is not PartKind.RESULT), None)
+    return last is not None and last.kind is PartKind.THINKING
 
 
 def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
@@ -374,7 +378,7 @@ def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
 
 def _close_thinking(turn: MessageTurn, task: Task) -> None:
     """Thinking may not stand at the end of a reply: a cut reply gets a word after it."""
-    if not task.profile.is_thinking_signed or turn.parts[-1].kind is not PartKind.THINKING:
+    if not task.profile.is_thinking_signed or not _ends_with_thinking(turn):
         return
     turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
     turn.is_changed = True
