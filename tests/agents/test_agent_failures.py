@@ -8,8 +8,6 @@ from msgspec.structs import replace
 from midstream.agents.agent_failures import (
     CAUSES,
     DOUBTFUL_AFTER_S,
-    REPEAT_AFTER_S,
-    RETRY_AFTER_MAX_S,
     BeginAnew,
     Fail,
     FailureCause,
@@ -37,6 +35,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UpstreamMismatchError,
 )
+from midstream.retries import AGENT_REPEAT_AFTER_S, RETRY_AFTER_MAX_S
 
 RESUMED = FailureSituation(is_remembering=True)
 FRESH = FailureSituation(is_remembering=False)
@@ -142,7 +141,7 @@ def test_the_network_gets_two_more_tries_then_a_fresh_agent() -> None:
 def test_a_rate_limit_is_waited_for_and_never_answered_with_a_longer_request() -> None:
     soon = ModelUnavailableError("x", retry_after_s=7.0)
     assert remedy(soon, RESUMED) == Repeat(7.0)
-    assert remedy(soon, replace(RESUMED, repeats=len(REPEAT_AFTER_S))) == Fail()
+    assert remedy(soon, replace(RESUMED, repeats=len(AGENT_REPEAT_AFTER_S))) == Fail()
     assert remedy(ModelUnavailableError("x", retry_after_s=0.1), RESUMED) == Repeat(0.5)
     assert remedy(ModelUnavailableError("x", retry_after_s=RETRY_AFTER_MAX_S + 1), RESUMED) == Fail()
 

@@ -14,10 +14,10 @@ from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, Upstr
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 from midstream.history.messages import Result, ToolSpec, UserMessage
 from midstream.models.replies import CallRequested, TextDelta
+from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.session.model_settings import ModelSettings
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract
-from midstream.timing import RETRY_AFTER_MAX_S
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 
 WAIT_S = 60.0
@@ -127,7 +127,7 @@ async def test_a_server_that_is_full_may_ask_for_a_pause_until_a_date() -> None:
         server.fails_with, server.retry_after = 429, "Thu, 31 Dec 2099 23:59:59 GMT"
         with pytest.raises(ModelUnavailableError) as raised:
             await _said(await upstream.open(Setup()), UpstreamMessage(UserMessage.of("one")))
-    assert raised.value.retry_after_s == RETRY_AFTER_MAX_S
+    assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
 
 
 async def test_an_answer_is_made_as_it_was_wished() -> None:

@@ -11,7 +11,6 @@ import pytest
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.engine.journal import Journal
-from midstream.engine.outages import APPEND_TRIES_MAX
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import (
@@ -26,6 +25,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import Exchange, Finish, Outcome, Result, ToolSpec, UserMessage
 from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.retries import APPEND_ATTEMPTS_MAX
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
@@ -357,7 +357,7 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
     @tool
     async def write(path: str) -> str:
         runs.append(path)
-        store.left = APPEND_TRIES_MAX + 3
+        store.left = APPEND_ATTEMPTS_MAX + 3
         return path
 
     model = ScriptedModel([calls(("write", '{"path":"a"}')), text("done")])

@@ -32,7 +32,7 @@ from midstream.history.messages import (
 from midstream.models import openai_responses
 from midstream.models.http_limits import HttpLimits
 from midstream.models.model import Model, ResumableModel
-from midstream.models.openai_responses import RECONNECTS_MAX, OpenAIResponses
+from midstream.models.openai_responses import OpenAIResponses
 from midstream.models.prompt_prefix import cache_key_of
 from midstream.models.replies import (
     CallRequested,
@@ -45,13 +45,13 @@ from midstream.models.replies import (
     ThinkingDelta,
     Working,
 )
+from midstream.retries import RESPONSE_RECONNECTS_MAX, Backoff
 from midstream.session.model_settings import ModelSettings
 from midstream.session.records import AttemptContinued, AttemptStarted, Delta, ReplyCompleted, decode
 from midstream.session.turn import deciding
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import run_turn
-from midstream.timing import Backoff
 from tests.models.chat_server import WAIT_S, Hasty, Json
 from tests.models.responses_server import (
     HELLO,
@@ -288,7 +288,7 @@ async def test_connections_that_bring_nothing_are_bounded() -> None:
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:
         with pytest.raises(ModelCutError):
             await answered(model)
-    assert len(server.asked) == RECONNECTS_MAX + 1
+    assert len(server.asked) == RESPONSE_RECONNECTS_MAX + 1
 
 
 async def test_a_provider_that_hangs_on_every_connection_is_a_stall() -> None:
@@ -386,7 +386,7 @@ async def test_the_next_owner_takes_the_reply_up_or_asks_anew(*, forgets: bool) 
 
 
 async def test_a_turn_over_bad_connections_shows_every_word_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_responses, "RECONNECTS_MAX", 0)
+    monkeypatch.setattr(openai_responses, "RESPONSE_RECONNECTS_MAX", 0)
     monkeypatch.setattr(deciding, "MODEL_BACKOFF", Backoff(first_s=0.01, most_s=0.01))
     links = [Link(3, "cut"), Link(5, "cut")]
     memory = Memory()

@@ -24,9 +24,9 @@ from midstream.protocol import frames
 from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import Applied, ClientStream, Forget, Replaced
 from midstream.protocol.frames import EventId
+from midstream.retries import Backoff
 from midstream.session import records
 from midstream.session.calls import CallState
-from midstream.timing import Backoff
 from tests.protocol.values import copied, told_apart
 
 AT = 0.0

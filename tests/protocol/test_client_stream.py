@@ -29,7 +29,6 @@ from midstream.protocol import frames
 from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import (
     CHUNK_OVERHEAD_BYTES,
-    RETRY_AFTER_S_MAX,
     STALL_AFTER_S,
     Applied,
     ClientStream,
@@ -57,6 +56,7 @@ from midstream.protocol.frames import (
     SnapshotFrame,
     Welcome,
 )
+from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.session import records
 from midstream.session.records import (
     ChunkAccepted,
@@ -377,7 +377,7 @@ def test_a_server_cannot_ask_for_an_endless_wait() -> None:
     stream = _live(HI)
     receive(stream, Error("draining", "restarting", "later", retry_after_s=1e9))
     stream.disconnected(chance=0.0, now=0.0)
-    assert due_at(stream) == RETRY_AFTER_S_MAX
+    assert due_at(stream) == RETRY_AFTER_MAX_S
 
 
 @spec("STREAM-28")

@@ -11,7 +11,7 @@ from midstream.errors import ConnectionLostError
 from midstream.history.messages import Result
 from midstream.protocol import frames
 from midstream.protocol.checkpoint import Forgotten
-from midstream.protocol.client_stream import STOPPED_PATIENCE_S, ClientStream
+from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import (
     AbortPayload,
     Ack,
@@ -23,6 +23,7 @@ from midstream.protocol.frames import (
     ServerFrame,
     Welcome,
 )
+from midstream.retries import STOPPED_PATIENCE_S
 from midstream.session.records import TurnEnded, TurnStatus
 from midstream.session.turn.states import LOOK_BACK_S
 from tests.protocol.test_client_stream import begun, due_at, event, receive

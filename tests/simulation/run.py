@@ -45,7 +45,7 @@ REST_S = 6 * 60 * 60.0
 PROBE_FAILED = "the probe of a tool failed"
 """Logged with a traceback, and no fault of the program."""
 LONG_OUTAGE_S = 15 * 60.0
-"""Seconds without a store after which every runner has given up (`APPEND_TRIES_MAX`)."""
+"""Seconds without a store after which every runner has given up (`APPEND_ATTEMPTS_MAX`)."""
 CANCELLED_WITHIN_S = CANCEL_GRACE_S + 2 * CHILD_GRACE_S + 10.0
 """Seconds in which a cancel has come to rest where nothing goes wrong: the grace of sub-agents in two layers, clocks
 that disagree, a slow store, a last restart."""

@@ -23,13 +23,13 @@ from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.history.messages import Call, Outcome, Result, UserMessage
+from midstream.retries import Backoff
 from midstream.session.calls import OnDoubt
 from midstream.session.records import CallEnded, Record, ToolsChanged, TurnEnded, TurnStatus
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn, turns
 from midstream.testing.turns import records_until_end
-from midstream.timing import Backoff
 from midstream.tools import mcp
 from midstream.tools.function_tools import CallContext, Tool, run_call
 from midstream.tools.mcp import McpServer, text_of
@@ -331,7 +331,7 @@ async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_agai
 async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
     program: HttpProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=0.0, most_s=0.0))
+    monkeypatch.setattr(mcp, "MCP_BACKOFF", Backoff(first_s=0.0, most_s=0.0))
     program.start()
     server = McpServer.http(program.url, name="files")
     tools = await _tools(server)
@@ -364,7 +364,7 @@ async def test_a_call_that_hangs_is_given_up_and_cancelled_at_a_server_of_the_ol
 async def test_a_server_that_is_no_program_is_not_tried_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=1000.0, most_s=1000.0))
+    monkeypatch.setattr(mcp, "MCP_BACKOFF", Backoff(first_s=1000.0, most_s=1000.0))
     server = McpServer.stdio("no-such-program-here", name="files", env={"TOKEN": "hunter2"})
     with pytest.raises(ToolsUnavailableError, match="cannot be started or reached: No such file"):
         await _tools(server)
@@ -386,7 +386,7 @@ async def test_a_program_that_never_greets_is_given_up_also_while_nobody_waits_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mcp, "CONNECT_S", 0.1)
-    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=0.0, most_s=0.0))
+    monkeypatch.setattr(mcp, "MCP_BACKOFF", Backoff(first_s=0.0, most_s=0.0))
     server = McpServer.stdio(sys.executable, ["-c", SILENT], name="files")
     with pytest.raises(ToolsUnavailableError, match=r"did not start within 0\.1 s"):
         await _tools(server)
@@ -396,7 +396,7 @@ async def test_a_program_that_never_greets_is_given_up_also_while_nobody_waits_f
     link = server._link
     assert link is not None
     await _until(lambda: link.is_done)
-    monkeypatch.setattr(mcp, "RECONNECT", Backoff(first_s=1000.0, most_s=1000.0))
+    monkeypatch.setattr(mcp, "MCP_BACKOFF", Backoff(first_s=1000.0, most_s=1000.0))
     with pytest.raises(ToolsUnavailableError, match=r"did not start within 0\.1 s"):
         await _tools(server)
     with pytest.raises(ToolsUnavailableError, match="is tried again in"):

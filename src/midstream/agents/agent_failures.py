@@ -32,11 +32,8 @@ from midstream.errors import (
     UpstreamGoneError,
     UpstreamMismatchError,
 )
+from midstream.retries import AGENT_REPEAT_AFTER_S, RETRY_AFTER_MAX_S
 
-REPEAT_AFTER_S = (0.5, 1.5)
-"""Seconds before each further try to say the same to the same agent, where the network or a rate limit refused it."""
-RETRY_AFTER_MAX_S = 30.0
-"""Seconds of `Retry-After` that are waited for here; a longer wait is for whoever asked."""
 DOUBTFUL_AFTER_S = 300.0
 """Seconds of silence from which an agent's "unauthenticated" may only mean that it is dead: some drop their session in
 memory after about five minutes and then say so."""
@@ -172,8 +169,8 @@ def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
     asked_s = error.retry_after_s or 0.0
     if asked_s > RETRY_AFTER_MAX_S:
         return Fail()
-    if not situation.is_taken and situation.repeats < len(REPEAT_AFTER_S):
-        return Repeat(max(REPEAT_AFTER_S[situation.repeats], asked_s))
+    if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
+        return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))
     # Who is told to come later is not asked for more than before.
     return _anew(situation) if error.retry_after_s is None else Fail()
 

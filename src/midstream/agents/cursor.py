@@ -56,7 +56,7 @@ from midstream.models.replies import (
     UpstreamCallStarted,
     Working,
 )
-from midstream.timing import retry_after_s
+from midstream.retries import retry_after_s
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 with extra("cursor"):

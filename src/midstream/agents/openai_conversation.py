@@ -54,8 +54,8 @@ from midstream.models.http_limits import WRITE_S, HttpLimits
 from midstream.models.openai_responses_stream import ResponsesReader, render_tools
 from midstream.models.provider_errors import error_of
 from midstream.models.replies import Finished
+from midstream.retries import RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX, retry_after_s
 from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
-from midstream.timing import Backoff, retry_after_s
 
 with extra("openai"):
     import openai
@@ -64,9 +64,6 @@ Memory = Literal["responses", "conversation"]
 
 SILENCE_S = SILENCE_MAX_S
 """Seconds of silence that the connection allows where no limit is set: the pool and the agent's budgets cut before."""
-RECONNECTS_MAX = 3
-"""Connections in a row that may bring nothing new before a background reply is given up."""
-RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
 Events = openai.AsyncStream[object]
 """The events of one connection, as plain values."""
 _AS_OURSELVES: Any = {"security": {"bearer_auth": True}}  # Any: the package's type of it is private
@@ -308,10 +305,10 @@ class OpenAIAgent:
             if reader.is_ended:
                 return
             failures = 1 if reader.sequence > known else failures + 1
-            if not (self._way.is_background and is_opened) or failures > RECONNECTS_MAX:
+            if not (self._way.is_background and is_opened) or failures > RESPONSE_RECONNECTS_MAX:
                 raise trouble
             world = self._way.world
-            await world.sleep(RECONNECT_BACKOFF.wait_s(failures - 1, chance=world.chance()))
+            await world.sleep(RESPONSE_BACKOFF.wait_s(failures - 1, chance=world.chance()))
 
     def _is_in_doubt(self, trouble: ModelError) -> bool:
         """Whether what was said may stand in the conversation though nothing said so; said again, it would twice.

@@ -33,7 +33,7 @@ from midstream.local_keys import is_loopback
 from midstream.protocol.frames import Chunk, ClientFrame, Close, Error, EventId, Open, decode_client, encode
 from midstream.protocol.server_stream import events_frames
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
-from midstream.timing import retry_after_s
+from midstream.retries import retry_after_s
 
 ANSWER_S = 30.0
 """Seconds for a POST to be answered: an append on a busy disk, over a bad network."""

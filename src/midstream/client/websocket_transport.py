@@ -19,7 +19,7 @@ from midstream.client.transports import (
 from midstream.environment import World
 from midstream.errors import ConnectionLostError
 from midstream.local_keys import is_loopback
-from midstream.timing import retry_after_s
+from midstream.retries import retry_after_s
 
 
 class CountingConnection(ClientConnection):

@@ -16,6 +16,7 @@ from midstream.errors import MidstreamError, SessionBusyError, UsageError
 from midstream.history.messages import UserMessage
 from midstream.protocol.events import Event, EventReader, completed
 from midstream.protocol.frames import EventId, SayPayload, digest_of, encode, secret_digest_of
+from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
 from midstream.session.records import (
     JournalReader,
     MessageAccepted,
@@ -28,11 +29,8 @@ from midstream.session.records import (
 from midstream.session.session import Received
 from midstream.session.turn.commands import SendMessage, WhenBusy
 from midstream.store.contract import StoredRecord
-from midstream.timing import RECONNECT_BACKOFF
 
 PAGE_RECORDS = 500
-TRIES_MAX = 100
-"""Failures in a row (a busy store, a session that moves) before the turn is left to itself; about 25 minutes."""
 
 
 class ConversationSessions(Protocol):
@@ -90,7 +88,7 @@ async def turn_of(
         except MidstreamError as error:
             failures += 1
             is_refused = isinstance(error, SessionBusyError) or error.retry not in {"now", "later"}
-            if is_refused or sessions.is_draining or failures > TRIES_MAX:
+            if is_refused or sessions.is_draining or failures > STORE_ATTEMPTS_MAX:
                 raise
             await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))
 
@@ -188,6 +186,6 @@ async def followed(sessions: ConversationSessions, session: str, after: int) -> 
                 runner.detach()
         except MidstreamError as error:
             failures += 1
-            if error.retry not in {"now", "later"} or sessions.is_draining or failures > TRIES_MAX:
+            if error.retry not in {"now", "later"} or sessions.is_draining or failures > STORE_ATTEMPTS_MAX:
                 raise
             await world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=world.chance()))

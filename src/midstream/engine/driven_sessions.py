@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from midstream.engine.journal import Journal, require_session_id
 from midstream.engine.listing import batch_of
-from midstream.engine.outages import APPEND_BACKOFF, APPEND_TRIES_MAX
 from midstream.environment import Fault, World
 from midstream.errors import (
     AgentMismatchError,
@@ -31,6 +30,7 @@ from midstream.errors import (
 from midstream.history.messages import Call, Reply, Result, Text, UserMessage
 from midstream.models.replies import merge_deltas
 from midstream.observability.observers import Observer, Observers
+from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
 from midstream.session import session as sessions
 from midstream.session.calls import CallPlan
 from midstream.session.driven_turn import (
@@ -257,7 +257,7 @@ class DrivenJournal:
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
         batch = batch_of(records, (), self.state, state, epoch=self.journal.epoch)
-        tries = APPEND_TRIES_MAX if is_patient else 1
+        tries = APPEND_ATTEMPTS_MAX if is_patient else 1
         for failures in range(1, tries + 1):
             try:
                 await self.journal.append(batch)

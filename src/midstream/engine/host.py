@@ -41,6 +41,7 @@ from midstream.protocol.events import Event
 from midstream.protocol.frames import EventId
 from midstream.protocol.server_stream import waiting_on
 from midstream.protocol.stream_settings import TAIL_BYTES
+from midstream.retries import RECONNECT_BACKOFF
 from midstream.session.calls import OnDoubt
 from midstream.session.child_names import PART_MARK, root_of
 from midstream.session.records import Parent, TurnStatus
@@ -50,7 +51,6 @@ from midstream.session.turn.commands import WhenBusy, WhenBusyName
 from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.store.contract import SessionInfo, Store
 from midstream.store.store_registry import open_store
-from midstream.timing import RECONNECT_BACKOFF
 
 RECOVERIES_MAX = 64
 """Sessions recovered side by side at start-up: they share commits, of which each session needs two."""

@@ -8,12 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from midstream.environment import World
 from midstream.errors import MidstreamError, UnavailableError
-from midstream.timing import Backoff
+from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
 
-APPEND_TRIES_MAX = 60
-"""Tries to append what a model or a tool returned while the store is unavailable, before the runner gives up: some
-seven minutes. Past them the outcome of a tool that ran is lost, and its call in doubt."""
-APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
 OUTAGE_TOLD_S = 5.0
 """Seconds without a successful append after which the session's connections end with the store's error."""
 
@@ -47,14 +43,14 @@ class Outages:
         """Append, and retry while the store is unavailable: a model's words and a tool's outcome cannot be repeated.
 
         Raises:
-            UnavailableError: The store took nothing for `APPEND_TRIES_MAX` tries. Nothing was written.
+            UnavailableError: The store took nothing for `APPEND_ATTEMPTS_MAX` tries. Nothing was written.
         """
         try:
             for failures in itertools.count(1):
                 try:
                     await append()
                 except UnavailableError as error:
-                    if failures == APPEND_TRIES_MAX:
+                    if failures == APPEND_ATTEMPTS_MAX:
                         raise
                     if self._since is None:
                         self._since = self._world.monotonic()

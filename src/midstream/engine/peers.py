@@ -25,15 +25,13 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.protocol.frames import EventId
+from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
 from midstream.session.retention import Retention
 from midstream.session.session import Session
 from midstream.store.contract import ForwardedCommand, News, SessionInfo, Store
-from midstream.timing import RECONNECT_BACKOFF
 
 TAKEN_UP_AT_ONCE = 16
 """Sessions taken up side by side."""
-TRIES_MAX = 100
-"""Tries to take up a session while the store is busy or full; about 25 minutes."""
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +206,7 @@ class Caretaker:
             finally:
                 unread.count_down()
             await unread.is_over.wait()  # what died together is judged together
-            for failures in range(1, TRIES_MAX + 1):
+            for failures in range(1, STORE_ATTEMPTS_MAX + 1):
                 try:
                     async with self._turnstile:
                         runner = await self._sessions.session(session_id)

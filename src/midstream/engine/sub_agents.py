@@ -16,6 +16,7 @@ from midstream.engine.agent import SubAgent
 from midstream.environment import World
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
 from midstream.history.messages import Exchange, Outcome, Result, UserMessage
+from midstream.retries import STOP_CHILD_ATTEMPTS_MAX
 from midstream.session.calls import CallState, Site
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import (
@@ -37,8 +38,6 @@ DEPTH_MAX = 3
 """Sub-agents within sub-agents."""
 POLL_S = 0.5
 """Seconds between two looks at a child that another process still holds."""
-STOP_TRIES_MAX = 14
-"""Tries to reach a child that is to be stopped: as long as its parent waits for it."""
 RECORDS_PER_LOOK = 200
 _OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
 """Records that say nothing to a reader of the parent."""
@@ -165,7 +164,7 @@ async def stop_child(
             await child.submit(Cancel())
             break
         except _AWAY:
-            if tries == STOP_TRIES_MAX:
+            if tries == STOP_CHILD_ATTEMPTS_MAX:
                 raise
             await world.sleep(POLL_S)
     with contextlib.suppress(*_AWAY):

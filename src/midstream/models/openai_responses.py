@@ -18,12 +18,9 @@ from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_
 from midstream.models.provider_http import ProvidedModel, Provider
 from midstream.models.replies import KeepAlive, ModelEvent, ModelRequest, Resumable
 from midstream.protocol.sse import ServerSentEvent
+from midstream.retries import RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX, pause_s
 from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
-from midstream.timing import Backoff
 
-RECONNECTS_MAX = 3
-"""Connections in a row that may bring nothing new before the attempt is given up."""
-RECONNECT_BACKOFF = Backoff(first_s=0.25, most_s=4.0, jitter=0.5)
 GONE = (400, 404, 410)
 """What a server answers that no longer has a reply, or never kept it."""
 
@@ -149,12 +146,12 @@ class OpenAIResponses(ProvidedModel):
             # Without a place to take it up from there is only the next attempt.
             raise ModelUnavailableError(trouble.message) if isinstance(trouble, ModelCutError) else trouble
         is_unnumbered = bool(reader.response_id) and reader.sequence < 0
-        if failures > RECONNECTS_MAX or is_unnumbered:
+        if failures > RESPONSE_RECONNECTS_MAX or is_unnumbered:
             if isinstance(trouble, ModelStalledError):
                 raise trouble
             raise ModelCutError(trouble.message, retry_after_s=trouble.retry_after_s) from trouble
-        wait_s = RECONNECT_BACKOFF.wait_s(failures - 1, chance=self._world.chance())
-        await self._world.sleep(max(wait_s, min(trouble.retry_after_s or 0.0, RECONNECT_BACKOFF.most_s)))
+        wait_s = RESPONSE_BACKOFF.wait_s(failures - 1, chance=self._world.chance())
+        await self._world.sleep(max(wait_s, pause_s(trouble.retry_after_s)))
 
     def _body(self, request: ModelRequest) -> bytes:
         sent = render(request.history, request.instructions, "responses", form="openai-responses")

@@ -31,7 +31,8 @@ from midstream.models.network_log import NetworkLog
 from midstream.models.provider_errors import error_of
 from midstream.models.replies import KeepAlive, ModelEvent
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
-from midstream.timing import StallBudgets, retry_after_s
+from midstream.retries import retry_after_s
+from midstream.timing import StallBudgets
 from midstream.version import __version__
 
 CLOSE_S = 1.0

@@ -72,7 +72,15 @@ from midstream.protocol.frames import (
     encode,
 )
 from midstream.protocol.shown_secrets import ShownSecrets
+from midstream.protocol.stream_settings import HEARTBEAT_S_MAX
 from midstream.protocol.turn_silence import TurnSilence
+from midstream.retries import (
+    HEARTBEATS_MISSED_MAX,
+    RECONNECT_BACKOFF,
+    STOPPED_PATIENCE_S,
+    Backoff,
+    pause_s,
+)
 from midstream.session import records
 from midstream.session.records import (
     ChunkAccepted,
@@ -88,16 +96,8 @@ from midstream.session.records import (
 )
 from midstream.session.session import CHUNKS_MAX
 from midstream.session.turn.states import LOOK_BACK_S
-from midstream.timing import RECONNECT_BACKOFF, Backoff, Deadline
+from midstream.timing import Deadline
 
-HEARTBEATS_MISSED_MAX = 3
-"""Heartbeats that may fail to come, or come instead of an ack, before a connection counts as dead."""
-HEARTBEAT_S_MAX = 300.0
-"""No server may ask for more patience with its silence."""
-RETRY_AFTER_S_MAX = 300.0
-"""No server may ask for a longer wait before the next try."""
-STOPPED_PATIENCE_S = 30.0
-"""Seconds for which the end of a turn is tried for that was stopped, when the server has the stop."""
 STALL_AFTER_S = 60.0
 """Seconds without an event after which a turn that waits for a machine counts as stalled: six heartbeats."""
 CONNECTIONS_OF_A_LIFE = 2**24
@@ -516,7 +516,7 @@ class ClientStream:
         self._retry_after_s = 0.0
         self._is_reconnecting = True
         self._state = _State.WAITING
-        self._retry_at = now + min(asked_s, RETRY_AFTER_S_MAX)
+        self._retry_at = now + pause_s(asked_s)
         self._deadline = Deadline(max(now + wait_s, self._retry_at), _NEXT_TRY)
 
     def receive(self, body: bytes, *, now: float) -> None:

@@ -14,15 +14,6 @@ from midstream.session.calls import CallState, Site
 from midstream.session.session import Session
 from midstream.session.turn.deciding import words_said
 from midstream.session.turn.states import AwaitingModel, Cancelling, RunningCalls
-from midstream.timing import Backoff
-
-TRIAL = Backoff(first_s=5.0, most_s=60.0, factor=4.0)
-"""Seconds for which a suspect resumes alone, by the number of its deaths, unless its turn rests earlier.
-
-Long enough for a response of a model and the tool that it asks for.
-"""
-TRIAL_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=0.25)
-"""Between the start of a process and a trial, by the number of further deaths: the first trial begins at once."""
 
 
 def is_at_risk(session: Session) -> bool:

@@ -28,8 +28,8 @@ from midstream.environment import World
 from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.extras import extra
 from midstream.history.messages import Outcome, ToolSpec, storable
+from midstream.retries import MCP_BACKOFF
 from midstream.session.calls import OnDoubt
-from midstream.timing import Backoff
 from midstream.tools.function_tools import (
     PROGRESS_CHARS_MAX,
     TIMEOUT_S,
@@ -54,8 +54,6 @@ START_WAIT_S = 8.0
 """Seconds of them that somebody waits for its tools; whoever comes later does without them until it is there."""
 LIST_S = 5.0
 """Seconds a server has to say what tools it has, where it is not busy with a call."""
-RECONNECT = Backoff(first_s=1.0, most_s=60.0, jitter=0.25)
-"""Waits after a server that could not be reached. One that was lost while it worked is tried again at once."""
 PAGES_MAX = 100
 TOOLS_MAX = 1000
 """Tools that are taken of one server; no model can be shown more."""
@@ -249,7 +247,7 @@ class McpServer:
         if self._link is link:  # however many wait for it, it fails once
             self._drop(link)
             self._failures += 1
-            wait_s = RECONNECT.wait_s(self._failures, chance=self._world.chance())
+            wait_s = MCP_BACKOFF.wait_s(self._failures, chance=self._world.chance())
             self._retry_at = self._world.monotonic() + wait_s
             _log.warning("the MCP server %r %s; tried again in %.0f s", self.name, reason, wait_s)
         return self._unavailable(reason)

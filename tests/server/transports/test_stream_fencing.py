@@ -13,8 +13,9 @@ import pytest
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import DrainingError, MidstreamError, StoreBusyError
+from midstream.retries import NOTICE_ATTEMPTS_MAX
 from midstream.server.transports.connection import Connections
-from midstream.server.transports.stream_fencing import NOTICE_TRIES_MAX, Notices
+from midstream.server.transports.stream_fencing import Notices
 from midstream.session.records import StreamTaken, decode
 from midstream.session.session import Received
 from midstream.store.memory import Memory, MemoryStore
@@ -160,7 +161,7 @@ async def test_a_connection_of_several_requests_is_announced_once() -> None:
 @spec("STREAM-102")
 @pytest.mark.parametrize(
     ("outage", "appends"),
-    [(StoreBusyError("locked"), NOTICE_TRIES_MAX), (DrainingError("bye"), 1)],
+    [(StoreBusyError("locked"), NOTICE_ATTEMPTS_MAX), (DrainingError("bye"), 1)],
     ids=lambda each: getattr(each, "code", ""),
 )
 async def test_a_notice_is_tried_some_times_and_then_left_to_the_next_chunk(

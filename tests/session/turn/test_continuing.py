@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from midstream.retries import MODEL_ATTEMPTS_MAX
 from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
@@ -17,7 +18,7 @@ from midstream.session.records import (
 from midstream.session.turn.commands import Cancel, Recover, Stalled, StallOver
 from midstream.session.turn.deciding import decide, partial_reply, words_said
 from midstream.session.turn.pending import AskModel, pending_work
-from midstream.session.turn.states import ATTEMPTS_MAX, AwaitingModel, TurnState
+from midstream.session.turn.states import AwaitingModel, TurnState
 from midstream.timing import StalledOn
 from tests.session.stories import (
     AT,
@@ -108,7 +109,7 @@ def test_a_continuation_that_brings_nothing_new_is_not_tried_twice() -> None:
 @spec("TURN-62", "TURN-4")
 def test_cuts_and_forgetting_are_bounded_like_other_failures() -> None:
     state: TurnState = told(say())
-    for number in range(ATTEMPTS_MAX):
+    for number in range(MODEL_ATTEMPTS_MAX):
         attempt = number + 1
         _, state = decided(state, kept(f"resp_{attempt}", attempt=attempt))
         records, state = decided(state, forgets(attempt=attempt))

@@ -18,6 +18,7 @@ from midstream.history.messages import (
     UpstreamCall,
     UserMessage,
 )
+from midstream.retries import MODEL_ATTEMPTS_MAX, RETRY_AFTER_MAX_S
 from midstream.session.calls import (
     NO_ANSWER_CONTENT,
     NOT_STARTED_CONTENT,
@@ -59,12 +60,10 @@ from midstream.session.turn.deciding import decide
 from midstream.session.turn.folding import exchange_of
 from midstream.session.turn.pending import AskModel, AwaitCancelled, AwaitClient, RunCall, pending_work
 from midstream.session.turn.states import (
-    ATTEMPTS_MAX,
     CANCEL_GRACE_S,
     CLIENT_CALL_S,
     LOOK_BACK_S,
     MODEL_CALLS_MAX,
-    RETRY_AFTER_MAX_S,
     SUSPECTED_CODE,
     SUSPECTED_MESSAGE,
     AwaitingModel,
@@ -557,7 +556,7 @@ def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -
 @spec("TURN-83")
 def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_model() -> None:
     state = told(say())
-    for reply in range(1, ATTEMPTS_MAX + 1):
+    for reply in range(1, MODEL_ATTEMPTS_MAX + 1):
         for command in (_judged(reply=reply), _ran(Outcome.OK, reply=reply), fails(reply=reply)):
             records, state = decided(state, command)
     assert isinstance(records[-1], TurnEnded)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from midstream.environment import World
 from midstream.errors import EntryMovedError, LimitReachedError, SessionNotFoundError
+from midstream.retries import REPLACE_ATTEMPTS_MAX
 from midstream.server.auth.principals import Principal
 from midstream.session.child_names import root_of
 from midstream.store.contract import OWNERS, KeyValue
@@ -30,7 +31,6 @@ BEGINNING_S = 3600.0
 """Seconds after which a noted session that is somebody else's, or nobody's, is not just being begun."""
 LOOKED_AT = 20
 """Noted sessions of a principal that are looked at when they are asked for."""
-_TRIES_MAX = 10
 
 
 class Owner(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Ownership:
     async def _note(self, session: str, tenant: str, principal: str) -> None:
         """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
         namespace, key = _namespace_of(tenant, principal), root_of(session)
-        for _ in range(_TRIES_MAX):
+        for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._kv.kv_get(namespace, key)
             with suppress(EntryMovedError):
                 version = kept.version if kept else 0
@@ -120,7 +120,7 @@ class Ownership:
 
     async def lock_out(self, principal: Principal) -> None:
         """Let nothing count any more that was issued to a principal until now."""
-        for _ in range(_TRIES_MAX):
+        for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._kv.kv_get(REVOKED_NAMESPACE, principal.key)
             try:
                 now = self._world.now()

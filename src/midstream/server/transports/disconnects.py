@@ -13,11 +13,10 @@ import logging
 
 from midstream.engine.host import Host
 from midstream.errors import EntryMovedError, MidstreamError
+from midstream.retries import NOTICE_ATTEMPTS_MAX
 from midstream.session.turn.commands import Cancel, Withdraw
 
 NAMESPACE = "presence"
-MARK_TRIES_MAX = 5
-"""Tries to write a mark that another process writes at the same moment."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class Presence:
         mark = self._world.new_id("mark").encode()
         self._marks[place] = mark
         store = self._host.store
-        for _ in range(MARK_TRIES_MAX):
+        for _ in range(NOTICE_ATTEMPTS_MAX):
             kept = await store.kv_get(NAMESPACE, _key(place))
             version = kept.version if kept else 0
             try:

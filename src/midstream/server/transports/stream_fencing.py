@@ -12,11 +12,8 @@ import logging
 
 from midstream.engine.host import Host
 from midstream.errors import DrainingError, MidstreamError, UnavailableError
+from midstream.retries import NOTICE_ATTEMPTS_MAX, RECONNECT_BACKOFF
 from midstream.session.session import Received
-from midstream.timing import RECONNECT_BACKOFF
-
-NOTICE_TRIES_MAX = 5
-"""Tries to have a notice written while the store or the session's owner is not there; then its next chunk says it."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ class Notices:
 
     async def _give(self, host: Host, session_id: str, notice: Received) -> None:
         await host.world.sleep(0.0)  # the welcome goes first
-        for failures in range(1, NOTICE_TRIES_MAX + 1):
+        for failures in range(1, NOTICE_ATTEMPTS_MAX + 1):
             try:
                 runner = await host.session(session_id)
                 await runner.submit(notice)

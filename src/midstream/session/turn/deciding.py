@@ -14,6 +14,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking, UpstreamCall
 from midstream.history.upstream_calls import Words, closed
+from midstream.retries import MODEL_ATTEMPTS_MAX, MODEL_BACKOFF, pause_s
 from midstream.session.calls import CallState
 from midstream.session.records import (
     AttemptContinued,
@@ -64,12 +65,10 @@ from midstream.session.turn.commands import (
     UseAnswer,
 )
 from midstream.session.turn.states import (
-    ATTEMPTS_MAX,
     CANCEL_GRACE_S,
     CHILD_GRACE_S,
     HANDED_IN_CODE,
     HANDED_IN_CONTENT,
-    RETRY_AFTER_MAX_S,
     SUSPECTED_CODE,
     SUSPECTED_MESSAGE,
     TURN_TIMEOUT_CODE,
@@ -79,7 +78,6 @@ from midstream.session.turn.states import (
     RunningCalls,
     TurnState,
 )
-from midstream.timing import MODEL_BACKOFF
 
 
 def decide(state: TurnState, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -358,13 +356,14 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
     if command.code == ModelForgotError.code and state.continued:
         return _anew(state, at=at)  # TURN-61: taking it up was worth a try, and what cut it was counted
     failures = state.failures + 1
-    if not command.is_retriable or failures >= ATTEMPTS_MAX:
+    if not command.is_retriable or failures >= MODEL_ATTEMPTS_MAX:
         ended = _end_without_reply(
             state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
         )
         return (failed, *ended)
-    asked_s = min(command.retry_after_s or 0.0, RETRY_AFTER_MAX_S)
-    not_before = at + max(MODEL_BACKOFF.wait_s(failures, chance=command.chance), asked_s)
+    not_before = at + max(
+        MODEL_BACKOFF.wait_s(failures, chance=command.chance), pause_s(command.retry_after_s)
+    )
     if command.is_cut and state.token and not state.is_mute:
         return (failed, _continued(state, at=at, not_before=not_before))
     return (failed, *_anew(state, at=at, not_before=not_before))

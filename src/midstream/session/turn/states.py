@@ -9,10 +9,6 @@ from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallState, Choice
 from midstream.session.records import ClientTool, TurnStatus
 
-ATTEMPTS_MAX = 3
-"""Failed attempts of one model call before the turn fails."""
-RETRY_AFTER_MAX_S = 120.0
-"""Seconds a provider may ask us to wait before the next attempt; who asks for more is asked again after these."""
 MODEL_CALLS_MAX = 1000
 """Replies in one turn; an agent that loops ends here."""
 MODEL_CALLS_MAX_CODE = "model_calls_max"

@@ -39,6 +39,7 @@ from midstream.errors import (
     UsageError,
     WrongSecretError,
 )
+from midstream.retries import REPLACE_ATTEMPTS_MAX
 from midstream.session.child_names import root_of
 from midstream.store.contract import ESCROW, Escrow, OpenedSession, Store
 from midstream.store.encryption import ciphers
@@ -56,7 +57,6 @@ BEGINNING_S = 3600.0
 NOBODY = ""
 """The row of no session: what is tried where there is none, so that it takes as long. It also shows at once whether
 the operator's keys are those of this store."""
-_TRIES_MAX = 10
 
 
 class _Wrap(Struct, frozen=True):
@@ -144,7 +144,7 @@ class ClientKeys(SessionKeys, Escrow):
         self, session: str, secret: str, old_secret: str = "", *, begins: bool = False
     ) -> OpenedSession | None:
         place = root_of(session)
-        for tries in range(_TRIES_MAX):
+        for tries in range(REPLACE_ATTEMPTS_MAX):
             found = await self._store.find(place)
             has_records = found is not None and found.end > 0
             kept = await self._kept(place)  # after the records: what opens them was written before them
@@ -183,7 +183,7 @@ class ClientKeys(SessionKeys, Escrow):
         place = root_of(session)
         root = self._roots.get(place)
         word = self._world.new_id(VIEWER)
-        for _ in range(_TRIES_MAX):
+        for _ in range(REPLACE_ATTEMPTS_MAX):
             now = self._world.now()
             kept = await self._kept(place)
             if root is None or not root.is_client or kept.row is None:
@@ -201,7 +201,7 @@ class ClientKeys(SessionKeys, Escrow):
     @override
     async def withdraw_viewers(self, session: str) -> None:
         place = root_of(session)
-        for _ in range(_TRIES_MAX):
+        for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._kept(place)
             if kept.row is None or not kept.row.viewers:
                 return

@@ -39,8 +39,8 @@ from msgspec import Struct
 from midstream.client.transport_selection import TransportKind
 from midstream.environment import World
 from midstream.errors import ConnectionLostError, LimitReachedError, MidstreamError
-from midstream.protocol.client_stream import HEARTBEATS_MISSED_MAX
 from midstream.protocol.frames import FRAME_BYTES_MAX, HEARTBEAT_S, Error, EventId, encode
+from midstream.retries import HEARTBEATS_MISSED_MAX, pause_s
 from midstream.testing.conformance.matching import Names, difference, filled, is_event_id
 from midstream.testing.conformance.scripts import KEPT_ELSEWHERE, Json, Script
 
@@ -285,7 +285,7 @@ class ServerTrial:
             try:
                 return await self._run(script)
             except LimitReachedError as error:
-                wait_s = max(error.retry_after_s or 0.0, BUSY_S_MIN)
+                wait_s = max(pause_s(error.retry_after_s), BUSY_S_MIN)
                 left_s -= wait_s
                 if left_s < 0:
                     problem = f"{error.code}: {error.message}, for {BUSY_S:g} s"

@@ -7,28 +7,25 @@
  */
 
 import { beganAnother, endsTooSoon, isDurable, knownAfter, standsInPlace } from "./promises.js";
+import {
+  HEARTBEATS_MISSED_MAX,
+  HEARTBEAT_MAX_MS,
+  RECONNECT_FIRST_MS,
+  RECONNECT_MOST_MS,
+  RETRY_AFTER_MAX_MS,
+  STOPPED_PATIENCE_MS,
+} from "./retries.js";
 
 export const PROTOCOL_VERSION = 1;
-/** Reconnect at once, then after up to 1 s, doubling to 30 s; chance decides how much of it ("full jitter"). */
-const BACKOFF_FIRST_MS = 1000;
-const BACKOFF_MOST_MS = 30_000;
-/** No server may ask for a longer wait before the next try. */
-const RETRY_AFTER_MOST_MS = 300_000;
 /** Without anything new for so long the stream ends; it can still be taken up. */
 export const PATIENCE_MS = 2 * 60 * 60 * 1000;
-/** For so long the end of a turn is tried for that was stopped, once the server has the stop (STREAM-77). */
-const STOPPED_PATIENCE_MS = 30_000;
 /** For a connection to be made. */
 const CONNECT_WITHIN_MS = 10_000;
 /** From a ping to anything at all. */
 const PING_WITHIN_MS = 5000;
 /** Somebody who looks again and again has a try each second, and not with every look. */
 const WAKE_EVERY_MS = 1000;
-/** This many heartbeats that do not come, or come in the place of an ack, and the connection is taken for dead. */
-const HEARTBEATS_MISSED_MAX = 3;
 const HEARTBEAT_S = 10;
-/** No server may ask for more patience with its silence. */
-const HEARTBEAT_S_MAX = 300;
 /** Without an event for so long, a turn that waits for a machine has stalled. */
 export const STALL_AFTER_MS = 60_000;
 const MACHINES = new Set(["model", "tool", "client"]);
@@ -77,7 +74,7 @@ export function parseEventId(text) {
 /** Return the milliseconds to wait after `failures` failures in a row; `chance` is in [0, 1). */
 export function backoffMs(failures, chance) {
   if (failures <= 0) return 0;
-  const most = Math.min(BACKOFF_MOST_MS, BACKOFF_FIRST_MS * 2 ** Math.min(failures - 1, 16));
+  const most = Math.min(RECONNECT_MOST_MS, RECONNECT_FIRST_MS * 2 ** Math.min(failures - 1, 16));
   return Math.round(most * (1 - chance));
 }
 
@@ -390,7 +387,7 @@ export class Stream {
   }
 
   #askedToWait(error, now) {
-    const askedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MOST_MS);
+    const askedMs = Math.min(1000 * (error?.retryAfterS ?? 0), RETRY_AFTER_MAX_MS);
     this.#notBefore = Math.max(this.#notBefore, now + askedMs);
   }
 
@@ -516,7 +513,7 @@ export class Stream {
     this.frameBytesMax = frame.frame_bytes_max ?? this.frameBytesMax;
     this.#inFlightMax = Math.max(1, Math.min(frame.in_flight_max ?? IN_FLIGHT_MAX, IN_FLIGHT_MAX));
     if ((frame.heartbeat_s ?? HEARTBEAT_S) > 0) {
-      const beatMs = 1000 * Math.min(frame.heartbeat_s ?? HEARTBEAT_S, HEARTBEAT_S_MAX);
+      const beatMs = Math.min(1000 * (frame.heartbeat_s ?? HEARTBEAT_S), HEARTBEAT_MAX_MS);
       this.#silenceMs = HEARTBEATS_MISSED_MAX * beatMs;
     }
     this.#notBefore = 0;
