@@ -40,7 +40,7 @@ async def _own(path: str) -> None:
     from midstream.models.replies import ModelRequest  # noqa: PLC0415
     from midstream.session.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
-    from midstream.testing.scripted_model import ScriptedModel, Stall, Step, calls, exchanges_since_user  # noqa: PLC0415
+    from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, Stall, calls, steps_since_user  # noqa: PLC0415
     from midstream.tools.function_tools import tool  # noqa: PLC0415
 
     async def hang() -> str:
@@ -48,9 +48,9 @@ async def _own(path: str) -> None:
         await asyncio.Event().wait()
         return ""
 
-    def reply(request: ModelRequest) -> list[Step]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         words = request.history.entries[0].parts[0].text  # type: ignore[union-attr] # our own
-        if words == "think" or exchanges_since_user(request.history):
+        if words == "think" or steps_since_user(request.history):
             return [Stall()]
         return calls((words, "{}"))
 

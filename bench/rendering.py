@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, History, Reply, Result, Step, Text, UserMessage
 from midstream.history.rendering import render
 
 EXCHANGES = 1000
@@ -19,21 +19,21 @@ class Point(msgspec.Struct):
     """The best of some rounds."""
 
     profile: str
-    exchanges: int
+    steps: int
     ms: float
     growth: float
-    """Time against that of half as many exchanges: 2 is linear."""
+    """Time against that of half as many steps: 2 is linear."""
 
 
-def _history(exchanges: int) -> History:
-    entries: list[UserMessage | Exchange] = []
-    for number in range(exchanges // 2):
+def _history(steps: int) -> History:
+    entries: list[UserMessage | Step] = []
+    for number in range(steps // 2):
         call = Call(f"call_{number}", "read", '{"path": "a.txt"}')
         asked = Reply((Text("I look."), call), Finish.CALLS)
         entries += [
             UserMessage.of(f"question {number}"),
-            Exchange(asked, (Result(call.id, "the text of a file"),)),
-            Exchange(Reply((Text("It says so."),))),
+            Step(asked, (Result(call.id, "the text of a file"),)),
+            Step(Reply((Text("It says so."),))),
         ]
     return History(tuple(entries))
 
@@ -56,7 +56,7 @@ def run(folder: Path) -> list[Point]:
         for profile in PROFILES
         for ms in [_best_ms(whole, profile)]
     ]
-    print(f"{'profile':<18}{'exchanges':>10}{'ms':>8}{'x':>6}")
+    print(f"{'profile':<18}{'steps':>10}{'ms':>8}{'x':>6}")
     for point in points:
-        print(f"{point.profile:<18}{point.exchanges:>10}{point.ms:>8.1f}{point.growth:>6.2f}")
+        print(f"{point.profile:<18}{point.steps:>10}{point.ms:>8.1f}{point.growth:>6.2f}")
     return points

@@ -32,7 +32,7 @@ from midstream.dialects.reading_cache import Memo
 from midstream.dialects.request_reading import read
 from midstream.dialects.stored_conversations import Conversations
 from midstream.environment import World
-from midstream.history.messages import Entry, Exchange, File, History, Reply, Text, UserMessage
+from midstream.history.messages import Entry, File, History, Reply, Step, Text, UserMessage
 from midstream.models.fingerprint import Chain, outline
 from midstream.models.replies import Finished, TextDelta
 from midstream.store.memory import MemoryStore
@@ -135,7 +135,7 @@ def _classifying() -> list[Time]:
     entries: list[Entry] = []
     for number in range(MESSAGES // 2):
         entries.append(UserMessage.of(f"question {number} ".ljust(CHARS, "x")))
-        entries.append(Exchange(Reply((Text(f"answer {number} ".ljust(CHARS, "y")),))))
+        entries.append(Step(Reply((Text(f"answer {number} ".ljust(CHARS, "y")),))))
     before = History(tuple(entries[:-2]))
     entries.pop()
     now = History(tuple(entries))
@@ -255,7 +255,7 @@ async def _keeping(folder: Path) -> list[Time]:
             start = time.perf_counter()
             await conversations.said("conversation-1", place, Reply((Text(f"answer {number}"),)))
             waits.append((time.perf_counter() - start) * 1e3)
-            place = place.then([Exchange(Reply((Text(f"answer {number}"),)))])
+            place = place.then([Step(Reply((Text(f"answer {number}"),)))])
         times.append(
             Time(f"an unnamed conversation's place kept, {where}", min(waits), statistics.median(waits))
         )
@@ -294,8 +294,8 @@ def _question(number: int) -> UserMessage:
     return UserMessage.of(f"question {number} ".ljust(SAID, "x"))
 
 
-def _answer(number: int) -> Exchange:
-    return Exchange(Reply((Text(f"answer {number} ".ljust(REPLIED, "y")),)))
+def _answer(number: int) -> Step:
+    return Step(Reply((Text(f"answer {number} ".ljust(REPLIED, "y")),)))
 
 
 def _talk(turns: int = TURNS) -> list[Request]:

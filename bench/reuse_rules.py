@@ -23,7 +23,7 @@ from midstream.agents.pool_records import (
     confirmed,
     noted,
 )
-from midstream.history.messages import Entry, Exchange, File, History, Text, UserMessage
+from midstream.history.messages import Entry, File, History, Step, Text, UserMessage
 from midstream.models.fingerprint import outline
 
 
@@ -94,7 +94,7 @@ class Original:
         new = len(hashes) - len(before[1]) if before is not None else 0
         tail = request.entries[-new:] if new > 0 else ()
         is_known = before is not None and hashes[: len(before[1])] == before[1]
-        if new > 0 and is_known and not any(isinstance(entry, Exchange) for entry in tail):
+        if new > 0 and is_known and not any(isinstance(entry, Step) for entry in tail):
             sent = sum(said_bytes(message) for message in users[-new:])
             if not request.is_failing:
                 self._mind += users[-new:]

@@ -3,7 +3,7 @@
     python -m bench.steps [--json FILE] [--folder DIR] [--rounds N] [--sessions 1,10,100]
 
 A step is what the journal sees of one tool call with effects: `reply_completed` + `call_started`, synced, then
-`call_ended` + `exchange_committed` + `attempt_started`, not synced by itself. Each session does one step after the
+`call_ended` + `step_committed` + `attempt_started`, not synced by itself. Each session does one step after the
 other; sessions run at once. The ceiling is group commit on apsw with the same payload and without any check.
 
 Times are medians over rounds in which the contestants take turns, because shared disks change from one second to the
@@ -34,8 +34,8 @@ from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
-    ExchangeCommitted,
     ReplyCompleted,
+    StepCommitted,
     Sync,
     encode,
 )
@@ -91,7 +91,7 @@ def payload() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     )
     second = (
         CallEnded(3, 7, Result(call.id, "collected 311 items; 311 passed in 4.2 s. " * 6), at),
-        ExchangeCommitted(3, 7),
+        StepCommitted(3, 7),
         AttemptStarted(3, 8, 1, at),
     )
     return tuple(encode(record) for record in first), tuple(encode(record) for record in second)

@@ -11,7 +11,7 @@ import msgspec
 from bench.durable.play import ANSWER, STEP_ARGUMENT, Contestant, Play, Turn
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
-from midstream.history.messages import Exchange, Finish, UserMessage
+from midstream.history.messages import Finish, Step, UserMessage
 from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.session.records import TurnEnded, decode
 from midstream.session.turn.commands import SendMessage
@@ -29,8 +29,8 @@ class PlayedModel:
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """See `midstream.models.model.Model`."""
-        exchanges = [each for each in request.history.entries if isinstance(each, Exchange)]
-        names = self._play.calls(sum(len(each.reply.calls) for each in exchanges))
+        steps = [each for each in request.history.entries if isinstance(each, Step)]
+        names = self._play.calls(sum(len(each.reply.calls) for each in steps))
         for name in names:
             arguments = msgspec.json.encode({"name": name, "text": STEP_ARGUMENT}).decode()
             yield CallRequested(name, "act", arguments)
@@ -60,7 +60,7 @@ async def native(play: Play) -> AsyncIterator[Turn]:
                 after = stored.position
                 if isinstance(decode(stored.body), TurnEnded):
                     last = runner.state.history.entries[-1]
-                    return last.reply.text if isinstance(last, Exchange) else ""
+                    return last.reply.text if isinstance(last, Step) else ""
             await runner.wait(after)
 
     yield turn

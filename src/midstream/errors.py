@@ -559,7 +559,7 @@ class ModelRejectedError(ModelError):
 
 
 class ContextOverflowError(ModelRejectedError):
-    """The conversation is longer than the model can read. A session leaves older exchanges out and asks once more."""
+    """The conversation is longer than the model can read. A session leaves older steps out and asks once more."""
 
     code = "context_overflow"
 

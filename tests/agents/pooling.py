@@ -9,7 +9,7 @@ from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.agents.pool_turns import TurnReport
 from midstream.errors import ModelError
-from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, History, Reply, Result, Step, Text, UserMessage
 from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, PoolJudged, TextDelta
 from midstream.session.records import Judgement
 from midstream.store.memory import Memory as Place
@@ -63,7 +63,7 @@ class Host:
         finish = Finish.CALLS if calls else Finish.STOP
         results = tuple(Result(call.id, f"result of {call.id}") for call in calls)
         reply = Reply((Text(self.text), *calls), finish)
-        self.history = self.history.then(Exchange(reply, results))
+        self.history = self.history.then(Step(reply, results))
         return self.report
 
     async def fail(self, *texts: str) -> ModelError:

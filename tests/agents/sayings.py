@@ -8,11 +8,11 @@ from midstream.agents.pool_records import PoolRecord, answered, asked_fresh, con
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     History,
     Reply,
     ReplyPart,
     Result,
+    Step,
     Text,
     ToolSpec,
     UserMessage,
@@ -27,10 +27,10 @@ def said(text: str) -> UserMessage:
     return UserMessage.of(text)
 
 
-def replied(text: str = "Well.", calls: Sequence[str] = ()) -> Exchange:
+def replied(text: str = "Well.", calls: Sequence[str] = ()) -> Step:
     """A reply, with the results of the calls it asked for."""
     parts: tuple[ReplyPart, ...] = (Text(text), *(Call(call, "read") for call in calls))
-    return Exchange(Reply(parts), tuple(Result(call, "ok") for call in calls))
+    return Step(Reply(parts), tuple(Result(call, "ok") for call in calls))
 
 
 def sent(

@@ -30,7 +30,7 @@ from midstream.agents.pool_records import (
     encode,
     noted,
 )
-from midstream.history.messages import Entry, Exchange, Text, ToolSpec, UserMessage
+from midstream.history.messages import Entry, Step, Text, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline
 from tests.agents.sayings import replied, said, sent
 from tests.search import tried
@@ -44,7 +44,7 @@ class Mind(Struct):
 
     told: list[str]
     model: str
-    waits: Exchange | None = None
+    waits: Step | None = None
 
 
 def view(entries: list[Entry]) -> list[str]:
@@ -93,7 +93,7 @@ class Host:
     def _rewrite(self) -> None:
         chance, entries = self.chance, self.entries
         users = [at for at, entry in enumerate(entries) if isinstance(entry, UserMessage)]
-        results = [at for at, entry in enumerate(entries) if isinstance(entry, Exchange) and entry.results]
+        results = [at for at, entry in enumerate(entries) if isinstance(entry, Step) and entry.results]
         match chance.choices(list(REWRITES), list(REWRITES.values()))[0]:
             case "queue":
                 entries.append(self._said())
@@ -130,7 +130,7 @@ class Host:
                     return
         entries.append(self._said())
 
-    def _foreign(self, calls: int) -> Exchange:
+    def _foreign(self, calls: int) -> Step:
         """What another model did. Its bare words in the place of ours are not seen: they may be ours, written anew."""
         self.words += 1
         return replied(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
@@ -139,7 +139,7 @@ class Host:
         self.words += 1
         return said(f"word {self.words}")
 
-    def _ask(self, entries: list[Entry], system: str) -> Exchange | None:
+    def _ask(self, entries: list[Entry], system: str) -> Step | None:
         """Do what a pool does, with a process that may die anywhere; return the reply of the agent, or None."""
         outline = sent(*entries, system=system, tools=self.tools, identity={"model": self.model})
         record = self.record if self.record is None else decode(encode(self.record))
@@ -193,7 +193,7 @@ class Host:
                 mind = self.minds[fresh] = Mind([], self.model)
                 return fresh, mind, told, asked_fresh(outline, upstream="scripted", now=1.0)
 
-    def _reply(self, agent: str, mind: Mind) -> Exchange:
+    def _reply(self, agent: str, mind: Mind) -> Step:
         count = self.chance.choice([0, 0, 1, 2]) if self.abilities.takes_tools else 0
         self.calls += count
         first = self.calls if self.ids == "own" else 0

@@ -31,7 +31,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UsageError,
 )
-from midstream.history.messages import Exchange, Finish, History, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Finish, History, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.replies import (
     CallRequested,
     Finished,
@@ -538,7 +538,7 @@ async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_a
     await host.say("two")
     assert host.events[0] == ThinkingDelta(REBUILT_NOTE)
     noted = host.history.entries[-1]
-    assert isinstance(noted, Exchange)
+    assert isinstance(noted, Step)
     thought = replace(noted, reply=replace(noted.reply, parts=(Thinking(REBUILT_NOTE), *noted.reply.parts)))
     host.history = History((*host.history.entries[:-1], thought))
     await host.say("three")

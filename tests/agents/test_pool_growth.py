@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from midstream.agents.pool import Pooled
-from midstream.history.messages import Entry, Exchange, History, Reply, Text, UserMessage
+from midstream.history.messages import Entry, History, Reply, Step, Text, UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.testing.scripted_upstream import words_of
 from tests.agents.pooling import Bench
@@ -17,8 +17,8 @@ from tests.spec import spec
 Entries = list[Entry]
 
 
-def replied(text: str) -> Exchange:
-    return Exchange(Reply((Text(text),)))
+def replied(text: str) -> Step:
+    return Step(Reply((Text(text),)))
 
 
 def told(count: int) -> Entries:

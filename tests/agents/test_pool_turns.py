@@ -14,12 +14,12 @@ from midstream.agents.prior_transcript import DONE, TranscriptBudget
 from midstream.agents.upstreams import Setup, UpstreamMessage
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -35,8 +35,8 @@ from tests.agents.pooling import Bench, Host
 from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
-ANSWER = Exchange(Reply((Text("yes"),)))
-CALLED = Exchange(Reply((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
+ANSWER = Step(Reply((Text("yes"),)))
+CALLED = Step(Reply((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
 TAKES_HISTORY = Abilities(takes_history=True)
 
 
@@ -87,8 +87,8 @@ def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
 def test_the_pools_own_note_is_no_part_of_a_conversation(
     parts: tuple[Text | Thinking, ...], kept: tuple[Text | Thinking, ...]
 ) -> None:
-    history = History((ONE, Exchange(Reply(parts))))
-    assert without_notes(history) == History((ONE, Exchange(Reply(kept))))
+    history = History((ONE, Step(Reply(parts))))
+    assert without_notes(history) == History((ONE, Step(Reply(kept))))
 
 
 def test_keys_differ_by_agent_session_and_what_is_said() -> None:
@@ -152,7 +152,7 @@ async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_
 @spec("REUSE-79")
 @pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
 def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -> None:
-    cut = Exchange(Reply((Text("half"),), Finish.INTERRUPTED))
+    cut = Step(Reply((Text("half"),), Finish.INTERRUPTED))
     (said,) = _turn(History((ONE, cut, TWO)), abilities).sends
     text = words_of(said)
     assert text.index("half") < text.index(DONE) < text.rindex("two")
@@ -164,7 +164,7 @@ async def test_a_resumed_agent_is_told_what_it_did_in_an_answer_that_was_cut() -
     host = await bench.host()
     await host.say("one")
     call = UpstreamCall("c", "shell", "{}", "receipt 77", Outcome.OK)
-    cut = Exchange(Reply((Text("half"), call), Finish.INTERRUPTED))
+    cut = Step(Reply((Text("half"), call), Finish.INTERRUPTED))
     host.history = History((*host.history.entries[:-1], cut))
     report = await host.say("two")
     assert report.way is AgentOrigin.RESUMED

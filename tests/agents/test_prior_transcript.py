@@ -12,13 +12,13 @@ from midstream.agents.prior_transcript import TranscriptBudget, replayed, transc
 from midstream.history.messages import (
     UPSTREAM_CUT,
     Call,
-    Exchange,
     File,
     Finish,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -32,16 +32,16 @@ IMAGE = File("image/png", data="iVBORw0KGgo" * 900, name="shot.png")
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ" * 20
 
 
-def answer(text: str) -> Exchange:
-    return Exchange(Reply((Text(text),)))
+def answer(text: str) -> Step:
+    return Step(Reply((Text(text),)))
 
 
-def ran(content: str, outcome: Outcome = Outcome.OK, arguments: str = '{"path":"a"}') -> Exchange:
+def ran(content: str, outcome: Outcome = Outcome.OK, arguments: str = '{"path":"a"}') -> Step:
     reply = Reply((Call("c", "read", arguments),), Finish.CALLS)
-    return Exchange(reply, (Result("c", content, outcome),))
+    return Step(reply, (Result("c", content, outcome),))
 
 
-def told(*entries: UserMessage | Exchange, budget: TranscriptBudget | None = None) -> str:
+def told(*entries: UserMessage | Step, budget: TranscriptBudget | None = None) -> str:
     return transcript(History(entries), budget or TranscriptBudget())
 
 
@@ -142,7 +142,7 @@ def test_how_a_call_ended_is_said_truly(outcome: Outcome, words: str) -> None:
 
 
 def test_a_reply_that_was_cut_says_so_and_thoughts_are_left_out() -> None:
-    cut = Exchange(Reply((Thinking("hm"), Text("I wi")), Finish.INTERRUPTED))
+    cut = Step(Reply((Thinking("hm"), Text("I wi")), Finish.INTERRUPTED))
     text = told(UserMessage.of("hi"), cut)
 
     assert headings(text)[2] == "2 the assistant said, interrupted before it was whole"
@@ -250,7 +250,7 @@ def test_what_is_behind_a_large_file_in_a_result_is_told() -> None:
 def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
     own = UpstreamCall("u", "grep", '{"for":"x"}', "r" * 2001, Outcome.OK)
     open_one = UpstreamCall("v", "build", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
-    text = told(Exchange(Reply((Text("I look."), own, Text("Found."), open_one))))
+    text = told(Step(Reply((Text("I look."), own, Text("Found."), open_one))))
 
     assert headings(text)[1:-1] == [
         "1 the assistant said",
@@ -265,6 +265,6 @@ def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
 
 def test_a_tools_name_is_one_word_of_a_heading() -> None:
     reply = Reply((Call("c", "a\n--- b", "{}"),), Finish.CALLS)
-    text = told(Exchange(reply, (Result("c", ""),)))
+    text = told(Step(reply, (Result("c", ""),)))
 
     assert headings(text)[1:-1] == ["1.1 the assistant called the tool a --- b, with", "1.1 result (ok)"]

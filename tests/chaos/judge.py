@@ -14,7 +14,7 @@ from midstream.protocol.frames import AbortPayload, EventId, ResultPayload, SayP
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     CallEnded,
-    ChunkAccepted,
+    CommandAccepted,
     MessageAccepted,
     Record,
     ReplyCompleted,
@@ -107,7 +107,7 @@ def _judge_session(
         )
     verdict.duplicated += _twice(line.id for line in seen) + _twice(line.id for line in read)
     verdict.duplicated += _twice(
-        (each.stream, each.seqno) for each in records if isinstance(each, ChunkAccepted)
+        (each.stream, each.seqno) for each in records if isinstance(each, CommandAccepted)
     )
     _judge_turns(name, records, verdict)
 
@@ -147,7 +147,7 @@ class _Payloads:
             AbortPayload(number),
         )
         possible = {digest_of(encode(each)) for each in later}
-        chunks = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == stream]
+        chunks = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
         return {0: digest_of(encode(say))} | {
             each.seqno: each.digest for each in chunks if each.seqno and each.digest in possible
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 from midstream.environment import Fault, World
 from midstream.history.messages import Finish
 from midstream.models.replies import CallRequested, Finished, ThinkingDelta
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import Tool, tool
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
 
@@ -55,7 +55,7 @@ def is_stopped(session: str, turn: int) -> bool:
     return turn == TURNS - 1 and (int(speaker) + int(number)) % 2 == 1
 
 
-def script() -> list[list[Step]]:
+def script() -> list[list[ScriptedStep]]:
     first, second, third = WORDS
     calls = Finished(Finish.CALLS)
     server, client = CallRequested("a", "write", "{}"), CallRequested("b", "ask", "{}")

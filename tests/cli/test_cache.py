@@ -17,7 +17,7 @@ from midstream.models.replies import Finished, ModelRequest, TextDelta
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
@@ -27,7 +27,7 @@ def spending(*usages: Usage) -> ScriptedModel:
     """Make a model that answers with these counts, one after the other."""
     counts = iter(usages)
 
-    def reply(_: ModelRequest) -> list[Step]:
+    def reply(_: ModelRequest) -> list[ScriptedStep]:
         return [TextDelta("hi"), Finished(model="m", usage=next(counts))]
 
     return ScriptedModel(reply)

@@ -12,7 +12,7 @@ from midstream.session.records import (
     CallEnded,
     CallProgressed,
     CallStarted,
-    ChildSaid,
+    ChildDelta,
     Delta,
     MessageAccepted,
     QuestionAsked,
@@ -34,11 +34,11 @@ WORK: tuple[Record, ...] = (
 )
 
 
-def said(record: Record, child: str = "s::1.1.0") -> ChildSaid:
-    return ChildSaid(1, 1, "c1", child, 1, msgspec.Raw(encode(record)))
+def said(record: Record, child: str = "s::1.1.0") -> ChildDelta:
+    return ChildDelta(1, 1, "c1", child, 1, msgspec.Raw(encode(record)))
 
 
-def shown(*records: ChildSaid, width: int = 60) -> list[str]:
+def shown(*records: ChildDelta, width: int = 60) -> list[str]:
     below = SubAgents(PLAIN, width)
     return [line for record in records for line in below.lines(record)]
 

@@ -39,10 +39,9 @@ from midstream.session.records import (
     CallProgressed,
     CallStarted,
     CancelRequested,
-    ChildSaid,
+    ChildDelta,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -53,6 +52,7 @@ from midstream.session.records import (
     ReplyCompleted,
     ResultArrivedLate,
     StallNoticed,
+    StepCommitted,
     ToolsChanged,
     TurnEnded,
     TurnResumed,
@@ -213,7 +213,7 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
                 1, 1, "c1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 11.5, arguments="{}", by="ann"
             ),
             CallStarted(1, 1, "c1", 1, 12.0, arguments='{"task":"pay 2"}'),
-            *(ChildSaid(1, 1, "c1", "s::1.1.0", at, Raw(encode(each))) for at, each in enumerate(inner, 1)),
+            *(ChildDelta(1, 1, "c1", "s::1.1.0", at, Raw(encode(each))) for at, each in enumerate(inner, 1)),
             CallProgressed(1, 1, "c1", 1, "half way", 12.5),
             CallDoubted(1, 1, "c1", 12.6),
             CallEnded(1, 1, Result("c1", "unknown", Outcome.UNKNOWN), 13.0),
@@ -250,7 +250,7 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
         ReplyCompleted(1, 1, 1, call, 12.0),
         CallStarted(1, 1, "a", 1, 13.0),
         CallEnded(1, 1, Result("a", "it says"), 14.0),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.FAILED, 15.0, "model_rejected"),
     ]
     begins = pruned(fold((1, record) for record in records), at=99.0)

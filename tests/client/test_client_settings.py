@@ -17,7 +17,7 @@ from midstream.errors import ConnectionLostError, UsageError
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.session.records import CallEnded, TurnEnded
 from midstream.testing import Gate, calls, text
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.testing.worlds import FakeWorld
 from tests.client.peer import Cutter
 from tests.server.serving import make_app, served
@@ -27,7 +27,7 @@ WAIT_S = 20.0
 WORDS = "one two three four five six"
 
 
-def _held(gate: asyncio.Event) -> list[Step]:
+def _held(gate: asyncio.Event) -> list[ScriptedStep]:
     """A reply that waits before its first word."""
     return [Gate(gate), *text(WORDS)]
 

@@ -26,7 +26,7 @@ from midstream.models.replies import ModelRequest, TextDelta
 from midstream.server.app import asgi
 from midstream.session.records import (
     CallEnded,
-    ChildSaid,
+    ChildDelta,
     MessageQueued,
     MessageWithdrawn,
     TurnEnded,
@@ -35,7 +35,7 @@ from midstream.session.records import (
 )
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, calls, text
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import question, tool
 from tests.server.serving import make_app, served
@@ -145,7 +145,7 @@ async def test_a_sub_agents_question_is_answered_in_its_own_session() -> None:
                     (listed,) = await client.questions("s1")
                     assert (listed.session, listed.agents) == (event.path[-1], ("clerk",))
                     await client.answer(event.path[-1], asked, "allow")
-        assert any(isinstance(event.record, ChildSaid) for event in seen)
+        assert any(isinstance(event.record, ChildDelta) for event in seen)
         assert (_results(seen), purse.paid) == ([("it is paid", Outcome.OK)], [3])
 
 
@@ -209,7 +209,7 @@ async def test_what_a_person_answers_at_the_server_is_no_tool_of_a_client() -> N
 async def test_a_message_while_a_turn_runs_waits_and_then_has_its_turn() -> None:
     gate = asyncio.Event()
 
-    def reply(request: ModelRequest) -> list[Step]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         users = sum(entry.__class__.__name__ == "UserMessage" for entry in request.history.entries)
         return [Gate(gate), *text("first")] if users == 1 else text("second")
 
@@ -252,7 +252,7 @@ async def test_a_queued_message_is_taken_back_by_anybody() -> None:
 @spec("TURN-30", "STREAM-36")
 async def test_a_failed_turn_goes_on_for_whoever_asks_and_not_twice() -> None:
     gate = asyncio.Event()
-    lives: list[list[Step]] = [
+    lives: list[list[ScriptedStep]] = [
         [TextDelta("half a"), ModelRejectedError("the key has expired")],
         [Gate(gate), *text(" sentence")],
     ]

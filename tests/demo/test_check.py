@@ -14,10 +14,10 @@ from midstream.session.records import (
     CallStarted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
 )
@@ -38,12 +38,12 @@ RECORDS: list[Record] = [
     ),
     CallStarted(1, 1, "c1", 1, 1.0),
     CallEnded(1, 1, Result("c1", "done", Outcome.OK), 2.0),
-    ExchangeCommitted(1, 1),
+    StepCommitted(1, 1),
     AttemptStarted(1, 2, 1, 2.0),
     delta("one "),
     delta("two"),
     ReplyCompleted(1, 2, 1, ANSWER, 3.0),
-    ExchangeCommitted(1, 2),
+    StepCommitted(1, 2),
     TurnEnded(1, TurnStatus.COMPLETED, 3.0),
 ]
 SHOWN = [PrintedText("1-9", "one "), PrintedText("1-10", "two")]

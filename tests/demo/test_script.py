@@ -10,7 +10,7 @@ from midstream.demo.demo_agent import tools_over
 from midstream.demo.folder import Folder
 from midstream.demo.script import LINES, scripted_model
 from midstream.environment import World
-from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, UserMessage
+from midstream.history.messages import Call, Finish, History, Reply, Result, Step, UserMessage
 from midstream.models.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import by_name, plan_call
@@ -37,7 +37,7 @@ async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: st
         calls = tuple(Call(event.id, event.name, event.arguments) for event in asked)
         assert [plan_call(call, tools).problem for call in calls] == [None] * len(calls)
         results = tuple(Result(call.id, "done") for call in calls)
-        history = history.then(Exchange(Reply(calls, Finish.CALLS), results))
+        history = history.then(Step(Reply(calls, Finish.CALLS), results))
     assert sum(isinstance(event, TextDelta) for event in events) > 15
 
 

@@ -12,13 +12,13 @@ from midstream.agents.pool import Pooled
 from midstream.history.messages import Text, UserMessage
 from midstream.models.replies import ModelRequest, TextDelta
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import Step, text
+from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from tests.dialects.serving import Served, called, chat, make_gateway, served
 from tests.spec import spec
 
 
-def echo(request: ModelRequest) -> Sequence[Step]:
+def echo(request: ModelRequest) -> Sequence[ScriptedStep]:
     newest = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
     return text(f"re: {newest.parts[0].text}" if isinstance(newest.parts[0], Text) else "a file")
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from midstream.dialects.client_histories import transcript_of
 from midstream.history.messages import (
     Call,
-    Exchange,
     File,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     UserMessage,
@@ -30,11 +30,11 @@ HISTORY = History(
     (
         UserMessage.of("a"),
         UserMessage.of("b"),
-        Exchange(
+        Step(
             Reply((Text("I look."), Call("c1", "look", '{"at": 1}'), Call("c2", "look", "{}"))),
             (Result("c1", "a tree"), Result("c2", "a hill")),
         ),
-        Exchange(Reply((Text("Done."),))),
+        Step(Reply((Text("Done."),))),
         UserMessage((Text("c"), File("image/png", data=PNG))),
     )
 )
@@ -60,7 +60,7 @@ def test_ids_stay_as_they_are_however_long(messages: list[Any], results: list[Re
     call = {"id": LONG_ID, "type": "function", "function": {"name": "look", "arguments": "{}"}}
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     entry = transcript_of([*asked, *messages], "openai-chat").history.entries[1]
-    assert isinstance(entry, Exchange)
+    assert isinstance(entry, Step)
     assert list(entry.results) == results
 
 
@@ -68,7 +68,7 @@ def test_a_call_without_a_result_gets_one() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "well?"}]
     entry = transcript_of(messages, "openai-chat").history.entries[0]
-    assert isinstance(entry, Exchange)
+    assert isinstance(entry, Step)
     assert [result.call_id for result in entry.results] == ["c1"]
 
 
@@ -79,7 +79,7 @@ def test_functions_of_the_old_kind_are_paired_by_name() -> None:
         {"role": "function", "name": "look", "content": "a tree"},
     ]
     entry = transcript_of(messages, "openai-chat").history.entries[1]
-    assert isinstance(entry, Exchange)
+    assert isinstance(entry, Step)
     assert [result.content for result in entry.results] == ["a tree"]
 
 
@@ -104,9 +104,7 @@ def test_thinking_and_failures_of_anthropics_hosts_are_kept() -> None:
     read = transcript_of(messages, "anthropic", "").history.entries
     assert read == (
         UserMessage.of("a"),
-        Exchange(
-            Reply((Thinking("hm", "s"), Call("t1", "look", "{}"))), (Result("t1", "no", Outcome.ERROR),)
-        ),
+        Step(Reply((Thinking("hm", "s"), Call("t1", "look", "{}"))), (Result("t1", "no", Outcome.ERROR),)),
         UserMessage.of("b"),
     )
 
@@ -129,9 +127,7 @@ def test_items_of_a_response_are_one_reply_up_to_their_results() -> None:
     assert read.instructions == "Be brief."
     assert read.history.entries == (
         UserMessage.of("a"),
-        Exchange(
-            Reply((Thinking("hm"), Text("I look."), Call("c1", "look", "{}"))), (Result("c1", "a tree"),)
-        ),
+        Step(Reply((Thinking("hm"), Text("I look."), Call("c1", "look", "{}"))), (Result("c1", "a tree"),)),
     )
 
 

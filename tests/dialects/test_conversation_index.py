@@ -18,11 +18,11 @@ from midstream.dialects.conversation_index import (
 from midstream.dialects.dialect import Asked
 from midstream.history.messages import (
     Call,
-    Exchange,
     File,
     History,
     Reply,
     Result,
+    Step,
     Text,
     ToolSpec,
     UserMessage,
@@ -38,7 +38,7 @@ def told(*words: str) -> History:
     """A history: a user's words and a reply's in turn."""
     return History(
         tuple(
-            Exchange(Reply((Text(each),))) if number % 2 else UserMessage.of(each)
+            Step(Reply((Text(each),))) if number % 2 else UserMessage.of(each)
             for number, each in enumerate(words)
         )
     )
@@ -88,8 +88,8 @@ def test_a_conversation_goes_on_where_its_newest_reply_stands() -> None:
 def test_results_belong_to_the_conversation_whose_reply_asked_for_them() -> None:
     openings = ConversationIndex()
     openings.said("s1", place_of("m", told("hi")), Reply((Call("c1", "look"),)))
-    asks = Exchange(Reply((Call("c1", "look"),)), (Result("c1", "a tree"),))
-    other = Exchange(Reply((Call("c2", "look"),)), (Result("c2", "a tree"),))
+    asks = Step(Reply((Call("c1", "look"),)), (Result("c1", "a tree"),))
+    other = Step(Reply((Call("c2", "look"),)), (Result("c2", "a tree"),))
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), asks)))) == "s1"
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), other)))) == ""
 

@@ -26,7 +26,7 @@ from midstream.errors import (
     ModelUnavailableError,
     UpstreamBusyError,
 )
-from midstream.history.messages import Exchange, Finish, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Finish, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.replies import (
     CallRequested,
     Finished,
@@ -114,7 +114,7 @@ async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
         answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
         assert answer.choices[0].message.content == "It is there."
         last = gateway.model.requests[-1].history.entries[-1]
-        assert isinstance(last, Exchange)
+        assert isinstance(last, Step)
         assert [(result.call_id, result.content) for result in last.results] == [("call_7", "a tree")]
 
 
@@ -145,7 +145,7 @@ async def test_openais_client_is_answered_with_responses() -> None:
         )
         assert following.previous_response_id == whole.id
         entries = gateway.model.requests[-1].history.entries
-        assert [type(entry) for entry in entries] == [UserMessage, Exchange]
+        assert [type(entry) for entry in entries] == [UserMessage, Step]
         items = await client.responses.input_items.list(whole.id)
         assert [item.type for item in items.data] == ["message"]
 
@@ -535,5 +535,5 @@ async def test_no_transcript_is_so_broken_that_it_is_a_fault_of_ours(messages: l
     assert answer.status_code == 200, answer.text
     (request,) = model.requests
     for entry in request.history.entries:
-        if isinstance(entry, Exchange):
+        if isinstance(entry, Step):
             assert all(isinstance(part, Text | Thinking) or part.id for part in entry.reply.parts)

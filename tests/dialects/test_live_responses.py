@@ -15,7 +15,7 @@ from midstream.dialects import live_responses
 from midstream.errors import ModelUnavailableError
 from midstream.models import replies
 from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
-from midstream.testing.scripted_model import Gate, Step, text
+from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.dialects.serving import WAIT_S, Json, Served, make_gateway, say, served, serving, words_of
 from tests.spec import spec
 
@@ -24,7 +24,7 @@ RETRY = {"x-stainless-retry-count": "1"}
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-def gated(event: asyncio.Event) -> list[Step]:
+def gated(event: asyncio.Event) -> list[ScriptedStep]:
     """A reply that waits for the test after its second word."""
     steps = text(WORDS)
     return [*steps[:2], Gate(event), *steps[2:]]
@@ -152,9 +152,9 @@ async def test_an_idempotency_key_is_one_run_and_no_other_requests() -> None:
 
 @spec("REUSE-70")
 async def test_a_failure_is_not_played_again_to_who_asks_again() -> None:
-    replies: list[Sequence[Step]] = [[ModelUnavailableError("not now")], text("done")]
+    replies: list[Sequence[ScriptedStep]] = [[ModelUnavailableError("not now")], text("done")]
 
-    def script(_: ModelRequest) -> Sequence[Step]:
+    def script(_: ModelRequest) -> Sequence[ScriptedStep]:
         return replies.pop(0)
 
     async with served(script) as gateway, gateway.openai(max_retries=1) as client:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from midstream.history.messages import Exchange, Finish, Usage
+from midstream.history.messages import Finish, Step, Usage
 from midstream.models.replies import (
     CallRequested,
     Finished,
@@ -24,7 +24,7 @@ from midstream.models.replies import (
     TextDelta,
     ThinkingDelta,
 )
-from midstream.testing.scripted_model import Gate, Step, text
+from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.dialects.serving import TOKEN, Served, served
 from tests.dialects.test_live_responses import until
 from tests.oracles.ai_sdk import HOME as NODE_HOME
@@ -88,7 +88,7 @@ async def litellm_once(url: str, story: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def calls_first(request: ModelRequest) -> list[ModelEvent]:
-    is_result = isinstance(request.history.entries[-1], Exchange)
+    is_result = isinstance(request.history.entries[-1], Step)
     return [TextDelta("It is there."), Finished()] if is_result else CALL
 
 
@@ -139,7 +139,7 @@ async def test_a_client_whose_connection_is_cut_is_answered_by_one_run(
     client: Callable[[str, str], Any],
 ) -> None:
     go_on = asyncio.Event()
-    script: list[Step] = [Gate(go_on), *text("one two")]
+    script: list[ScriptedStep] = [Gate(go_on), *text("one two")]
     async with served([script], grace_s=60.0) as gateway:
         asking = asyncio.create_task(client(gateway.cutter.url, "whole"))
         async with asyncio.timeout(WAIT_S):

@@ -24,10 +24,10 @@ from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
     Delta,
-    ExchangeCommitted,
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
 )
@@ -99,11 +99,11 @@ def test_a_response_goes_on_behind_what_was_sent_before_its_process_died(dialect
         AttemptStarted(2, 1, 1, 1.0),
         Delta(2, 1, 1, 0, "text", "one "),
         ReplyCompleted(2, 1, 1, cut, 2.0),
-        ExchangeCommitted(2, 1),
+        StepCommitted(2, 1),
         AttemptStarted(2, 2, 1, 2.0),
         Delta(2, 2, 1, 0, "text", "two"),
         ReplyCompleted(2, 2, 1, Reply((Text("two"),), usage=Usage(3, 1)), 3.0),
-        ExchangeCommitted(2, 2),
+        StepCommitted(2, 2),
         TurnEnded(2, TurnStatus.COMPLETED, 3.0),
     ]
     for record in journal:

@@ -6,7 +6,7 @@ from midstream.agents.pool_records import RECORD_AGE_MAX_S
 from midstream.dialects.conversation_index import ConversationPlace, place_of
 from midstream.dialects.stored_conversations import CONVERSATIONS, SWEEP_S, Conversations
 from midstream.errors import StoreBusyError
-from midstream.history.messages import Exchange, History, Reply, Text, UserMessage
+from midstream.history.messages import History, Reply, Step, Text, UserMessage
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.worlds import FakeWorld
@@ -17,9 +17,9 @@ ANSWER = Reply((Text("hello"),))
 
 def place(*words: str) -> ConversationPlace:
     """Where a conversation stands in which each of these words was said, and answered by `ANSWER` but for the last."""
-    entries: list[UserMessage | Exchange] = []
+    entries: list[UserMessage | Step] = []
     for word in words:
-        entries += [UserMessage.of(word), Exchange(ANSWER)]
+        entries += [UserMessage.of(word), Step(ANSWER)]
     return place_of("scope", History(tuple(entries[:-1])))
 
 

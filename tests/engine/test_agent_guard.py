@@ -19,13 +19,15 @@ from midstream.session.session import Session, fold
 from midstream.session.turn.commands import Answer, Cancel, Resume, SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, calls, records_until_end, text
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import tool
 from tests.engine.test_host import _die, _started
 from tests.spec import spec
 
 
-def _agent(name: str, *script: Sequence[Step], version: str = "", ran: list[str] | None = None) -> Agent:
+def _agent(
+    name: str, *script: Sequence[ScriptedStep], version: str = "", ran: list[str] | None = None
+) -> Agent:
     @tool(needs_approval=True)
     def push(button: str) -> str:
         """Push a button."""

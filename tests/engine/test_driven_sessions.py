@@ -77,7 +77,7 @@ async def test_a_whole_turn_is_four_appends() -> None:
     driver.leave("s")
     # begin; reply and both starts; two outcomes (one append where they come at once); the answer; the end
     assert store.appends <= 6
-    assert kinds(await stored(memory))[-2:] == ["ExchangeCommitted", "TurnEnded"]
+    assert kinds(await stored(memory))[-2:] == ["StepCommitted", "TurnEnded"]
     turn = await driver.begin("s", UserMessage.of("more"))
     assert turn.number == 2
     assert [type(record) for record in await stored(memory)].count(EpochStarted) <= 2
@@ -115,7 +115,7 @@ async def test_words_are_journaled_before_the_reply_they_belong_to() -> None:
     await turn.replied(DONE, (), "")
     records = await stored(memory)
     assert [record.text for record in records if isinstance(record, Delta)] == ["one two"]
-    assert kinds(records)[-3:] == ["Delta", "ReplyCompleted", "ExchangeCommitted"]
+    assert kinds(records)[-3:] == ["Delta", "ReplyCompleted", "StepCommitted"]
 
 
 @spec("DRIVEN-5")

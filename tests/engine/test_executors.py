@@ -14,12 +14,12 @@ from midstream.environment import World
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     ToolSpec,
     UpstreamCall,
@@ -63,7 +63,7 @@ from midstream.session.turn.states import AwaitingModel, RunningCalls, Terms
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, Stall, calls, text
-from midstream.testing.scripted_model import Pause, Step
+from midstream.testing.scripted_model import Pause, ScriptedStep
 from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets, StalledOn
 from midstream.tools.function_tools import Tool, current_call, tool
@@ -153,7 +153,7 @@ async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_
 
 
 async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
-    steps: list[Step] = [
+    steps: list[ScriptedStep] = [
         CallRequested("", "a", "{}"),
         CallRequested("x", "a", "{}"),
         CallRequested("x", "a", "{}"),
@@ -182,7 +182,7 @@ async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
 )
 @spec("TURN-64")
 async def test_silence_emptiness_and_a_missing_end_are_failures_to_try_again(
-    steps: list[Step], code: str
+    steps: list[ScriptedStep], code: str
 ) -> None:
     noted, world = await _live(Agent(ScriptedModel([steps])))
     failed = noted.reports[-1]
@@ -223,7 +223,7 @@ async def test_a_conversation_that_is_too_long_is_reported_with_what_to_leave_ou
 @spec("TURN-27")
 async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     model = ScriptedModel([text("yes")])
-    history = History((UserMessage.of("one"), Exchange(Reply((Text("x"),))), UserMessage.of("two")))
+    history = History((UserMessage.of("one"), Step(Reply((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
     await Executor(Agent(model), World(), Noted(), NOBODY).execute(ASKED, session)
     assert model.requests[0].history == session.shown != history
@@ -321,7 +321,7 @@ async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told
     def clear(path: str = "/") -> str:
         raise AssertionError(path)
 
-    steps: list[Step] = [
+    steps: list[ScriptedStep] = [
         CallRequested("a", "clear", '{"path": "/x"}'),
         CallRequested("b", "clear", arguments),
         Finished(Finish.LENGTH),
@@ -334,7 +334,7 @@ async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told
 
 @spec("TURN-60")
 async def test_a_reply_that_the_length_limit_cut_is_kept() -> None:
-    steps: list[Step] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
+    steps: list[ScriptedStep] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
     noted, _ = await _live(Agent(ScriptedModel([steps])))
     (replied,) = noted.reports
     assert isinstance(replied, ModelReplied)
@@ -347,7 +347,7 @@ async def test_a_reply_that_the_length_limit_cut_is_kept() -> None:
 class Keeping(ScriptedModel):
     """A model whose provider keeps what it says."""
 
-    def __init__(self, steps: list[Step]) -> None:
+    def __init__(self, steps: list[ScriptedStep]) -> None:
         super().__init__([steps])
         self.stopped: list[str] = []
 
@@ -362,7 +362,7 @@ def _resumed() -> Session:
     return Session(turn=turn, turns=3, history=history)
 
 
-async def _continue(*steps: Step) -> tuple[Noted, Keeping]:
+async def _continue(*steps: ScriptedStep) -> tuple[Noted, Keeping]:
     model, noted, world = Keeping([*steps]), Noted(), FakeWorld()
     pending_work = AskModel(3, 1, 1, continued=1)
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(pending_work, _resumed()))
@@ -391,7 +391,7 @@ async def test_other_words_than_before_are_no_continuation(words: str) -> None:
 
 @spec("TURN-61")
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
-async def test_what_is_cut_may_be_taken_up(end: Step) -> None:
+async def test_what_is_cut_may_be_taken_up(end: ScriptedStep) -> None:
     noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
     assert ModelHeld(3, 1, 1, "resp_1") in noted.said
     failed = noted.reports[-1]

@@ -21,14 +21,14 @@ from midstream.errors import (
     StoreBusyError,
     StoreFullError,
 )
-from midstream.history.messages import Exchange, UserMessage
+from midstream.history.messages import Step, UserMessage
 from midstream.models.replies import ModelRequest, ThinkingDelta
 from midstream.session.records import HistoryCompacted, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
 from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
-from midstream.testing.scripted_model import Reply, Script, ScriptedModel, Step, calls, text
+from midstream.testing.scripted_model import Reply, Script, ScriptedModel, ScriptedStep, calls, text
 from midstream.testing.store_fakes import FailingStore
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, current_call, tool
@@ -36,7 +36,7 @@ from tests.search import tried
 from tests.spec import spec
 
 ANSWER = "All of it was read, and all of it was written."
-SCRIPT: list[list[Step]] = [
+SCRIPT: list[list[ScriptedStep]] = [
     [ThinkingDelta("two to read"), *calls(("a", "read", "{}"), ("b", "read", "{}"), say="Let me see.")],
     calls(("a", "write", "{}"), ("b", "write", "{}"), ("c", "read", "{}")),
     [*text(ANSWER, tokens=8)],
@@ -195,11 +195,11 @@ ENTRIES_READ_MAX = 2
 
 
 def _forgetful(request: ModelRequest) -> Reply:
-    """Read three files one after another; refuse whatever is longer than a message and one exchange."""
+    """Read three files one after another; refuse whatever is longer than a message and one step."""
     if len(request.history.entries) > ENTRIES_READ_MAX:
         return [ContextOverflowError("too long")]
     *_, last = request.history.entries
-    done = int(last.reply.calls[0].id) if isinstance(last, Exchange) else 0
+    done = int(last.reply.calls[0].id) if isinstance(last, Step) else 0
     return calls((str(done + 1), "read", "{}")) if done < 3 else text(ANSWER)
 
 

@@ -20,14 +20,14 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.history.messages import Exchange, Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, Result, Step, UserMessage
 from midstream.models.replies import TextDelta
 from midstream.session.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
-    ChunkAccepted,
+    CommandAccepted,
     EpochStarted,
     MessageAccepted,
     OutcomeDamaged,
@@ -72,7 +72,7 @@ async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
     records = await records_until_end(runner, after=0)
     assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
     assert [r.attempt for r in records if isinstance(r, AttemptStarted)] == [1, 2]
-    assert isinstance(runner.state.history.entries[-1], Exchange)
+    assert isinstance(runner.state.history.entries[-1], Step)
     assert runner.state.history.entries[-1].reply.text == "the whole answer"
     await second.stop()
 
@@ -136,9 +136,9 @@ async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept()
     assert not runner.state.is_live
     assert runner.state.last_turn is not None
     assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
-    exchange = runner.state.history.entries[-1]
-    assert isinstance(exchange, Exchange)
-    assert exchange.reply.text == "half"
+    step = runner.state.history.entries[-1]
+    assert isinstance(step, Step)
+    assert step.reply.text == "half"
     await second.stop()
 
 
@@ -400,7 +400,7 @@ async def test_a_journal_that_does_not_fold_is_counted_and_the_others_are_recove
     for name in ("bad", "good"):
         await (await first.session(name, create=True)).submit(SendMessage(UserMessage.of("hi")))
     await first.stop()
-    body = encode(ChunkAccepted("a stream that was never opened", 0, "digest"))
+    body = encode(CommandAccepted("a stream that was never opened", 0, "digest"))
     memory.sessions["bad"].records.append(StoredRecord(4, 1, body))
     second = await _started(Host(Agent(ScriptedModel([text("a")])), store))
     assert (second.recovery.done, second.recovery.failed) == (2, 1)
@@ -588,9 +588,9 @@ async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
 
     second = await _started(Host(Agent(model, tools=[write]), MemoryStore(memory)))
     runner = await second.session("s")
-    exchange = runner.state.history.entries[1]
-    assert isinstance(exchange, Exchange)
-    assert exchange.results == (Result("c1", DAMAGED_CONTENT, Outcome.UNKNOWN),)
+    step = runner.state.history.entries[1]
+    assert isinstance(step, Step)
+    assert step.results == (Result("c1", DAMAGED_CONTENT, Outcome.UNKNOWN),)
     records = await run_turn(second, "s", "and now?")
     assert isinstance(records[-1], TurnEnded)
     assert any(isinstance(each, OutcomeDamaged) for each in await records_of(runner))
@@ -624,9 +624,9 @@ async def test_a_damaged_outcome_of_an_open_batch_puts_its_call_in_doubt() -> No
 
     second = await _started(Host(Agent(model, tools=[write, hang]), MemoryStore(memory)))
     await records_until_end(await second.session("s"), after=0)
-    exchange = (await second.session("s")).state.history.entries[1]
-    assert isinstance(exchange, Exchange)
-    assert [result.outcome for result in exchange.results] == [Outcome.OK, Outcome.UNKNOWN]
+    step = (await second.session("s")).state.history.entries[1]
+    assert isinstance(step, Step)
+    assert [result.outcome for result in step.results] == [Outcome.OK, Outcome.UNKNOWN]
     assert ran == ["a", "a"]
     await second.stop()
 

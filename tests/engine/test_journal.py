@@ -15,8 +15,8 @@ from midstream.session.records import (
     VERSION,
     CallEnded,
     EpochStarted,
-    ExchangeCommitted,
     OutcomeDamaged,
+    StepCommitted,
     Sync,
     encode,
 )
@@ -43,7 +43,7 @@ async def _open(store: MemoryStore, world: World | None = None) -> Journal:
 
 
 def _bodies(*numbers: int) -> Sequence[bytes]:
-    return [encode(ExchangeCommitted(1, number)) for number in numbers]
+    return [encode(StepCommitted(1, number)) for number in numbers]
 
 
 def _batch(journal: Journal, bodies: Sequence[bytes], sync: Sync) -> Batch:
@@ -242,7 +242,7 @@ async def test_who_follows_and_was_overtaken_goes_on_from_the_beginning_that_is_
     await writer.append(_batch(writer, _bodies(3, 4, 5), Sync.NORMAL))
     await _prune(here, 4, epoch=2)
     [(_, begins), (_, last)] = await follower.catch_up()
-    assert (type(begins).__name__, last) == ("JournalPruned", ExchangeCommitted(1, 5))
+    assert (type(begins).__name__, last) == ("JournalPruned", StepCommitted(1, 5))
     assert (follower.newest, follower.pruned_to) == (EventId(2, 5), EventId(2, 4))
     assert [stored.position for stored in await follower.read(after=4, limit=9)] == [5]
     assert await _gone(follower, after=2) == 5
@@ -265,5 +265,5 @@ async def test_what_is_pruned_between_two_pages_is_folded_once(monkeypatch: pyte
     await writer.append(_batch(writer, _bodies(*range(9)), Sync.NORMAL))
     journal = Journal(store, "s", World())
     records = await journal.load()
-    assert [type(record).__name__ for _, record in records] == ["JournalPruned"] + 2 * ["ExchangeCommitted"]
+    assert [type(record).__name__ for _, record in records] == ["JournalPruned"] + 2 * ["StepCommitted"]
     assert [stored.position for stored in await journal.read(after=7, limit=9)] == [8, 9]

@@ -26,7 +26,7 @@ from midstream.errors import (
     ModelStalledError,
     ModelUnavailableError,
 )
-from midstream.history.messages import Exchange, File, History, Text, UserMessage
+from midstream.history.messages import File, History, Step, Text, UserMessage
 from midstream.history.operations import check_by_name as check
 from midstream.history.profiles import PROFILES
 from midstream.history.rendering import render
@@ -36,10 +36,10 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import (
     Reply,
     ScriptedModel,
+    ScriptedStep,
     Stall,
-    Step,
     calls,
-    exchanges_since_user,
+    steps_since_user,
     text,
 )
 from midstream.testing.worlds import Crashed, FakeWorld
@@ -47,7 +47,7 @@ from midstream.tools.function_tools import Tool, tool
 from tests.search import tried
 from tests.spec import spec
 
-REPLIES: dict[str, Sequence[Step]] = {
+REPLIES: dict[str, Sequence[ScriptedStep]] = {
     "fine": text("all is well"),
     "nothing": [Finished()],
     "a thought alone": [ThinkingDelta("hm"), Finished()],
@@ -133,7 +133,7 @@ class Life:
     def _reply(self, request: ModelRequest) -> Reply:
         if found := refused(request.history):
             self.refused.append(found)
-        number = exchanges_since_user(request.history)
+        number = steps_since_user(request.history)
         replies = self.plan.replies
         return REPLIES[replies[number]] if number < len(replies) else text("done")
 
@@ -241,8 +241,8 @@ async def test_an_abort_keeps_the_words_and_the_finished_calls() -> None:
     await life.turn(TurnPlan((Text("go"),), ["half a sentence"], 0.031, None, 60.0))
     await life.turn(TurnPlan((Text("go"),), ["stubborn"], 2.0, None, 60.0))
     _, cut, _, stopped = (await life._runner()).state.history.entries
-    assert isinstance(cut, Exchange)
+    assert isinstance(cut, Step)
     assert (cut.reply.text, cut.reply.finish) == ("Half a ", "interrupted")
-    assert isinstance(stopped, Exchange)
+    assert isinstance(stopped, Step)
     assert [result.outcome for result in stopped.results] == ["unknown", "cancelled"]
     await life.host.stop(grace_s=0.0)

@@ -15,7 +15,7 @@ from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import StoreDamagedError
-from midstream.history.messages import Exchange, Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, Result, Step, UserMessage
 from midstream.session.blobs import BLOB_BYTES_MIN, blob_of
 from midstream.session.records import (
     CallEnded,
@@ -131,9 +131,9 @@ async def test_results_stand_in_the_calls_order_whoever_ends_first() -> None:
     model = ScriptedModel([calls(("first", "{}"), ("second", "{}")), text("ok")])
     async with _hosted(model, first, second) as host:
         await run_turn(host, "s", "hi")
-        _, exchange, _ = (await host.session("s")).state.history.entries
-        assert isinstance(exchange, Exchange)
-        assert [result.content for result in exchange.results] == ["1", "2"]
+        _, step, _ = (await host.session("s")).state.history.entries
+        assert isinstance(step, Step)
+        assert [result.content for result in step.results] == ["1", "2"]
 
 
 async def test_one_call_that_fails_or_takes_too_long_leaves_the_others_alone() -> None:
@@ -283,10 +283,10 @@ async def test_a_large_result_is_small_in_the_session_and_whole_for_the_model() 
             assert len(result.content) < BLOB_BYTES_MIN
         assert memory.sessions["s"].blobs == {digest: LARGE.encode()}
         shown = model.requests[1].history.entries[1]
-        assert isinstance(shown, Exchange)
+        assert isinstance(shown, Step)
         assert shown.results == (Result("c1", LARGE), Result("c2", LARGE))
         kept = (await host.session("s")).state.history.entries[1]
-        assert isinstance(kept, Exchange)
+        assert isinstance(kept, Step)
         assert {result.call_id: result for result in kept.results} == _results(records)
     async with _hosted(model, read_log, store=MemoryStore(memory)) as host:  # another process
         await run_turn(host, "s", "again")

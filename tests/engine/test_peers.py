@@ -25,7 +25,7 @@ from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CancelRequested,
-    ChildSaid,
+    ChildDelta,
     EpochStarted,
     MessageAccepted,
     Parent,
@@ -39,7 +39,7 @@ from midstream.session.session import Received
 from midstream.session.turn.commands import Cancel, SendMessage, WhenBusy, Withdraw
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FailingStore, ScriptedModel, Stall, calls, records_until_end, run_turn, text
-from midstream.testing.scripted_model import Gate, Script, Step
+from midstream.testing.scripted_model import Gate, Script, ScriptedStep
 from midstream.testing.store_fakes import StoreInFront
 from tests.spec import spec
 
@@ -387,7 +387,7 @@ async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_n
     is_first: bool,  # noqa: FBT001 - a case
 ) -> None:
     owning, deleting = Scripted(places.memory), Scripted(places.memory)
-    replies: Iterator[list[Step]] = iter([text("a"), [Stall()]])
+    replies: Iterator[list[ScriptedStep]] = iter([text("a"), [Stall()]])
     here = await places.host(lambda _request: next(replies), store=owning)
     there = await places.host(store=deleting)
     await run_turn(here, "s", "hi")
@@ -469,7 +469,7 @@ async def test_a_parent_is_shown_the_child_that_another_process_works_on(places:
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
     parent = await _say(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
-        while not any(isinstance(each, ChildSaid) for each in places.records()):
+        while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
     await _until(lambda: "s::1.1.0" in here.followed())
     go.set()
@@ -488,7 +488,7 @@ async def test_a_parent_stops_the_child_that_another_process_works_on(places: Pl
     await child.submit(SendMessage(UserMessage.of("find it"), parent=place))
     parent = await _say(here, "where is it?")
     async with asyncio.timeout(WAIT_S):
-        while not any(isinstance(each, ChildSaid) for each in places.records()):
+        while not any(isinstance(each, ChildDelta) for each in places.records()):
             await parent.wait(parent.newest.position)
     await parent.submit(Cancel())
     records = await records_until_end(parent, after=0)
@@ -554,7 +554,7 @@ async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_i
     assert ended.result.content == "whole"
 
 
-def _boss(reply: list[Step]) -> Agent:
+def _boss(reply: list[ScriptedStep]) -> Agent:
     finder = Agent(ScriptedModel([reply]), name="finder")
     helper = sub_agent(finder, name="research", description="Finds things.")
     return Agent(ScriptedModel([calls(("research", '{"task": "find it"}')), text("thanks")]), tools=[helper])

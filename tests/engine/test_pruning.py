@@ -27,7 +27,7 @@ from midstream.session.turn.commands import Answer, SendMessage
 from midstream.store.contract import Store, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
-from midstream.testing.scripted_model import Gate, Reply, Script, exchanges_since_user
+from midstream.testing.scripted_model import Gate, Reply, Script, steps_since_user
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
@@ -105,7 +105,7 @@ def _told(*turns: Sequence[Reply]) -> Callable[[ModelRequest], Reply]:
     def reply(request: ModelRequest) -> Reply:
         turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries) - 1
         replies = turns[min(turn, len(turns) - 1)]
-        return replies[min(exchanges_since_user(request.history), len(replies) - 1)]
+        return replies[min(steps_since_user(request.history), len(replies) - 1)]
 
     return reply
 
@@ -201,7 +201,7 @@ async def test_an_open_question_keeps_what_its_answer_needs() -> None:
         [call] = (await on.fold()).turn.calls  # type: ignore[union-attr] # it is asking
         await runner.submit(Answer(2, 1, call.call.id, call.plan.digest, Choice.ALLOW))
         await _until(lambda: not runner.state.is_live)
-        assert runner.state.history.entries[-1].reply.text == "done"  # type: ignore[union-attr] # an exchange
+        assert runner.state.history.entries[-1].reply.text == "done"  # type: ignore[union-attr] # a step
 
 
 @spec("STREAM-61")

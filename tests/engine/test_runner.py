@@ -23,7 +23,7 @@ from midstream.errors import (
     StoreFullError,
     UnavailableError,
 )
-from midstream.history.messages import Exchange, Finish, Outcome, Result, ToolSpec, UserMessage
+from midstream.history.messages import Finish, Outcome, Result, Step, ToolSpec, UserMessage
 from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.retries import APPEND_ATTEMPTS_MAX
 from midstream.session.records import (
@@ -32,15 +32,15 @@ from midstream.session.records import (
     CallEnded,
     CallStarted,
     CancelRequested,
-    ChunkAccepted,
     ClientTool,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     MessageQueued,
     Record,
     ReplyCompleted,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -50,7 +50,7 @@ from midstream.session.turn.commands import CallFinished, Cancel, SendMessage, W
 from midstream.store.contract import Batch, Immediate
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, ScriptedModel, Stall, calls, records_until_end, run_turn, text
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.testing.store_fakes import FailingStore, StoreInFront
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
@@ -91,11 +91,11 @@ async def test_a_turn_leaves_message_words_reply_and_end_in_that_order() -> None
         AttemptStarted,
         Delta,
         ReplyCompleted,
-        ExchangeCommitted,
+        StepCommitted,
         TurnEnded,
     ]
     runner = await host.session("s")
-    assert [type(entry) for entry in runner.state.history.entries] == [UserMessage, Exchange]
+    assert [type(entry) for entry in runner.state.history.entries] == [UserMessage, Step]
     assert not runner.state.is_live
     await host.stop()
 
@@ -142,9 +142,9 @@ async def test_reading_tools_run_side_by_side_and_writing_tools_in_order() -> No
     host = await _host(ScriptedModel([batch, text("ok")]), read, write)
     await run_turn(host, "s", "hi")
     assert order == ["c in", "c out", "d in", "d out"]
-    exchange = (await host.session("s")).state.history.entries[1]
-    assert isinstance(exchange, Exchange)
-    assert [result.content for result in exchange.results] == ["a", "b", "c", "d"]
+    step = (await host.session("s")).state.history.entries[1]
+    assert isinstance(step, Step)
+    assert [result.content for result in step.results] == ["a", "b", "c", "d"]
     await host.stop()
 
 
@@ -218,7 +218,7 @@ async def test_a_second_message_is_refused_while_a_turn_runs() -> None:
 
 
 async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
-    replies: list[Sequence[Step]] = [[TextDelta("half a sen"), Stall()], text("and on")]
+    replies: list[Sequence[ScriptedStep]] = [[TextDelta("half a sen"), Stall()], text("and on")]
     host = await _host(ScriptedModel(lambda request: replies[len(request.history.entries) > 1]))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("one")))
@@ -227,10 +227,10 @@ async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
             await runner.wait(runner.newest.position)
     await runner.submit(Cancel(1))
     records = await records_until_end(runner, after=0)
-    assert _kinds(records)[-4:] == [CancelRequested, ReplyCompleted, ExchangeCommitted, TurnEnded]
-    exchange = runner.state.history.entries[-1]
-    assert isinstance(exchange, Exchange)
-    assert (exchange.reply.text, exchange.reply.finish) == ("half a sen", Finish.INTERRUPTED)
+    assert _kinds(records)[-4:] == [CancelRequested, ReplyCompleted, StepCommitted, TurnEnded]
+    step = runner.state.history.entries[-1]
+    assert isinstance(step, Step)
+    assert (step.reply.text, step.reply.finish) == ("half a sen", Finish.INTERRUPTED)
     assert await run_turn(host, "s", "go on")  # the next message is accepted at once
     await host.stop()
 
@@ -289,7 +289,7 @@ async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_eff
     result = CallFinished(1, 1, Result("c1", "here"))
     await runner.submit(Received("k", "secret", 1, "d1", result))
     after = [CallStarted] if has_effects else []
-    assert _kinds(await _records(runner))[-2 - len(after) :] == [ChunkAccepted, CallEnded, *after]
+    assert _kinds(await _records(runner))[-2 - len(after) :] == [CommandAccepted, CallEnded, *after]
     await world.advance(8_999.0 if has_effects else 8_994.0)  # the first one would have expired by now
     assert _ended(await _records(runner)) == {"c1": Outcome.OK}
     await world.advance(1.0)
@@ -371,9 +371,9 @@ async def test_a_session_whose_store_failed_for_longer_is_revived_without_a_seco
     revived = await host.session("s")
     assert revived is not runner
     assert runs == ["a"]  # its outcome was lost with the store: the model was told that it is unknown
-    exchange = revived.state.history.entries[1]
-    assert isinstance(exchange, Exchange)
-    assert [result.outcome for result in exchange.results] == [Outcome.UNKNOWN]
+    step = revived.state.history.entries[1]
+    assert isinstance(step, Step)
+    assert [result.outcome for result in step.results] == [Outcome.UNKNOWN]
     await host.stop()
 
 
@@ -445,9 +445,9 @@ async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
     async with asyncio.timeout(30):
         while (info := await host.store.find("s")) is None or info.mark.is_live:  # noqa: ASYNC110 - nobody is told of a mark
             await asyncio.sleep(0)
-    exchange = (await host.session("s")).state.history.entries[-1]
-    assert isinstance(exchange, Exchange)
-    assert exchange.reply.text == "here"
+    step = (await host.session("s")).state.history.entries[-1]
+    assert isinstance(step, Step)
+    assert step.reply.text == "here"
     await host.stop()
 
 
@@ -659,7 +659,7 @@ def shout(words: str) -> str:
     return words.upper()
 
 
-SCRIPTS: dict[str, list[Sequence[Step]]] = {
+SCRIPTS: dict[str, list[Sequence[ScriptedStep]]] = {
     "words": [text("ok")],
     "tools": [calls(("add", '{"a":1,"b":2}')), calls(("shout", '{"words":"a"}')), text("ok")],
     "a model's failure": [],

@@ -17,7 +17,7 @@ from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn, text
-from midstream.testing.scripted_model import Stall, Step
+from midstream.testing.scripted_model import ScriptedStep, Stall
 from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
 
@@ -55,7 +55,7 @@ async def test_each_use_begins_the_minute_anew() -> None:
 async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
     world = FakeWorld()
 
-    def reply(request: ModelRequest) -> list[Step]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         return [Stall()] if "think" in repr(request.history.entries[-1]) else text("a")
 
     async with Host(Agent(ScriptedModel(reply)), MemoryStore(), world=world) as host:

@@ -22,15 +22,15 @@ from midstream.errors import (
     ToolDefinitionError,
     UsageError,
 )
-from midstream.history.messages import Exchange, History, Outcome, Reply, Result, Text, UserMessage
+from midstream.history.messages import History, Outcome, Reply, Result, Step, Text, UserMessage
 from midstream.models.replies import ModelRequest, TextDelta
 from midstream.session import session as sessions
 from midstream.session.calls import Choice
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import (
     CallEnded,
-    ChildSaid,
-    ChunkAccepted,
+    ChildDelta,
+    CommandAccepted,
     Delta,
     EpochStarted,
     QuestionAsked,
@@ -58,13 +58,13 @@ from midstream.store.contract import Store, StoredRecord
 from midstream.store.memory import MemoryStore
 from midstream.testing import FakeWorld, ScriptedModel, Stall, calls, records_until_end, run_turn, text
 from midstream.testing.history_checker import Evidence, check
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import tool
 from tests.session.stories import AT, answers, asks, at_child, heard, say
 from tests.spec import spec
 
 CHILD = "s::1.1.0"
-OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
+OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 ASK = calls(("research", '{"task": "find it"}'))
 
 
@@ -102,7 +102,7 @@ async def test_a_child_does_the_work_and_its_records_are_shown_once_and_in_order
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [Result("c1", "it is here")]
 
-    shown = [record for record in records if isinstance(record, ChildSaid)]
+    shown = [record for record in records if isinstance(record, ChildDelta)]
     places = [record.position for record in shown]
     assert places == sorted(set(places))
     inner = [decode(bytes(record.record)) for record in shown]
@@ -124,7 +124,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
             ran.append(what)
             return "noted"
 
-        ending: list[Step] = [TextDelta("half"), Stall()] if stalls else text("all of it")
+        ending: list[ScriptedStep] = [TextDelta("half"), Stall()] if stalls else text("all of it")
         child = ScriptedModel([calls(("note", '{"what": "x"}')), ending])
         return _boss(Agent(child, tools=[note], name="finder"))
 
@@ -133,7 +133,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(30):
         while not any(
-            isinstance(each, ChildSaid) and b"half" in bytes(each.record)
+            isinstance(each, ChildDelta) and b"half" in bytes(each.record)
             for each in await _journal(store, "s")
         ):
             await runner.wait(runner.newest.position)
@@ -143,7 +143,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
     records = await records_until_end(await second.session("s"), after=0)
     assert ran == ["x"]
     assert _outcomes(records) == [Result("c1", "all of it")]
-    places = [record.position for record in records if isinstance(record, ChildSaid)]
+    places = [record.position for record in records if isinstance(record, ChildDelta)]
     assert places == sorted(set(places))
     await second.stop()
 
@@ -155,7 +155,7 @@ async def test_a_cancel_stops_the_child_too_and_keeps_what_it_said() -> None:
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(30):
-        while not any(isinstance(each, ChildSaid) for each in await _journal(store, "s")):
+        while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await runner.submit(Cancel())
     records = await records_until_end(runner, after=0)
@@ -175,7 +175,7 @@ async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(30):
-        while not any(isinstance(each, ChildSaid) for each in await _journal(store, "s")):
+        while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await (await first.session(CHILD)).close(DrainingError("killed first"))
     runner._doing.clear()  # nobody is left to pass the cancel on
@@ -198,7 +198,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
     async def look() -> str:
         return "nothing yet"
 
-    def script(request: ModelRequest) -> list[Step]:
+    def script(request: ModelRequest) -> list[ScriptedStep]:
         return calls(("look", "{}")) if request.tools else text("this much I know")
 
     model = ScriptedModel(script)
@@ -213,7 +213,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
 
 @spec("TURN-49")
 async def test_a_child_that_takes_too_long_hands_in_what_it_has() -> None:
-    def script(request: ModelRequest) -> list[Step]:
+    def script(request: ModelRequest) -> list[ScriptedStep]:
         return [TextDelta("thinking"), Stall()] if request.tools else text("this much I know")
 
     @tool(has_effects=False)
@@ -273,7 +273,7 @@ async def _question(runner: object) -> QuestionAsked:
             for stored in await runner.read(after=after, limit=100):  # type: ignore[attr-defined]
                 after = stored.position
                 record = decode(stored.body)
-                inner = decode(bytes(record.record)) if isinstance(record, ChildSaid) else record
+                inner = decode(bytes(record.record)) if isinstance(record, ChildDelta) else record
                 if isinstance(inner, QuestionAsked):
                     return inner
             await runner.wait(after)  # type: ignore[attr-defined]
@@ -302,7 +302,7 @@ async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_err
     runner = await first.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("where is it?")))
     async with asyncio.timeout(30):
-        while not any(isinstance(each, ChildSaid) for each in await _journal(store, "s")):
+        while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
     await _die(first)
 
@@ -326,7 +326,7 @@ async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_err
     ],
 )
 def test_the_outcome_follows_from_the_end_of_the_child(status: TurnStatus, outcome: Outcome) -> None:
-    history = History((UserMessage.of("find it"), Exchange(Reply((Text("words"),)))))
+    history = History((UserMessage.of("find it"), Step(Reply((Text("words"),)))))
     child = Session(turns=1, history=history, last_turn=TurnEnded(1, status, 0.0))
     result = result_of("c1", child)
     assert (result.outcome, "words" in result.content) == (outcome, True)

@@ -31,7 +31,7 @@ from midstream.store.contract import Attempt, Batch
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import FakeWorld, ScriptedModel, calls, records_until_end, run_turn, text
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import Tool, current_call, tool, transaction
 from tests.spec import spec
 
@@ -55,7 +55,7 @@ def fail(what: str) -> str:
 
 @asynccontextmanager
 async def _hosted(
-    store: SQLiteStore, script: Sequence[list[Step]], *tools: Tool, world: World | None = None
+    store: SQLiteStore, script: Sequence[list[ScriptedStep]], *tools: Tool, world: World | None = None
 ) -> AsyncIterator[Host]:
     host = Host(Agent(ScriptedModel(script), tools=tools), store, world=world)
     await host.start()

@@ -10,7 +10,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import ScriptedModel, Stall, Step, calls, exchanges_since_user, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, Stall, calls, steps_since_user, text
 from midstream.tools.function_tools import tool
 from tests.engine.test_host import _die, _started
 from tests.spec import spec
@@ -47,12 +47,12 @@ class Tools:
             await self.changed.wait_for(lambda: self.began >= count)
 
 
-def _reply(request: ModelRequest) -> list[Step]:
+def _reply(request: ModelRequest) -> list[ScriptedStep]:
     said = request.history.entries[0]
     assert isinstance(said, UserMessage)
     if said == UserMessage.of("wait"):
         return [Stall()]
-    return text("done") if exchanges_since_user(request.history) else calls(("work", "{}"))
+    return text("done") if steps_since_user(request.history) else calls(("work", "{}"))
 
 
 async def _host(store: MemoryStore, tools: Tools) -> Host:

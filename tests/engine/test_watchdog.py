@@ -19,7 +19,7 @@ from midstream.session.records import StallNoticed, TurnEnded, TurnStatus, decod
 from midstream.session.turn.commands import Resume, SendMessage, Stalled, StallOver
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
-from midstream.testing.scripted_model import Step
+from midstream.testing.scripted_model import ScriptedStep
 from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets, StalledOn
 from tests.spec import spec
@@ -273,7 +273,7 @@ async def test_nothing_is_left_behind() -> None:
 @spec("TURN-64", "TURN-30")
 async def test_a_provider_that_never_answers_ends_the_turn_in_bounded_time_and_it_can_go_on() -> None:
     world = FakeWorld()
-    answers: list[list[Step]] = [[Stall()], [Stall()], [KeepAlive(), Stall()], [*text("at last")]]
+    answers: list[list[ScriptedStep]] = [[Stall()], [Stall()], [KeepAlive(), Stall()], [*text("at last")]]
     model = ScriptedModel(lambda _: answers.pop(0), world=world)
     memory = Memory()
     host = Host(Agent(model), MemoryStore(memory, world=world), world=world)

@@ -14,7 +14,7 @@ from midstream.models.replies import ModelRequest
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.scripted_model import ScriptedModel, Step, calls
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls
 from midstream.tools.function_tools import tool
 from tests.fault.turn import Ledger
 
@@ -29,13 +29,13 @@ async def main(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return "not reached"
 
-    def killing(_: ModelRequest) -> list[Step]:
+    def killing(_: ModelRequest) -> list[ScriptedStep]:
         return calls(("a", "kill", "{}"))
 
-    def calling(_: ModelRequest) -> list[Step]:
+    def calling(_: ModelRequest) -> list[ScriptedStep]:
         return calls(("a", "middle", '{"task": "kill"}'))
 
-    def handing_on(_: ModelRequest) -> list[Step]:
+    def handing_on(_: ModelRequest) -> list[ScriptedStep]:
         return calls(("a", "killer", '{"task": "kill"}'))
 
     killer = Agent(ScriptedModel(killing), name="killer", tools=[kill])

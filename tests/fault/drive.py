@@ -21,7 +21,7 @@ from midstream.protocol.frames import AnswerPayload
 from midstream.session.calls import Choice, OnDoubt, QuestionKind
 from midstream.session.records import (
     CallEnded,
-    ChildSaid,
+    ChildDelta,
     MessageAccepted,
     QuestionAsked,
     Record,
@@ -118,7 +118,7 @@ class Driver:
         match record:
             case QuestionAsked():
                 self._group.create_task(self._answer(SESSION, record))
-            case ChildSaid():
+            case ChildDelta():
                 inner = decode(bytes(record.record))
                 if isinstance(inner, QuestionAsked):
                     self._group.create_task(self._answer(record.child, inner))

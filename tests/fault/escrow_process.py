@@ -23,7 +23,7 @@ from midstream.server.uvicorn_server import serve
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.escrow import escrowed
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.scripted_model import Reply, ScriptedModel, Stall, calls, exchanges_since_user, text
+from midstream.testing.scripted_model import Reply, ScriptedModel, Stall, calls, steps_since_user, text
 from midstream.tools.function_tools import tool
 
 CANARY = "canary-7f3a"
@@ -31,7 +31,7 @@ CANARY = "canary-7f3a"
 
 async def main(folder: Path, port: int) -> None:
     def script(request: ModelRequest) -> Reply:
-        if exchanges_since_user(request.history) == 0:
+        if steps_since_user(request.history) == 0:
             return calls(("look", f'{{"where": "{CANARY}"}}'), say=f"{CANARY} I look.")
         if (folder / "go").exists():
             return text(f"{CANARY} that is all")

@@ -24,7 +24,7 @@ from langgraph.types import interrupt
 
 from midstream.engine.host import Host
 from midstream.frameworks.langgraph_served import served
-from midstream.history.messages import Exchange
+from midstream.history.messages import Step
 from midstream.session.calls import Choice
 from midstream.session.questions import questions_of
 from midstream.session.turn.commands import Answer
@@ -130,7 +130,7 @@ async def live() -> str:
                     place = (each.turn, each.reply, each.call_id, each.digest)
                     await runner.submit(Answer(*place, Choice.REPLY, f"to {each.text}"))
             await runner.wait(runner.newest.position)
-        said = [each.reply.text for each in runner.state.history.entries if isinstance(each, Exchange)]
+        said = [each.reply.text for each in runner.state.history.entries if isinstance(each, Step)]
         return "".join(said)
 
 

@@ -28,7 +28,7 @@ from midstream.protocol.frames import AbortPayload, Payload, ResultPayload, SayP
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     AttemptStarted,
-    ChunkAccepted,
+    CommandAccepted,
     Delta,
     Record,
     ReplyCompleted,
@@ -317,7 +317,7 @@ def client_log(
     seen = [ShownEvent(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
     opened = [decode(each.body) for each in seen]
     stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
-    stored = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == stream]
+    stored = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
     possible = {digest_of(encode(each)) for each in later}
     sent = {0: digest_of(encode(say))}
     sent |= {each.seqno: each.digest for each in stored if each.seqno > 0 and each.digest in possible}

@@ -19,7 +19,14 @@ from midstream.errors import ModelRejectedError
 from midstream.history.messages import Finish, Outcome
 from midstream.models.replies import CallRequested, Finished, ModelRequest
 from midstream.session.calls import OnDoubt
-from midstream.testing.scripted_model import Script, ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.testing.scripted_model import (
+    Script,
+    ScriptedModel,
+    ScriptedStep,
+    calls,
+    steps_since_user,
+    text,
+)
 from midstream.tools.function_tools import DidNotHappen, Happened, Probed, StatedOutcome, Tool, question, tool
 from tests.fault.turn import Ledger
 
@@ -81,7 +88,7 @@ class Stage:
             return self._agent([calls(("a", story, "{}")), text("done")], self._tool(story))
         match story:
             case "question":
-                asked: list[Step] = [
+                asked: list[ScriptedStep] = [
                     CallRequested("a", "ask_user", '{"question": "Which?"}'),
                     Finished(Finish.CALLS),
                 ]
@@ -146,9 +153,9 @@ class Stage:
         script = [*(calls(("a", f"m__{name}", "{}")) for name in MCP_POLICIES), text("done")]
         return Agent(ScriptedModel(script, world=self._world), tools=[tools])
 
-    def _failing(self, request: ModelRequest) -> list[Step]:
+    def _failing(self, request: ModelRequest) -> list[ScriptedStep]:
         """Ask for the tool, then be refused until somebody has seen to it."""
-        if exchanges_since_user(request.history) == 0:
+        if steps_since_user(request.history) == 0:
             return calls(("a", "unknown", "{}"))
         return (
             text("done") if (self._folder / RESUMED).exists() else [ModelRejectedError("the key is no good")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import websockets
 
-from midstream.session.records import ChunkAccepted, StreamTaken, TurnEnded
+from midstream.session.records import CommandAccepted, StreamTaken, TurnEnded
 from tests.fault.workers import Worker, lines, problems, records, until, until_there
 from tests.server.serving import Socket, abort, chunk, opening
 from tests.spec import spec
@@ -50,7 +50,7 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
             await third.hear_until("turn_ended")
         found = await until_there(tmp_path, "s", TurnEnded)
     assert [each.connection for each in found if isinstance(each, StreamTaken)] == [2, 3]
-    assert [each.seqno for each in found if isinstance(each, ChunkAccepted)] == [0, 1]
+    assert [each.seqno for each in found if isinstance(each, CommandAccepted)] == [0, 1]
     assert found == records(tmp_path, "s")
     assert problems(tmp_path, ["s"]) == []
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.history.messages import Finish
 from midstream.models.replies import CallRequested, Finished, TextDelta, ThinkingDelta
-from midstream.testing.scripted_model import Pause, Step
+from midstream.testing.scripted_model import Pause, ScriptedStep
 from midstream.tools.function_tools import Tool, current_call, tool
 
 SESSION = "s"
@@ -34,10 +34,10 @@ FIRST_WORDS = " ".join(f"look{number}" for number in range(TOKENS))
 LAST_WORDS = " ".join(f"word{number}" for number in range(TOKENS))
 
 
-def spoken(words: str) -> list[Step]:
+def spoken(words: str) -> list[ScriptedStep]:
     """Return the steps of a text that comes in `TOKENS` pieces, a few at a time."""
     pieces = words.replace(" ", "\0 ").split("\0")
-    steps: list[Step] = []
+    steps: list[ScriptedStep] = []
     for number, piece in enumerate(pieces, start=1):
         steps.append(TextDelta(piece))
         if number % TOKENS_AT_ONCE == 0:
@@ -45,7 +45,7 @@ def spoken(words: str) -> list[Step]:
     return steps
 
 
-def script() -> list[list[Step]]:
+def script() -> list[list[ScriptedStep]]:
     """Return the replies of the turn: thinking, long texts, every kind of tool."""
     calls = Finished(Finish.CALLS)
     return [

@@ -23,7 +23,7 @@ from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.store.sqlite.store import LEASE_S
-from midstream.testing.scripted_model import ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, steps_since_user, text
 from midstream.testing.worlds import KillingWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.fault.turn import Ledger
@@ -93,8 +93,8 @@ class Model(ScriptedModel):
             yield event
 
     @staticmethod
-    def _reply(request: ModelRequest) -> list[Step]:
-        said, ended = _said(request), exchanges_since_user(request.history)
+    def _reply(request: ModelRequest) -> list[ScriptedStep]:
+        said, ended = _said(request), steps_since_user(request.history)
         if said == "talk" and ended < len(TALK):
             return calls(("a", TALK[ended], "{}"))
         if said == "talk" or (ended and said != "kill"):

@@ -21,7 +21,7 @@ from midstream.engine.host import Host
 from midstream.errors import ModelRejectedError, TurnFailedError, UsageError
 from midstream.frameworks.langgraph_events import INTERRUPT
 from midstream.frameworks.langgraph_served import served
-from midstream.history.messages import Exchange, History, Usage, UserMessage
+from midstream.history.messages import History, Step, Usage, UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.questions import questions_of
@@ -200,9 +200,7 @@ async def test_the_next_turn_knows_the_one_before_and_tokens_are_counted() -> No
     async with Host(served(looping(chat)), MemoryStore(memory)) as host:
         assert await host.ask("s", "three") == "one | one | two | one | one | two | three "
         usages = [
-            each.reply.usage
-            for each in (await host.glance("s")).history.entries
-            if isinstance(each, Exchange)
+            each.reply.usage for each in (await host.glance("s")).history.entries if isinstance(each, Step)
         ]
         assert usages == [Usage(10, 2)] * 3
 

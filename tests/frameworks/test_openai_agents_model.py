@@ -35,11 +35,11 @@ from midstream.errors import (
 from midstream.frameworks.openai_agents_model import OpenAIAgentsModel, spec_of
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Reply,
     Result,
+    Step,
     Text,
     ToolSpec,
     Usage,
@@ -73,7 +73,7 @@ from tests.models.responses_server import (
 OTHER = ToolSpec("other", "Of a client.", {"type": "object", "properties": {"path": {"type": "string"}}})
 HI = History((UserMessage.of("hi"),))
 CALLED = Reply((Text("I look."), Call("c1", "read", '{"path":"a"}')), Finish.CALLS)
-WITH_RESULT = HI.then(Exchange(CALLED, (Result("c1", "it is empty"),)))
+WITH_RESULT = HI.then(Step(CALLED, (Result("c1", "it is empty"),)))
 
 
 @function_tool
@@ -190,7 +190,7 @@ async def test_a_forced_tool_is_forced_once_in_a_turn_and_never_without_tools() 
         agent = responses_agent(
             server.url, tools=[read], model_settings=ModelSettings(tool_choice="required")
         )
-        again = WITH_RESULT.then(Exchange(Reply((Text("Empty."),)))).then(UserMessage.of("again"))
+        again = WITH_RESULT.then(Step(Reply((Text("Empty."),)))).then(UserMessage.of("again"))
         for history in (HI, WITH_RESULT, again):
             await answered(adapter(agent), request(history, spec_of(read)))
         await answered(adapter(agent), request())

@@ -46,7 +46,7 @@ from midstream.errors import AgentNotFoundError, ToolsUnavailableError, UsageErr
 from midstream.frameworks.openai_agents_served import served
 from midstream.history.messages import Outcome
 from midstream.session.calls import Choice, OnDoubt
-from midstream.session.records import CallEnded, ChildSaid, QuestionAsked, decode
+from midstream.session.records import CallEnded, ChildDelta, QuestionAsked, decode
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
 from midstream.tools.function_tools import Tool, current_call
@@ -321,7 +321,7 @@ async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_o
     boss = served(Agent(name="boss", model=model)).with_tools(helper)
     async with asyncio.timeout(WAIT_S), Host(boss, MemoryStore()) as host:
         async for event in host.send("s", "go"):
-            if not isinstance(event.record, ChildSaid):
+            if not isinstance(event.record, ChildDelta):
                 continue
             inner = decode(bytes(event.record.record))
             if isinstance(inner, QuestionAsked):

@@ -10,7 +10,7 @@ from midstream.models.replies import Finished, ModelRequest
 from midstream.observability.observers import Observer
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import ScriptedModel, Step, calls, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
 
@@ -27,7 +27,7 @@ async def watched_turn(observer: Observer) -> None:
     """Let an agent answer, with an observer looking on."""
     asked = 0
 
-    def reply(request: ModelRequest) -> list[Step]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         nonlocal asked
         asked += 1
         if asked == 1:

@@ -61,9 +61,13 @@ def _converted(messages: list[Any], case: Json) -> Json | str:
     }
 
 
+RENAMED = {"repeated-step": "repeated-exchange"}
+"""Codes of findings whose name in the data is another one."""
+
+
 def _edit(edit: Any) -> list[Any]:  # noqa: ANN401 - the name of its class may change
-    return [edit.code, edit.at, edit.part, edit.call_id, edit.lost]
+    return [RENAMED.get(edit.code, edit.code), edit.at, edit.part, edit.call_id, edit.lost]
 
 
 def _finding(finding: Any) -> list[Any]:  # noqa: ANN401 - as above
-    return [finding.code, finding.at, finding.part, finding.call_id]
+    return [RENAMED.get(finding.code, finding.code), finding.at, finding.part, finding.call_id]

@@ -35,7 +35,7 @@ THERE: list[Json] = [{"text": "It is there."}]
 
 
 class Recorder(httpx2.AsyncBaseTransport):
-    """Carries what SDKs send, and keeps each exchange once its response has been read or left."""
+    """Carries what SDKs send, and keeps each step once its response has been read or left."""
 
     def __init__(self, upstream: Upstream) -> None:
         self.steps: list[Json] = []

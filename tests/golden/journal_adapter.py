@@ -43,8 +43,16 @@ RENAMED: Mapping[str, str] = {
     "Left": "UnfinishedTurn",
     "Obligation": "PendingWork",
     "Verdict": "CallVerdict",
+    "ChildSaid": "ChildDelta",
+    "ChunkAccepted": "CommandAccepted",
+    "Exchange": "Step",
+    "ExchangeCommitted": "StepCommitted",
     "Wishes": "ModelSettings",
     "ApplicationRequest.wishes": "settings",
+    "child_said": "child_delta",
+    "chunk_accepted": "command_accepted",
+    "exchange": "step",
+    "exchange_committed": "step_committed",
     "owed": "pending_work",
     "transcript_accepted.request.wishes": "settings",
 }
@@ -130,7 +138,7 @@ def _rendered(session: Session, profile: str) -> Json:
 
 def _snapshot(session: Session) -> Json:
     event_id = str(EventId(session.epoch, session.position))
-    shown: Json = _json(snapshot_of(NAME, session, event_id))
+    shown: Json = _with_recorded_tags(_json(snapshot_of(NAME, session, event_id)))
     del shown["history"]  # stands beside it
     return shown
 
@@ -158,9 +166,24 @@ def _with_names(value: Any, path: str, names: Mapping[str, str]) -> Any:  # noqa
     if not isinstance(value, dict):
         return value
     return {
-        names.get(f"{path}.{key}", key): _with_names(each, f"{path}.{key}", names)
+        names.get(f"{path}.{key}", key): (
+            names.get(each, each)
+            if key == "type" and isinstance(each, str)
+            else _with_names(each, f"{path}.{key}", names)
+        )
         for key, each in value.items()
     }
+
+
+def _with_recorded_tags(value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, list):
+        return [_with_recorded_tags(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {key: _with_recorded_tags(each) for key, each in value.items()}
+    if isinstance(shown.get("type"), str):
+        shown["type"] = _recorded(shown["type"])
+    return shown
 
 
 def _recorded(name: str) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     File,
     Finish,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     ToolSpec,
@@ -492,17 +492,17 @@ def _application() -> Script:
     asked = Reply((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
     plan = CallPlan("a", digest_of("look", "{}"), Site.CLIENT, has_effects=False)
     story.take(ModelReplied(*place, asked, (plan,))).owner()
-    seen = Exchange(Reply((Text("I look."), look)), (Result("a", "a tree"),))
+    seen = Step(Reply((Text("I look."), look)), (Result("a", "a tree"),))
     story.take(_resend(story, hi, seen, results=seen.results))
     story.take(ModelReplied(1, 2, 1, Reply((Text("A tree."),))))
-    said = (hi, seen, Exchange(Reply((Text("A tree."),))))
+    said = (hi, seen, Step(Reply((Text("A tree."),))))
     story.take(_resend(story, *said, UserMessage.of("more")))
     story.take(ModelSaid(2, 1, 1, (Delta(2, 1, 1, 0, "text", "half"),))).owner(after_s=1.0)
     story.take(ModelFailed(2, 2, 1, "model_unavailable", "slow down", is_retriable=True, retry_after_s=7.0))
     story.take(_resend(story, hi, UserMessage.of("edited"), tools=False))
     story.take(ModelReplied(3, 1, 1, asked, (plan,)))
     story.take(_resend(story, UserMessage.of("elsewhere")))
-    other = Exchange(Reply((Text("never said"),)))
+    other = Step(Reply((Text("never said"),)))
     return story.take(_resend(story, UserMessage.of("elsewhere"), other, UserMessage.of("twice")))
 
 

@@ -1,4 +1,4 @@
-"""Golden transcripts of the gateway: normalised exchanges, and their replay as raw HTTP."""
+"""Golden transcripts of the gateway: normalised steps, and their replay as raw HTTP."""
 
 from __future__ import annotations
 

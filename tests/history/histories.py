@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     File,
     Finish,
     History,
@@ -15,6 +14,7 @@ from midstream.history.messages import (
     Reply,
     ReplyPart,
     Result,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -84,7 +84,7 @@ _thoughts = st.one_of(
 
 
 @st.composite
-def exchanges(draw: st.DrawFn) -> Exchange:
+def steps(draw: st.DrawFn) -> Step:
     """Draw a reply with the results of its calls."""
     parts: list[ReplyPart] = draw(
         st.lists(st.one_of(_words.map(Text), _thoughts, _ran_elsewhere), max_size=3)
@@ -96,10 +96,10 @@ def exchanges(draw: st.DrawFn) -> Exchange:
     results = tuple(Result(call.id, draw(_words), draw(st.sampled_from(Outcome))) for call in calls)
     finish = draw(st.sampled_from(Finish))
     model = draw(st.sampled_from(["", MODEL, "another"]))
-    return Exchange(Reply((*parts, *calls), finish, model), results)
+    return Step(Reply((*parts, *calls), finish, model), results)
 
 
 def histories(entries_max: int = 6) -> st.SearchStrategy[History]:
     """Draw a history; turns in it may have ended in any way."""
-    entries: st.SearchStrategy[Entry] = st.one_of(_users, exchanges())
+    entries: st.SearchStrategy[Entry] = st.one_of(_users, steps())
     return st.lists(entries, max_size=entries_max).map(lambda drawn: History(tuple(drawn)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.history.compaction import FILE_CHARS_MAX, LEFT_OUT, next_cut, shown
-from midstream.history.messages import Call, Entry, Exchange, File, History, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Entry, File, History, Reply, Result, Step, Text, UserMessage
 from midstream.history.operations import check_by_name as check
 from midstream.history.profiles import PROFILES
 from midstream.history.rendering import render
@@ -19,12 +19,12 @@ def asked(words: str) -> UserMessage:
     return UserMessage.of(words)
 
 
-def told(words: str) -> Exchange:
-    return Exchange(Reply((Text(words),)))
+def told(words: str) -> Step:
+    return Step(Reply((Text(words),)))
 
 
-def read(content: str) -> Exchange:
-    return Exchange(Reply((Call("a", "read"),)), (Result("a", content),))
+def read(content: str) -> Step:
+    return Step(Reply((Call("a", "read"),)), (Result("a", content),))
 
 
 def history(*entries: Entry) -> History:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from midstream.errors import InvalidHistoryError
 from midstream.history.messages import (
     Call,
-    Exchange,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -27,24 +27,24 @@ from tests.spec import spec
 TWO_CALLS = Reply((Text("let me look"), Call("a", "read"), Call("b", "read")))
 
 
-def test_an_exchange_is_a_reply_with_the_results_of_all_its_calls_in_order() -> None:
-    exchange = Exchange(TWO_CALLS, (Result("a", "1"), Result("b", "2")))
-    assert [result.content for result in exchange.results] == ["1", "2"]
+def test_a_step_is_a_reply_with_the_results_of_all_its_calls_in_order() -> None:
+    step = Step(TWO_CALLS, (Result("a", "1"), Result("b", "2")))
+    assert [result.content for result in step.results] == ["1", "2"]
 
 
 @spec("TURN-6")
 @pytest.mark.parametrize(
     "ids", [(), ("a",), ("b", "a"), ("a", "b", "c"), ("a", "a"), ("a", "x")], ids="-".join
 )
-def test_an_exchange_with_other_results_than_its_calls_cannot_exist(ids: tuple[str, ...]) -> None:
+def test_a_step_with_other_results_than_its_calls_cannot_exist(ids: tuple[str, ...]) -> None:
     with pytest.raises(InvalidHistoryError):
-        Exchange(TWO_CALLS, tuple(Result(call_id, "") for call_id in ids))
+        Step(TWO_CALLS, tuple(Result(call_id, "") for call_id in ids))
 
 
 def test_nor_can_one_be_read_from_json() -> None:
-    body = b'{"reply":{"parts":[{"type":"call","id":"a","name":"read"}]},"results":[],"type":"exchange"}'
+    body = b'{"reply":{"parts":[{"type":"call","id":"a","name":"read"}]},"results":[],"type":"step"}'
     with pytest.raises((InvalidHistoryError, msgspec.ValidationError)):
-        msgspec.json.decode(body, type=Exchange)
+        msgspec.json.decode(body, type=Step)
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("",), ("a", "")])
@@ -96,5 +96,5 @@ def test_history_holds_no_call_that_still_runs_upstream() -> None:
     Reply((UpstreamCall("u", "grep"),))  # a reply that is being made may
 
     with pytest.raises(InvalidHistoryError):
-        Exchange(Reply((UpstreamCall("u", "grep"),)))
-    assert Exchange(Reply((UpstreamCall("u", "grep", outcome=Outcome.OK),))).reply.calls == ()
+        Step(Reply((UpstreamCall("u", "grep"),)))
+    assert Step(Reply((UpstreamCall("u", "grep", outcome=Outcome.OK),))).reply.calls == ()

@@ -31,12 +31,12 @@ from midstream.errors import (
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     Finish,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     ToolSpec,
@@ -84,8 +84,8 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 WRITE = ToolSpec("write", "Write a file.")
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
-RAN = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
-SAID = Exchange(Reply((Text("It says X."),)))
+RAN = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+SAID = Step(Reply((Text("It says X."),)))
 EPHEMERAL = {"type": "ephemeral"}
 SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
 
@@ -236,7 +236,7 @@ async def test_what_is_sent_is_what_the_sdk_has_types_for(options: dict[str, Any
     signed = Reply(
         (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), Call("a", "read")), model="m"
     )
-    history = ASKED.history.then(Exchange(signed, (Result("a", "X"),))).then(UserMessage.of("thanks"))
+    history = ASKED.history.then(Step(signed, (Result("a", "X"),))).then(UserMessage.of("thanks"))
     async with asked_with(thinking=thinking, **options) as (server, model):
         await answered(model, ModelRequest("Be brief.", history, (READ, WRITE)))
     adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(
@@ -283,7 +283,7 @@ async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_
 
     kept = [decode(each.body) for each in memory.sessions["s"].records]
     reply = next(each.body for each in kept if isinstance(each, ReplyCompleted))
-    history = ASKED.history.then(Exchange(reply, (Result("toolu_1", "X"),)))
+    history = ASKED.history.then(Step(reply, (Result("toolu_1", "X"),)))
     async with asked_with() as (another, model):
         await answered(model, ModelRequest("", history, (READ,)))
     (_, replied, _) = another.bodies[0]["messages"]
@@ -316,7 +316,7 @@ async def test_what_the_provider_ran_itself_is_told_in_words_the_next_time() -> 
     ran = Reply(
         (UpstreamCall("s", "web_search", '{"query": "q"}', "T", Outcome.OK), Text("T says so.")), model="m"
     )
-    history = ASKED.history.then(Exchange(ran)).then(UserMessage.of("thanks"))
+    history = ASKED.history.then(Step(ran)).then(UserMessage.of("thanks"))
     async with asked_with() as (server, model):
         await answered(model, ModelRequest("", history))
     (_, replied, _) = server.bodies[0]["messages"]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     File,
     History,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     ToolSpec,
@@ -46,7 +46,7 @@ def test_what_models_and_tools_said_does_not_count() -> None:
     reply = Reply(
         (Thinking("hm", "sig"), Text("as the host writes it"), Call("c1", "other", "[1]")), model="m"
     )
-    rewritten = sent(said("a"), Exchange(reply, (Result("c1", "[cleared]"),)), said("b"))
+    rewritten = sent(said("a"), Step(reply, (Result("c1", "[cleared]"),)), said("b"))
     assert rewritten == told
 
 

@@ -24,11 +24,11 @@ from midstream.errors import (
 )
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Reply,
     Result,
+    Step,
     Text,
     ToolSpec,
     Usage,
@@ -120,8 +120,8 @@ async def test_parallel_calls_split_over_chunks_come_whole() -> None:
 
 
 async def test_the_request_says_everything_and_carries_the_key_of_the_reply() -> None:
-    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
-    history = History((UserMessage.of("hi"), exchange))
+    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    history = History((UserMessage.of("hi"), step))
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", "secret", extra={"temperature": 0.5}) as model:
             await answered(model, ModelRequest("Be brief.", history, (READ,), key="s1/1/2"))
@@ -146,9 +146,9 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_reply() ->
 @spec("REUSE-58", "REUSE-59")
 async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
     first = History((UserMessage.of("hi"),))
-    ran = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    ran = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     second = first.then(ran)
-    third = second.then(Exchange(Reply((Text("It says X."),)))).then(UserMessage.of("thanks"))
+    third = second.then(Step(Reply((Text("It says X."),)))).then(UserMessage.of("thanks"))
     write = ToolSpec("write", "Write a file.")
     requests = [
         ModelRequest("Be brief.", first, (READ, write)),

@@ -20,11 +20,11 @@ from midstream.errors import (
 )
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Reply,
     Result,
+    Step,
     ToolSpec,
     Usage,
     UserMessage,
@@ -207,8 +207,8 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:
-    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
-    request = ModelRequest("Be brief.", ASKED.history.then(exchange), (READ,), attempt=2, key="s1/1/2")
+    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,), attempt=2, key="s1/1/2")
     async with responses_server(HELLO) as server, model_at(server) as model:
         await answered(model, request)
     body, headers = server.bodies[0], server.headers[0]
@@ -225,10 +225,10 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
 
 @spec("REUSE-58", "REUSE-60")
 async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
-    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     write = ToolSpec("write", "Write a file.")
     shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
-    longer = ModelRequest("Be brief.", ASKED.history.then(exchange), (write, READ), session="s1")
+    longer = ModelRequest("Be brief.", ASKED.history.then(step), (write, READ), session="s1")
     async with (
         responses_server(HELLO, HELLO) as server,
         OpenAIResponses(server.url, "m", has_cache_key=True) as model,

@@ -13,12 +13,12 @@ from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     File,
     Finish,
     History,
     Reply,
     Result,
+    Step,
     Text,
     ToolSpec,
     UserMessage,
@@ -140,9 +140,9 @@ def asked(*words: str) -> list[Entry]:
     return [UserMessage.of(each) for each in words]
 
 
-def ran(calls: int) -> Exchange:
+def ran(calls: int) -> Step:
     made = tuple(Call(f"c{number}", "read", "{}") for number in range(calls))
-    return Exchange(Reply((Text("I look."), *made), Finish.CALLS), tuple(Result(c.id, "words") for c in made))
+    return Step(Reply((Text("I look."), *made), Finish.CALLS), tuple(Result(c.id, "words") for c in made))
 
 
 def body_of(*entries: Entry) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
     """However many blocks one reply adds: a look back of 20 would not reach over 25 calls and their results."""
     calls = LOOK_BACK_BLOCKS + 5
     first, second = asked("read it all"), [*asked("read it all"), ran(calls)]
-    third = [*second, Exchange(Reply((Text("Done."),))), *asked("again")]
+    third = [*second, Step(Reply((Text("Done."),))), *asked("again")]
 
     bodies = [anchored(body_of(*entries)) for entries in (first, second, third)]
     tails = [marks(body)[-1] for body in bodies]

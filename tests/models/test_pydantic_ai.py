@@ -37,13 +37,13 @@ from midstream.errors import (
 )
 from midstream.history.messages import (
     Call,
-    Exchange,
     File,
     Finish,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     ToolSpec,
@@ -105,8 +105,8 @@ async def test_a_test_model_calls_and_then_answers() -> None:
     assert model.name == "test:test"
     asked = reply_of(await answered(model))
     assert [made.name for made in asked.calls] == ["read"]
-    exchange = Exchange(asked, (Result(asked.calls[0].id, "X"),))
-    told = reply_of(await answered(model, ModelRequest("", ASKED.history.then(exchange), (READ,))))
+    step = Step(asked, (Result(asked.calls[0].id, "X"),))
+    told = reply_of(await answered(model, ModelRequest("", ASKED.history.then(step), (READ,))))
     assert (told.text, told.finish) == ("all done", Finish.STOP)
 
 
@@ -181,7 +181,7 @@ async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
     replied = reply_of(await answered(model))
     assert replied.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
 
-    history = ASKED.history.then(Exchange(replied, (Result("toolu_1", "X"),)))
+    history = ASKED.history.then(Step(replied, (Result("toolu_1", "X"),)))
     await answered(model, ModelRequest("", history, (READ,)))
     (_, said, _) = unmarked(seen.bodies[1]["messages"])
     assert said["content"][:2] == [
@@ -190,13 +190,13 @@ async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
     ]
 
 
-RAN = Exchange(Reply((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
+RAN = Step(Reply((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
 CLAUDES = [
     ModelRequest("Be brief.", ASKED.history, (READ,)),
     ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,)),
     ModelRequest(
         "Be brief.",
-        ASKED.history.then(RAN).then(Exchange(Reply((Text("X."),)))).then(UserMessage.of("on")),
+        ASKED.history.then(RAN).then(Step(Reply((Text("X."),)))).then(UserMessage.of("on")),
         (READ,),
     ),
 ]
@@ -254,8 +254,8 @@ def test_a_history_is_rendered_whole() -> None:
     history = History(
         (
             UserMessage.of("hi"),
-            Exchange(replied, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
-            Exchange(Reply((Thinking("nothing to say"),), model="test")),
+            Step(replied, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
+            Step(Reply((Thinking("nothing to say"),), model="test")),
             UserMessage.of("go on"),
         )
     )
@@ -274,7 +274,7 @@ def test_a_history_is_rendered_whole() -> None:
 
 def test_the_thinking_of_another_model_is_not_sent() -> None:
     replied = Reply((Thinking("hm", "sig"), Text("yes")), model="another")
-    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Exchange(replied))), "", TestModel())
+    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Step(replied))), "", TestModel())
     assert answering.parts == [messages.TextPart("yes")]
 
 
@@ -349,8 +349,8 @@ async def test_a_tool_loop_that_lost_its_thinking_goes_on_without() -> None:
         profile="anthropic",
     )
     await answered(model)
-    exchange = Exchange(Reply((Call("a", "read"),)), (Result("a", "X"),))
-    await answered(model, ModelRequest("", ASKED.history.then(exchange), (READ,)))
+    step = Step(Reply((Call("a", "read"),)), (Result("a", "X"),))
+    await answered(model, ModelRequest("", ASKED.history.then(step), (READ,)))
     assert seen == [thinking, {"type": "disabled"}]
 
 
@@ -384,8 +384,8 @@ async def test_a_real_model_shows_its_thinking() -> None:
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:
-    exchange = Exchange(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
-    request = ModelRequest("Be brief.", ASKED.history.then(exchange), (READ,))
+    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,))
     async with chat_server(HELLO) as server, openai_at(server.url) as model:
         await answered(PydanticAIModel(model), request)
         sent = server.bodies[0]["messages"]
@@ -511,7 +511,7 @@ async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -
         builder.add(event)
     reply = builder.reply()
     assert reply is not None
-    history = History((UserMessage.of("hi"), Exchange(reply, (Result(reply.calls[0].id, "X"),))))
+    history = History((UserMessage.of("hi"), Step(reply, (Result(reply.calls[0].id, "X"),))))
     sent, _ = rendered(history, "", model)
     (back,) = [part for message in sent for part in message.parts if isinstance(part, messages.ToolCallPart)]
     assert (back.provider_name, back.provider_details) == ("google", {"thought_signature": "c2ln"})

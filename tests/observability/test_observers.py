@@ -50,7 +50,7 @@ async def test_every_record_of_a_turn_is_told_but_the_words_on_their_way(
             "MessageAccepted",
             "AttemptStarted",
             "ReplyCompleted",
-            "ExchangeCommitted",
+            "StepCommitted",
             "TurnEnded",
         )
     ]

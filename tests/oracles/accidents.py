@@ -284,7 +284,7 @@ def cut_tail(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def cut_head(form: str, messages: list[Any], chance: Random) -> None:
-    """A window slid over an exchange."""
+    """A window slid over a step."""
     del form
     del messages[: chance.randint(0, max(0, len(messages) - 1))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.errors import StreamFencedError
 from midstream.protocol import frames
 from midstream.session import records
-from midstream.session.records import ChunkAccepted, StreamOpened, StreamTaken, TurnEnded
+from midstream.session.records import CommandAccepted, StreamOpened, StreamTaken, TurnEnded
 from tests.protocol.client_process import Process
 from tests.protocol.world import World
 
@@ -15,10 +15,10 @@ _decoded: dict[bytes, records.Record] = {}
 def check(world: World) -> None:
     """Raise `AssertionError` with what does not hold."""
     kept = [_read(body) for _, body in world.line]
-    accepted = [record for record in kept if isinstance(record, ChunkAccepted)]
+    accepted = [record for record in kept if isinstance(record, CommandAccepted)]
     numbers = [record.seqno for record in accepted]
     assert numbers == list(range(len(numbers))), f"chunks were accepted as {numbers}"
-    synced = sum(isinstance(record, ChunkAccepted) for record in kept[: world.synced])
+    synced = sum(isinstance(record, CommandAccepted) for record in kept[: world.synced])
     for process in world.processes:
         _check_chunks(process, accepted, synced)
         _check_events(process, world)
@@ -42,7 +42,7 @@ def _check_fences(world: World, kept: list[records.Record]) -> None:
                 assert server.cursor < place, f"an older connection was told event {server.cursor}"
 
 
-def _check_chunks(process: Process, accepted: list[ChunkAccepted], synced: int) -> None:
+def _check_chunks(process: Process, accepted: list[CommandAccepted], synced: int) -> None:
     numbered = process.disk.numbered
     for record in accepted[: len(numbered)]:
         is_said = record.digest == frames.digest_of(numbered[record.seqno])

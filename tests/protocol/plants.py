@@ -13,7 +13,7 @@ from midstream.protocol.client_stream import Applied, ClientStream, Forget
 from midstream.protocol.frame_errors import error_of
 from midstream.protocol.frames import Error, EventId, Open, encode
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
-from midstream.session.records import ChunkAccepted, EpochStarted, Record, StreamOpened
+from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import Recover, Refused
 from tests.protocol.client_process import AT, AT_ONCE, Disk, Process
@@ -81,7 +81,7 @@ class TakesAnyOrder(World):
         known = self.session.streams.get(chunk.stream)
         if request.seqno > (known.accepted if known else 0):
             opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
-            self.append((*opened, ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)))
+            self.append((*opened, CommandAccepted(chunk.stream, chunk.seqno, chunk.digest)))
 
 
 class NoDedupe(World):

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.history.messages import (
-    Exchange,
     Finish,
     Outcome,
     Reply,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -127,9 +127,9 @@ def test_what_is_gone_is_forgotten_and_a_snapshot_has_the_rest() -> None:
     assert reader.take(Gone("1-1", "pruned", has_snapshot=True)) == ""
     history = [
         UserMessage.of("a"),
-        Exchange(Reply((Text("old"),), Finish.STOP)),
+        Step(Reply((Text("old"),), Finish.STOP)),
         UserMessage.of("b"),
-        Exchange(Reply((Text("First."),), Finish.STOP)),
+        Step(Reply((Text("First."),), Finish.STOP)),
     ]
     running = {"turn": 2, "said": Reply((Text("Sec"),), Finish.INTERRUPTED)}
     session = msgspec.json.encode({"turns": 2, "history": history, "running": running})

@@ -21,7 +21,7 @@ from midstream.protocol.frames import (
     Welcome,
 )
 from midstream.session import records
-from midstream.session.records import ChunkAccepted, ExchangeCommitted, MessageAccepted, Record, StreamOpened
+from midstream.session.records import CommandAccepted, MessageAccepted, Record, StepCommitted, StreamOpened
 from tests.spec import spec
 
 
@@ -41,7 +41,7 @@ def _begun() -> ClientStream:
     stream.connected(now=0.0)
     _receive(stream, Welcome("a", "1-0", "1-0"))
     said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
-    opened: tuple[Record, ...] = (StreamOpened("a", "d"), ChunkAccepted("a", 0, "d"), said)
+    opened: tuple[Record, ...] = (StreamOpened("a", "d"), CommandAccepted("a", 0, "d"), said)
     _receive(stream, Events(tuple(_event(number, record) for number, record in enumerate(opened, 1))))
     stream.events()
     stream.writes()
@@ -60,7 +60,7 @@ def test_a_snapshot_takes_the_place_of_what_came_before_and_the_rest_follows() -
     stream.writes()
     stream.handled(EventId(1, 7))
     assert stream.writes() == [CursorMoved(EventId(1, 7), promised=EventId(1, 3))]
-    late = ExchangeCommitted(1, 1)
+    late = StepCommitted(1, 1)
     _receive(stream, Events((_event(8, late, epoch=1),)))
     assert stream.events() == [Applied(EventId(1, 8), late)]
     assert not stream.is_ended
@@ -85,5 +85,5 @@ def test_a_reader_asks_for_the_snapshot_it_takes() -> None:
     assert stream.frames_to_send() == [frames.encode(Open(snapshots=SnapshotWhen.BEGIN))]
     _receive(stream, Welcome("", "2-9", "2-9"))
     _receive(stream, SnapshotFrame("2-10", msgspec.Raw(b"{}")))
-    _receive(stream, Events((_event(11, ExchangeCommitted(1, 1), epoch=2),)))
+    _receive(stream, Events((_event(11, StepCommitted(1, 1), epoch=2),)))
     assert [type(event) for event in stream.events()] == [Replaced, Applied]

@@ -59,7 +59,7 @@ from midstream.protocol.frames import (
 from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.session import records
 from midstream.session.records import (
-    ChunkAccepted,
+    CommandAccepted,
     Delta,
     EpochStarted,
     MessageAccepted,
@@ -213,7 +213,7 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
 @spec("STREAM-13")
 def test_the_journals_own_word_is_as_good_as_an_ack() -> None:
     stream = _live(HI)
-    receive(stream, Events((event(1, StreamOpened("a", "d")), event(2, ChunkAccepted("a", 0, "d")))))
+    receive(stream, Events((event(1, StreamOpened("a", "d")), event(2, CommandAccepted("a", 0, "d")))))
     assert stream.writes() == [ChunksAcked(0)]
 
 
@@ -656,8 +656,8 @@ _records = st.sampled_from(
         records.encode(_record)
         for _record in (
             StreamOpened("a", "d"),
-            ChunkAccepted("a", 0, "d"),
-            ChunkAccepted("a", 5, "d"),
+            CommandAccepted("a", 0, "d"),
+            CommandAccepted("a", 5, "d"),
             MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a"),
             TurnEnded(1, TurnStatus.COMPLETED, 1.0),
         )
@@ -754,7 +754,7 @@ def begun(stall_after_s: float = STALL_AFTER_S) -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
     stream = _live(HI, stall_after_s=stall_after_s)
     said = MessageAccepted(1, UserMessage.of("hi"), 1.0, stream="a")
-    opened: tuple[Record, ...] = (StreamOpened("a", "d"), ChunkAccepted("a", 0, "d"), said)
+    opened: tuple[Record, ...] = (StreamOpened("a", "d"), CommandAccepted("a", 0, "d"), said)
     receive(stream, Events(tuple(event(number, record) for number, record in enumerate(opened, 1))))
     assert [type(event) for event in stream.events()] == [Applied] * 3
     stream.writes()

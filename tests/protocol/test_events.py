@@ -12,7 +12,7 @@ from midstream.protocol.events import Event, EventReader, PlaybackLost, complete
 from midstream.protocol.frames import SnapshotFrame
 from midstream.session.calls import QuestionKind
 from midstream.session.records import (
-    ChildSaid,
+    ChildDelta,
     Delta,
     MessageWithdrawn,
     QuestionAsked,
@@ -27,8 +27,8 @@ WORD = Delta(1, 1, 1, 0, "text", "hello")
 ASKED = QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "digest", 5.0)
 
 
-def said_by(child: str, record: Record) -> ChildSaid:
-    return ChildSaid(1, 1, "c1", child, 7, msgspec.Raw(encode(record)))
+def said_by(child: str, record: Record) -> ChildDelta:
+    return ChildDelta(1, 1, "c1", child, 7, msgspec.Raw(encode(record)))
 
 
 def read(*records: Record) -> list[Event]:
@@ -117,6 +117,6 @@ def test_a_question_is_found_through_sub_agents_of_sub_agents() -> None:
 
 
 def test_a_sub_agents_record_of_a_later_version_is_told() -> None:
-    event = Event("1-4", ChildSaid(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"unheard_of"}')))
+    event = Event("1-4", ChildDelta(1, 1, "c1", "s::1.1.0", 7, msgspec.Raw(b'{"type":"unheard_of"}')))
     with pytest.raises(RecordUndecodableError):
         _ = event.innermost

@@ -11,7 +11,7 @@ from midstream.history.messages import Text
 from midstream.protocol import frames
 from midstream.protocol.frames import Chunk, Error, Events, Open, SayPayload, Welcome
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
-from midstream.session.records import ChunkAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
+from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
 from midstream.session.session import Received, Session, decide, evolve, fold, notice_of, pruned, restored
 from midstream.session.turn.commands import Cancel, Command, Refused
 from tests.session.stories import AT, answers, say
@@ -71,9 +71,9 @@ def test_the_first_chunk_says_which_connection_brought_it() -> None:
 @spec("STREAM-101")
 def test_a_chunk_of_a_newer_connection_takes_the_stream_in_its_append_and_the_next_ones_say_no_more() -> None:
     records = decide(RUNNING, chunk(1, None, 5), epoch=1, at=AT)
-    assert records == (StreamTaken("a", 5), ChunkAccepted("a", 1, "digest of None"))
+    assert records == (StreamTaken("a", 5), CommandAccepted("a", 1, "digest of None"))
     after = fold([(1, each) for each in records], RUNNING)
-    assert decided(after, chunk(2, None, 5)) == (ChunkAccepted("a", 2, "digest of None"),)
+    assert decided(after, chunk(2, None, 5)) == (CommandAccepted("a", 2, "digest of None"),)
 
 
 @spec("STREAM-57", "STREAM-101")
@@ -113,14 +113,14 @@ def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs
 @spec("STREAM-50", "STREAM-101")
 def test_a_client_that_does_not_count_is_never_older() -> None:
     uncounted = told(NOTHING, chunk(0, say("hi"), 0))
-    assert decided(uncounted, chunk(1, None, 0)) == (ChunkAccepted("a", 1, "digest of None"),)
-    assert decided(RUNNING, chunk(1, None, 0)) == (ChunkAccepted("a", 1, "digest of None"),)
+    assert decided(uncounted, chunk(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
+    assert decided(RUNNING, chunk(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
 
 
 @spec("STREAM-101")
 def test_an_older_journal_and_a_pruned_one_fold_as_they_did() -> None:
     old = fold(
-        [(1, EpochStarted(1, "owner", AT)), (1, StreamOpened("a", DIGEST)), (1, ChunkAccepted("a", 0, "d"))]
+        [(1, EpochStarted(1, "owner", AT)), (1, StreamOpened("a", DIGEST)), (1, CommandAccepted("a", 0, "d"))]
     )
     assert old.streams["a"].connection == 0
     taken = evolve(RUNNING, StreamTaken("a", 7), epoch=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.session.records import ChunkAccepted, StreamOpened
+from midstream.session.records import CommandAccepted, StreamOpened
 from midstream.session.session import NEWEST_MAX, Session, evolve
 
 
@@ -11,7 +11,7 @@ def test_a_long_stream_knows_each_of_its_chunks() -> None:
     count = 2 * NEWEST_MAX + 3
     for seqno in range(count):
         assert session.streams["s"].accepted == seqno
-        session = evolve(session, ChunkAccepted("s", seqno, f"d{seqno}"), epoch=1)
+        session = evolve(session, CommandAccepted("s", seqno, f"d{seqno}"), epoch=1)
     stream = session.streams["s"]
     assert [stream.digest_at(seqno) for seqno in range(count)] == [f"d{seqno}" for seqno in range(count)]
     assert (len(stream.digests), len(stream.newest)) == (2 * NEWEST_MAX, 3)

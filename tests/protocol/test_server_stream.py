@@ -55,7 +55,7 @@ from midstream.session.calls import CallPlan, Choice, Site
 from midstream.session.records import (
     AttemptStarted,
     CallStarted,
-    ChunkAccepted,
+    CommandAccepted,
     EpochStarted,
     MessageAccepted,
     MessageQueued,
@@ -520,7 +520,7 @@ def _said() -> tuple[Record, ...]:
     return (
         EpochStarted(3, "host", 1.0),
         StreamOpened("a", DIGEST),
-        ChunkAccepted("a", 0, frames.digest_of(frames.encode(HI))),
+        CommandAccepted("a", 0, frames.digest_of(frames.encode(HI))),
         MessageAccepted(1, UserMessage.of("hi"), 2.0, stream="a"),
         AttemptStarted(1, 1, 1, 2.0),
     )

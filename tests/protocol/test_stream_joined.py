@@ -17,7 +17,7 @@ from midstream.protocol.client_stream import Applied, ClientStream, Forget
 from midstream.protocol.frames import AbortPayload, EventId, ResultPayload, SayPayload
 from midstream.session import records
 from midstream.session.calls import CallPlan, Site, digest_of
-from midstream.session.records import CallStarted, ChunkAccepted, Delta, StreamOpened, TurnEnded, TurnStatus
+from midstream.session.records import CallStarted, CommandAccepted, Delta, StreamOpened, TurnEnded, TurnStatus
 from midstream.session.turn.commands import ModelReplied, ModelSaid, WhenBusy
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.stream_link import Link, MemoryCheckpoint, MemoryHost
@@ -306,7 +306,7 @@ def _check_chunks(link: Link, application: Application) -> None:
     accepted = [
         (record.seqno, record.digest)
         for record in _records(link.host)
-        if isinstance(record, ChunkAccepted) and record.stream == link.client.stream
+        if isinstance(record, CommandAccepted) and record.stream == link.client.stream
     ]
     numbered = [(seqno, frames.digest_of(body)) for seqno, body in enumerate(application.submitted)]
     assert accepted == numbered[: len(accepted)]

@@ -27,7 +27,7 @@ from midstream.protocol.frames import START, Chunk, EventId, SayPayload, decode_
 from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.session import records
 from midstream.session.calls import CallPlan, Site, digest_of
-from midstream.session.records import ChunkAccepted, EpochStarted, Record, Sync, sync_of
+from midstream.session.records import CommandAccepted, EpochStarted, Record, Sync, sync_of
 from midstream.session.session import Received, Session, decide, fenced, fold, notice_of
 from midstream.session.turn.commands import Command, ModelReplied, ModelSaid, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
@@ -441,7 +441,7 @@ class World:
         except Refused as refused:
             server.refused(request.seqno, refused.error, now=AT)
             return
-        accepted = [n for n, record in enumerate(decided, 1) if isinstance(record, ChunkAccepted)]
+        accepted = [n for n, record in enumerate(decided, 1) if isinstance(record, CommandAccepted)]
         self.brought += tuple((len(self.line) + place, server.connection) for place in accepted)
         self.append(decided)
         self.read(connection.place)

@@ -25,11 +25,11 @@ from midstream.environment import World
 from midstream.errors import ModelError
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Reply,
     Result,
+    Step,
     Text,
     Usage,
     UserMessage,
@@ -114,10 +114,10 @@ class Server:
 
 @dataclass
 class Turn:
-    """What a host remembers of one turn: its messages, and the exchanges that answered them."""
+    """What a host remembers of one turn: its messages, and the steps that answered them."""
 
     users: list[str]
-    exchanges: list[Exchange] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 @dataclass
@@ -230,10 +230,10 @@ class Life:
         return [TextDelta(name[:3]), TextDelta(name[3:]), Finished(usage=usage)]
 
     def _history(self, turns: Sequence[Turn] | None = None) -> History:
-        entries: list[UserMessage | Exchange] = []
+        entries: list[UserMessage | Step] = []
         for turn in self.turns if turns is None else turns:
             entries += [UserMessage.of(f"say {user}") for user in turn.users]
-            entries += turn.exchanges
+            entries += turn.steps
         return History(tuple(entries))
 
     def _pick(self) -> Server:
@@ -315,7 +315,7 @@ class Life:
             results = tuple(Result(call_id, f"found {self._token('t')}") for call_id in asked.calls)
             finish = Finish.CALLS if calls else Finish.STOP
             reply = Reply((Text(asked.text), *calls), finish)
-            self.turns[-1].exchanges.append(Exchange(reply, results))
+            self.turns[-1].steps.append(Step(reply, results))
         return asked.is_whole
 
     async def _go_on(self, server: Server, **how: int | None) -> Asked:
@@ -380,7 +380,7 @@ class Life:
 
     async def _regenerate(self) -> None:
         if self.turns:
-            self.turns[-1].exchanges.clear()
+            self.turns[-1].steps.clear()
             self.is_excused = True
             await self._go_on(self._pick())
 
@@ -451,7 +451,7 @@ class Life:
         self.turns.append(Turn([self._token()]))
         asked = await self.ask(self._pick(), self._history(), dies_in=self.chance.randint(0, KILL_STEPS_MAX))
         self._part_ways(asked)
-        if not self.turns or self.turns[-1].exchanges or self.chance.random() < 0.5:
+        if not self.turns or self.turns[-1].steps or self.chance.random() < 0.5:
             return
         await self._go_on(self._pick())
 
@@ -462,7 +462,7 @@ class Life:
             self._accept(asked)
         elif way == "interrupted":
             reply = Reply((Text(asked.text or "..."),), Finish.INTERRUPTED)
-            self.turns[-1].exchanges.append(Exchange(reply))
+            self.turns[-1].steps.append(Step(reply))
         elif way == "drop":
             self.turns.pop()
 

@@ -21,7 +21,7 @@ from midstream.server.app import asgi
 from midstream.server.auth.access import Access, bearer
 from midstream.session.blobs import blob_of
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import ScriptedModel, Step, calls, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
 from tests.house.source import ROOT
 from tests.server.people import KNOWN, OPERATOR, say
@@ -39,7 +39,7 @@ def dump() -> str:
     return LARGE
 
 
-def _reply(request: ModelRequest) -> list[Step]:
+def _reply(request: ModelRequest) -> list[ScriptedStep]:
     is_first = len(request.history.entries) == 1
     return calls(("dump", "{}")) if is_first else text("ready")
 

@@ -15,7 +15,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
-from midstream.testing.scripted_model import ScriptedModel, Step, calls, exchanges_since_user, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, steps_since_user, text
 from midstream.tools.function_tools import tool
 
 DAY_S = 24 * 60 * 60.0
@@ -32,8 +32,8 @@ class Ahead(World):
         return super().now() + self._ahead_s
 
 
-def _reply(request: ModelRequest) -> list[Step]:
-    if exchanges_since_user(request.history):
+def _reply(request: ModelRequest) -> list[ScriptedStep]:
+    if steps_since_user(request.history):
         return text("It is paid.")
     said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
     is_delegated = said == UserMessage.of("delegate")

@@ -15,7 +15,7 @@ from midstream.history.messages import UserMessage
 from midstream.models.replies import Finished, ModelRequest, TextDelta
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
-from midstream.testing.scripted_model import Pause, ScriptedModel, Step
+from midstream.testing.scripted_model import Pause, ScriptedModel, ScriptedStep
 
 WORDS = 60
 PAUSE_S = 0.03
@@ -33,7 +33,7 @@ async def main(folder: Path, port: int) -> None:
         file.write("life\n")
     life = len(lives.read_text().splitlines())
 
-    def reply(request: ModelRequest) -> list[Step]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
         words = [
             part

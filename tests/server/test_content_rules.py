@@ -42,7 +42,7 @@ from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import SessionInfo
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import ScriptedModel, Step, calls, text
+from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, text
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
 from tests.house.source import nodes
@@ -118,7 +118,7 @@ async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_
         """Look."""
         raise RuntimeError(canaries["tool"])
 
-    def reply(request: ModelRequest) -> list[Step]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         said = request.history.entries[-1]
         if hasattr(said, "parts"):
             return calls(("look", "{}"), say=canaries["words"])

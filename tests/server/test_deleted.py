@@ -128,7 +128,7 @@ async def test_while_a_turn_runs_nothing_is_deleted_and_nobody_notices() -> None
         # Its name is free, with nothing of what was there: no transcript, no reader, no owner.
         assert (await say(server.http, "s1", BOB)).status_code == 200
         owner = (await server.http.get("/v1/sessions/s1/owner", headers=BOB)).json()
-        assert (owner["subject"], owner["readers"]) == ("bob", [])
+        assert (owner["principal"], owner["readers"]) == ("bob", [])
         assert (await server.http.get("/v1/sessions/s1", headers=ADA)).status_code == 404
 
 

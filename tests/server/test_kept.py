@@ -18,7 +18,7 @@ from midstream.engine.host import Host
 from midstream.engine.journal import Journal
 from midstream.environment import World
 from midstream.errors import DrainingError
-from midstream.history.messages import Exchange, Reply, Text, UserMessage
+from midstream.history.messages import Reply, Step, Text, UserMessage
 from midstream.models.replies import TextDelta
 from midstream.protocol.frames import EventId, Gone, SnapshotFrame, SnapshotWhen
 from midstream.protocol.server_stream import ServerStream
@@ -334,10 +334,10 @@ async def test_what_comes_while_events_are_held_back_comes_in_one_frame() -> Non
 
 @spec("STREAM-66")
 def test_a_snapshot_that_is_too_large_comes_without_its_oldest_entries() -> None:
-    said = [(UserMessage.of(f"question {each}"), Exchange(Reply((Text("x" * 900),)))) for each in range(20)]
+    said = [(UserMessage.of(f"question {each}"), Step(Reply((Text("x" * 900),)))) for each in range(20)]
     state = Session(turns=20)
-    for message, exchange in said:
-        state = msgspec.structs.replace(state, history=state.history.then(message).then(exchange))
+    for message, step in said:
+        state = msgspec.structs.replace(state, history=state.history.then(message).then(step))
     snapshot = snapshot_of("s1", state, "3-9")
     assert body_within(snapshot, 10**6) == msgspec.json.encode(snapshot)
     body = body_within(snapshot, 10_000)

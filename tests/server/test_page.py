@@ -44,9 +44,9 @@ from midstream.testing.scripted_model import (
     Gate,
     Pause,
     ScriptedModel,
-    Step,
+    ScriptedStep,
     calls,
-    exchanges_since_user,
+    steps_since_user,
     text,
 )
 from midstream.tools.function_tools import tool
@@ -157,10 +157,10 @@ async def types_of(server: Served, session: str) -> list[str]:
     return [event["record"]["type"] for event in records if "record" in event]
 
 
-def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[Step]]:
+def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[ScriptedStep]]:
     """Say the first half, wait for the gate, say the rest. Every attempt does the same."""
 
-    def reply(_: ModelRequest) -> Sequence[Step]:
+    def reply(_: ModelRequest) -> Sequence[ScriptedStep]:
         first = [TextDelta(word) for word in WORDS[:HALF]]
         rest = [TextDelta(word) for word in WORDS[HALF:]]
         return [*first, Gate(gate), *rest, Finished()]
@@ -359,7 +359,7 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
 async def test_a_tool_that_the_upstream_runs_stands_among_the_words(browser: Browser) -> None:
     gate = asyncio.Event()
     start, end = UpstreamCallStarted("u", "grep", '{"for": "x"}'), UpstreamCallEnded("u", "line 1")
-    script: list[list[Step]] = [
+    script: list[list[ScriptedStep]] = [
         [TextDelta("I look. "), start, Gate(gate), end, TextDelta("Found."), Finished()]
     ]
     async with served(make_app(script)) as server:
@@ -418,7 +418,7 @@ async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, pla
 
 
 async def test_a_failed_attempt_is_announced_and_its_words_are_gone(browser: Browser) -> None:
-    def reply(request: ModelRequest) -> Sequence[Step]:
+    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
         if request.attempt == 1:
             return [TextDelta("half of a sen"), ModelUnavailableError("cut off")]
         return text("The whole sentence.")
@@ -514,7 +514,7 @@ async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothi
 async def test_a_message_whose_ack_was_lost_is_shown_once_after_a_reload(browser: Browser) -> None:
     gate, is_asked = asyncio.Event(), asyncio.Event()
 
-    def reply(request: ModelRequest) -> Sequence[Step]:
+    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
         is_asked.set()
         return two_halves(gate)(request)
 
@@ -650,9 +650,9 @@ async def _eight_turns(browser: Browser, random: Random) -> None:
     def words_of_turn(turn: int) -> list[str]:
         return [f"t{turn}w{number} " for number in range(50)]
 
-    def reply(request: ModelRequest) -> Sequence[Step]:
+    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
         turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
-        if exchanges_since_user(request.history) == 0:
+        if steps_since_user(request.history) == 0:
             return calls(("note", f'{{"turn": {turn}}}'), say="First a note.")
         return [step for word in words_of_turn(turn) for step in (TextDelta(word), Pause(0.01))] + [
             Finished()
@@ -689,8 +689,8 @@ async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_tur
     gate = asyncio.Event()
     long = [f"{number} " for number in range(5200)]
 
-    def reply(request: ModelRequest) -> Sequence[Step]:
-        if exchanges_since_user(request.history) == 0:
+    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+        if steps_since_user(request.history) == 0:
             return calls(("look_up", '{"word": "x"}'), say="Looking.")
         return [*(TextDelta(word) for word in long), Gate(gate), TextDelta("and the end"), Finished()]
 

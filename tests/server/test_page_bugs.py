@@ -11,7 +11,7 @@ from midstream.errors import StoreFullError
 from midstream.models.replies import ModelRequest
 from midstream.store.contract import StoredRecord
 from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import Step, text
+from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.testing.store_fakes import FailingStore
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
@@ -53,7 +53,7 @@ async def test_a_bug_of_the_server_is_shown_once_and_the_page_does_not_reconnect
 
 
 async def test_an_exception_in_a_turn_is_shown_as_its_end_and_no_retry_is_promised(browser: Browser) -> None:
-    def reply(_: ModelRequest) -> Sequence[Step]:
+    def reply(_: ModelRequest) -> Sequence[ScriptedStep]:
         raise RuntimeError("a bug of the model")
 
     async with served(make_app(reply)) as server:

@@ -12,7 +12,7 @@ from playwright.async_api import Browser, BrowserContext, Page, expect
 from midstream.history.messages import UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.store.encryption.ciphers import FileKeys
-from midstream.testing.scripted_model import Step, text
+from midstream.testing.scripted_model import ScriptedStep, text
 from tests.cli.processes import Serving
 from tests.server.escrowing import escrowed_app
 from tests.server.serving import make_app, served
@@ -160,7 +160,7 @@ async def another_browser_opens_it_when_it_is_told(browser: Browser, chat: Chat,
     await context.close()
 
 
-def numbered(request: ModelRequest) -> Sequence[Step]:
+def numbered(request: ModelRequest) -> Sequence[ScriptedStep]:
     """Answer with the number of the turn."""
     return text(str(sum(isinstance(entry, UserMessage) for entry in request.history.entries)))
 

@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 from midstream.errors import ModelRejectedError
 from midstream.history.messages import UserMessage
 from midstream.models.replies import Finished, ModelRequest, TextDelta
-from midstream.testing.scripted_model import Gate, Step, text
+from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.server.serving import chunk, make_app, post, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
@@ -51,7 +51,7 @@ async def test_every_session_is_reached_by_paging_and_by_search(browser: Browser
 async def test_the_page_and_the_api_have_the_same_word_for_how_a_session_stands(browser: Browser) -> None:
     gate = asyncio.Event()
 
-    def reply(request: ModelRequest) -> Sequence[Step]:
+    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
         said = request.history.entries[-1]
         if said == UserMessage.of("fail"):
             return [TextDelta("I try. "), ModelRejectedError("no such model")]

@@ -17,7 +17,7 @@ from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.scripted_model import Gate, ScriptedModel, Step, calls, text
+from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, calls, text
 from midstream.tools.function_tools import Tool, question, report_progress, tool
 from tests.engine.test_permission_prompts import PUSH, Coder
 from tests.server.serving import Served, make_app, served
@@ -170,8 +170,8 @@ async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser, port: 
         await expect(chat.turn.locator(".decided")).to_have_text("Said to have happened: it flies")
 
 
-def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[Step]]:
-    def reply(request: ModelRequest) -> list[Step]:
+def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedStep]]:
+    def reply(request: ModelRequest) -> list[ScriptedStep]:
         said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
         return [TextDelta("thinking"), Gate(gate), *text(" done")] if len(said) == 1 else text("next done")
 
@@ -227,7 +227,7 @@ async def test_a_turn_whose_tool_is_gone_says_so_and_is_continued_by_a_button(
 
 
 async def test_a_failed_turn_is_resumed(browser: Browser) -> None:
-    lives: list[list[Step]] = [
+    lives: list[list[ScriptedStep]] = [
         [TextDelta("half a"), ModelRejectedError("the key has expired")],
         text("the other half"),
     ]

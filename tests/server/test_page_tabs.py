@@ -17,7 +17,7 @@ from midstream.models.replies import ModelRequest
 from midstream.server.app import App
 from midstream.server.pages import FOLDER
 from midstream.session.turn.commands import SendMessage
-from midstream.testing.scripted_model import Step, text
+from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.version import __version__
 from tests.server.serving import make_app, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, WAIT_S, WORDS, Chat, opened, two_halves
@@ -72,10 +72,10 @@ IMPATIENT = "{ const set = setTimeout; setTimeout = (act, wait, ...more) => set(
 """Of the tabs that are opened next: what they wait five seconds for they wait one."""
 
 
-def turns(*replies: Sequence[Step] | Callable[[ModelRequest], Sequence[Step]]) -> App:
+def turns(*replies: Sequence[ScriptedStep] | Callable[[ModelRequest], Sequence[ScriptedStep]]) -> App:
     """Make an app whose model answers one turn after the other."""
 
-    def reply(request: ModelRequest) -> Sequence[Step]:
+    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
         said = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
         steps = replies[said - 1]
         return steps(request) if callable(steps) else steps

@@ -10,11 +10,11 @@ from midstream.errors import JournalMovedError
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     Finish,
     Reply,
     ReplyPart,
     Result,
+    Step,
     Text,
     Thinking,
     UserMessage,
@@ -107,11 +107,11 @@ class Life:
         self.take(ModelSaid(*place, (Delta(*place, 0, "text", words),)))
 
 
-def resent(reply: Reply, *results: str) -> Exchange:
+def resent(reply: Reply, *results: str) -> Step:
     """A reply as an application sends it back: without the thinking, and with other white space."""
     parts: tuple[ReplyPart, ...] = (Text(f" {reply.text} "), *reply.calls)
     pairs = zip(reply.calls, results, strict=True)
-    return Exchange(Reply(parts), tuple(Result(call.id, content) for call, content in pairs))
+    return Step(Reply(parts), tuple(Result(call.id, content) for call, content in pairs))
 
 
 @spec("REUSE-76")
@@ -165,7 +165,7 @@ def test_a_reply_that_comes_back_is_journaled_once_and_keeps_what_no_application
     reply = life.reply("hello")
     accepted = life.send(HI, resent(reply), MORE)
     assert (accepted.keep, accepted.tail) == (2, (MORE,))
-    assert life.session.history.entries == (HI, Exchange(reply), MORE)
+    assert life.session.history.entries == (HI, Step(reply), MORE)
 
 
 @spec("REUSE-76")
@@ -181,7 +181,7 @@ def test_the_results_of_all_calls_go_on_with_their_turn_and_any_other_transcript
     again = life.reply("Again.", "c")
     accepted = life.send(HI, resent(reply, "a tree", "a stone"), MORE)
     assert (accepted.turn, accepted.reply, accepted.tail) == (2, 1, (MORE,))
-    assert again not in [entry.reply for entry in life.session.history.entries if isinstance(entry, Exchange)]
+    assert again not in [entry.reply for entry in life.session.history.entries if isinstance(entry, Step)]
 
 
 @spec("REUSE-70")
@@ -190,9 +190,7 @@ def test_what_was_sent_stands_when_the_process_dies_and_the_next_attempt_goes_on
     life.send(HI)
     life.say("one ")
     life.owner()
-    assert [entry.reply.text for entry in life.session.history.entries if isinstance(entry, Exchange)] == [
-        "one "
-    ]
+    assert [entry.reply.text for entry in life.session.history.entries if isinstance(entry, Step)] == ["one "]
     life.reply("two")
     newest = life.session.application.newest
     assert newest is not None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.history.compaction import SHOWN_CHARS_MAX, next_cut
-from midstream.history.messages import Call, Exchange, History, Outcome, Reply, Result, UserMessage
+from midstream.history.messages import Call, History, Outcome, Reply, Result, Step, UserMessage
 from midstream.session.blobs import (
     BLOB_BYTES_MIN,
     EXCERPT_CHARS,
@@ -14,7 +14,7 @@ from midstream.session.blobs import (
     named,
     whole,
 )
-from midstream.session.records import CallEnded, ExchangeCommitted, Record, ResultArrivedLate, decode, encode
+from midstream.session.records import CallEnded, Record, ResultArrivedLate, StepCommitted, decode, encode
 from tests.spec import spec
 
 LARGE = "é" * BLOB_BYTES_MIN
@@ -22,7 +22,7 @@ LARGE = "é" * BLOB_BYTES_MIN
 
 def _history(result: Result) -> History:
     call = Call(result.call_id, "read")
-    return History((UserMessage.of("hi"), Exchange(Reply((call,)), (result,))))
+    return History((UserMessage.of("hi"), Step(Reply((call,)), (result,))))
 
 
 def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]:
@@ -36,11 +36,11 @@ def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]
 def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
     kind: type[CallEnded | ResultArrivedLate],
 ) -> None:
-    records, blobs = lifted([kind(1, 1, Result("a", LARGE, Outcome.ERROR), 5.0), ExchangeCommitted(1, 1)])
+    records, blobs = lifted([kind(1, 1, Result("a", LARGE, Outcome.ERROR), 5.0), StepCommitted(1, 1)])
     blob = blob_of(LARGE)
     content = f"{LARGE[:EXCERPT_CHARS]}\n[+{len(LARGE) - EXCERPT_CHARS} characters]"
     short = Result("a", content, Outcome.ERROR, blob.digest, 2 * BLOB_BYTES_MIN)
-    assert records == (kind(1, 1, short, 5.0), ExchangeCommitted(1, 1))
+    assert records == (kind(1, 1, short, 5.0), StepCommitted(1, 1))
     assert blobs == (blob,)
     assert blob.body == LARGE.encode()
     assert is_digest(blob.digest)
@@ -65,9 +65,9 @@ def test_the_model_is_shown_the_whole_and_nothing_of_how_it_is_kept() -> None:
 
 def test_more_than_a_model_can_read_is_cut_for_it_with_a_mark_that_says_so() -> None:
     short, blob = _excerpt("x" * (SHOWN_CHARS_MAX + 7))
-    _, exchange = whole(_history(short), {blob.digest: blob.body}).entries
-    assert isinstance(exchange, Exchange)
-    assert exchange.results[0].content == "x" * SHOWN_CHARS_MAX + "\n[+7 characters]"
+    _, step = whole(_history(short), {blob.digest: blob.body}).entries
+    assert isinstance(step, Step)
+    assert step.results[0].content == "x" * SHOWN_CHARS_MAX + "\n[+7 characters]"
 
 
 def test_a_history_without_large_results_is_the_same_object() -> None:

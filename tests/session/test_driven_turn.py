@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
-from midstream.history.messages import Call, Exchange, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Step, Text, UserMessage
 from midstream.session import session as sessions
 from midstream.session.calls import NOT_STARTED_CONTENT, RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, OnDoubt
 from midstream.session.driven_turn import (
@@ -28,13 +28,13 @@ from midstream.session.records import (
     CallEnded,
     CallStarted,
     CancelRequested,
-    ChunkAccepted,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StepCommitted,
     StreamOpened,
     TurnEnded,
     TurnStatus,
@@ -90,7 +90,7 @@ def test_a_key_is_a_stream_of_one_chunk() -> None:
     told = Story()
     assert told.told(Begin(GO, "loop", "k", "d")) == (
         StreamOpened("k", "driver"),
-        ChunkAccepted("k", 0, "d"),
+        CommandAccepted("k", 0, "d"),
         MessageAccepted(1, GO, AT, stream="k", driver="loop"),
         AttemptStarted(1, 1, 1, AT),
     )
@@ -124,7 +124,7 @@ def test_a_reply_without_calls_enters_history_and_leaves_the_turn_open() -> None
     told = story(RequestReply(1, NOTHING))
     assert told.told(Replied(DONE, native="{}")) == (
         ReplyCompleted(1, 1, 1, DONE, AT, native="{}"),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
     )
     assert told.state.is_live
     assert told.told(RequestReply(2, NOTHING)) == (AttemptStarted(1, 2, 1, AT),)
@@ -144,21 +144,21 @@ def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> Non
     told.told(BeginCall("a"))
     assert told.told(Ended(Result("a", "1"))) == (
         CallEnded(1, 1, Result("a", "1"), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         AttemptStarted(1, 2, 1, AT),
     )
-    assert told.state.history.entries[-1] == Exchange(ASKS, (Result("a", "1"), ended))
+    assert told.state.history.entries[-1] == Step(ASKS, (Result("a", "1"), ended))
 
 
 @spec("DRIVEN-5")
-def test_what_the_loop_answered_itself_is_in_the_exchange() -> None:
+def test_what_the_loop_answered_itself_is_in_the_step() -> None:
     told = story(RequestReply(1, NOTHING), Replied(ASKS))
     answer = Result("a", "no such tool", Outcome.ERROR)
     never = Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
     assert told.told(RequestReply(2, {"a": answer})) == (
         CallEnded(1, 1, answer, AT),
         CallEnded(1, 1, never, AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         AttemptStarted(1, 2, 1, AT),
     )
 
@@ -212,14 +212,14 @@ def test_closing_in_the_middle_keeps_words_and_results() -> None:
     kept = Reply((Text("half"),), Finish.INTERRUPTED)
     assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
         ReplyCompleted(1, 1, 1, kept, AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
     assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
         CallEnded(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN), AT),
         CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
 
@@ -235,7 +235,7 @@ def test_a_host_owes_a_driven_turn_nothing_and_its_cancel_ends_it_at_once() -> N
         CancelRequested,
         CallEnded,
         CallEnded,
-        ExchangeCommitted,
+        StepCommitted,
         TurnEnded,
     ]
     told.fold(*decided)

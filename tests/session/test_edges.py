@@ -39,7 +39,7 @@ OF_OTHERS = {
     "OutcomeDamaged",
     "StreamOpened",
     "StreamTaken",
-    "ChunkAccepted",
+    "CommandAccepted",
     "ToolsChanged",
     "TranscriptAccepted",
 }

@@ -8,12 +8,12 @@ import pytest
 from midstream.errors import RecordUndecodableError
 from midstream.history.messages import (
     Call,
-    Exchange,
     File,
     Finish,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     Thinking,
     ToolSpec,
@@ -35,12 +35,11 @@ from midstream.session.records import (
     CallProgressed,
     CallStarted,
     CancelRequested,
-    ChildSaid,
-    ChunkAccepted,
+    ChildDelta,
     ClientTool,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     HistoryCompacted,
     JournalPruned,
     Judgement,
@@ -57,6 +56,7 @@ from midstream.session.records import (
     ResultArrivedLate,
     StallEnded,
     StallNoticed,
+    StepCommitted,
     StreamOpened,
     StreamTaken,
     Sync,
@@ -83,7 +83,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     AttemptContinued(1, 1, 1, 1, 1000.5, not_before=1001.5),
     StallNoticed(1, 1, StalledOn.FIRST_TOKEN, 30.0, 1000.5),
     StallEnded(1, 2, StalledOn.TOOL, 61.5, 1000.5, "c1"),
-    ChunkAccepted("stream-1", 0, "d2"),
+    CommandAccepted("stream-1", 0, "d2"),
     StreamTaken("stream-1", 2),
     MessageAccepted(
         1,
@@ -103,7 +103,7 @@ EVERY_RECORD: tuple[Record, ...] = (
             "resp_1", "d4", "key", "h:app", ModelSettings(temperature=0.5), form={"dialect": "chat"}
         ),
         2,
-        (UserMessage.of("hi"), Exchange(Reply((Text("so"),)))),
+        (UserMessage.of("hi"), Step(Reply((Text("so"),)))),
         "Be brief.",
         (ToolSpec("look"),),
     ),
@@ -135,7 +135,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     ),
     CallStarted(1, 1, "a", 2, 1000.5, has_effects=False, arguments='{"path": "y"}'),
     CallProgressed(1, 1, "a", 2, "half way", 1000.5),
-    ChildSaid(1, 1, "a", "s::1.1.0", 7, msgspec.Raw(b'{"type":"exchange_committed","turn":1,"reply":1}')),
+    ChildDelta(1, 1, "a", "s::1.1.0", 7, msgspec.Raw(b'{"type":"step_committed","turn":1,"reply":1}')),
     CallDoubted(1, 1, "a", 1000.5),
     QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, "d3", 1000.5, "Sure?", 2000.5),
     QuestionAnswered(
@@ -146,7 +146,7 @@ EVERY_RECORD: tuple[Record, ...] = (
     CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
     ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
     OutcomeDamaged(1, 1, "a"),
-    ExchangeCommitted(1, 1),
+    StepCommitted(1, 1),
     CancelRequested(1, 1000.5, 1005.5),
     TurnEnded(1, TurnStatus.FAILED, 1000.5, "model_rejected", "wrong key"),
 )
@@ -174,7 +174,7 @@ def test_a_member_of_a_later_version_is_ignored(record: Record) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"{}", b"[]", b"\xff", b'{"type":"dance"}', b'{"type":"exchange_committed"}'),
+        *(b"", b"{}", b"[]", b"\xff", b'{"type":"dance"}', b'{"type":"step_committed"}'),
         pytest.param(b'{"type":' * 50_000, id="deeper than anything"),
     ],
 )
@@ -186,7 +186,7 @@ def test_what_is_no_record_is_named_as_such(body: bytes) -> None:
 FULL = (
     EpochStarted,
     StreamOpened,
-    ChunkAccepted,
+    CommandAccepted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -205,7 +205,7 @@ def test_each_append_is_as_durable_as_it_must_be(record: Record) -> None:
 
 
 def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
-    assert sync_of([ExchangeCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
+    assert sync_of([StepCommitted(1, 1), CallStarted(1, 1, "a", 1, 0.0)]) is Sync.FULL
     assert sync_of([CallStarted(1, 1, "a", 1, 0.0, has_effects=False)]) is Sync.NORMAL
     assert sync_of([]) is Sync.NORMAL
 

@@ -15,10 +15,10 @@ from midstream.history.messages import UserMessage
 from midstream.session import retention as retention_module
 from midstream.session.records import (
     Delta,
-    ExchangeCommitted,
     JournalPruned,
     MessageAccepted,
     Record,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
     encode,
@@ -41,7 +41,7 @@ def _turn(number: int, *, at: float, words: int = 3) -> list[Record]:
     opened = MessageAccepted(number, UserMessage.of("hi"), at)
     said = [Delta(number, 1, 1, 0, "text", "word ")] * words
     ended = TurnEnded(number, TurnStatus.COMPLETED, at)
-    return [opened, *said, ExchangeCommitted(number, 1), ended]
+    return [opened, *said, StepCommitted(number, 1), ended]
 
 
 @spec("STREAM-62")
@@ -56,9 +56,9 @@ def test_what_is_too_old_goes_up_to_the_end_of_its_turn() -> None:
 
 
 @spec("STREAM-61")
-def test_of_an_open_turn_whole_exchanges_go_where_there_is_too_much_and_not_by_age() -> None:
+def test_of_an_open_turn_whole_steps_go_where_there_is_too_much_and_not_by_age() -> None:
     opened = MessageAccepted(2, UserMessage.of("hi"), 20.0)
-    survey = _survey([*_turn(1, at=10.0), opened, ExchangeCommitted(2, 1), *[WORD] * 30])
+    survey = _survey([*_turn(1, at=10.0), opened, StepCommitted(2, 1), *[WORD] * 30])
     old = Retention(events_for_s=1.0, events_max=None, bytes_max=None)
     assert survey.cut(old, now=1e9) == (6, 3)
     assert survey.cut(Retention(events_for_s=None, events_max=20, bytes_max=None), now=20.0) == (8, 3)
@@ -68,7 +68,7 @@ def test_of_an_open_turn_whole_exchanges_go_where_there_is_too_much_and_not_by_a
 @spec("STREAM-61")
 def test_of_an_open_turn_that_another_loop_drives_nothing_goes() -> None:
     opened = MessageAccepted(1, UserMessage.of("hi"), 20.0, driver="pydantic-ai")
-    survey = _survey([opened, ExchangeCommitted(1, 1), *[WORD] * 30])
+    survey = _survey([opened, StepCommitted(1, 1), *[WORD] * 30])
     assert survey.cut(Retention(events_max=5), now=1e9) is None
 
 
@@ -123,7 +123,7 @@ def test_from_a_record_that_cannot_be_read_on_nothing_goes() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["word", "exchange", "end"]), max_size=60),
+    st.lists(st.sampled_from(["word", "step", "end"]), max_size=60),
     st.integers(1, 20),
     st.integers(1, 60),
 )
@@ -132,7 +132,7 @@ def test_what_stays_is_within_the_limit_or_cannot_be_parted(
 ) -> None:
     made: dict[str, Record] = {
         "word": WORD,
-        "exchange": ExchangeCommitted(1, 1),
+        "step": StepCommitted(1, 1),
         "end": TurnEnded(1, TurnStatus.COMPLETED, 1.0),
     }
     records = [(number, 1, encode(made[kind])) for number, kind in enumerate(kinds, start=1)]

@@ -20,7 +20,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.history.compaction import shown
-from midstream.history.messages import Exchange, History, Reply, Result, Text, UserMessage
+from midstream.history.messages import History, Reply, Result, Step, Text, UserMessage
 from midstream.session import session as sessions
 from midstream.session.blobs import BLOB_BYTES_MIN, lifted, named
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
@@ -28,9 +28,8 @@ from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
-    ChunkAccepted,
+    CommandAccepted,
     EpochStarted,
-    ExchangeCommitted,
     JournalPruned,
     MessageAccepted,
     MessageQueued,
@@ -39,6 +38,7 @@ from midstream.session.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StepCommitted,
     StreamOpened,
     ToolsChanged,
     TurnEnded,
@@ -127,7 +127,7 @@ def test_the_stored_journal_folds_to_the_same_session(life: Life) -> None:
 
 @given(lives())
 @spec("TURN-22", "TURN-6", "TURN-12")
-def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: Life) -> None:
+def test_history_holds_whole_steps_with_the_one_outcome_of_each_call(life: Life) -> None:
     history = life.session.history
     assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history
 
@@ -138,20 +138,20 @@ def test_history_holds_whole_exchanges_with_the_one_outcome_of_each_call(life: L
     }
     assert len(outcomes) == sum(isinstance(record, CallEnded) for _, record in life.journal)
     replies: dict[tuple[int, int], ReplyCompleted] = {}
-    entries: list[UserMessage | Exchange] = []
+    entries: list[UserMessage | Step] = []
     for _, record in life.journal:
         if isinstance(record, MessageAccepted):
             entries.append(record.message)
         elif isinstance(record, ReplyCompleted):
             replies[record.turn, record.reply] = record
-        elif isinstance(record, ExchangeCommitted):
+        elif isinstance(record, StepCommitted):
             place = (record.turn, record.reply)
             calls = replies[place].body.calls
             results = tuple(outcomes[*place, call.id] for call in calls)
-            entries.append(Exchange(replies[place].body, results))
+            entries.append(Step(replies[place].body, results))
         elif isinstance(record, TurnResumed):
             last = entries[-1]
-            if isinstance(last, Exchange) and not last.results:
+            if isinstance(last, Step) and not last.results:
                 entries.append(UserMessage.of(CONTINUE))
     assert history.entries == tuple(entries)
 
@@ -454,7 +454,7 @@ def test_the_first_chunk_opens_its_stream_in_the_append_that_takes_it() -> None:
     records = decide(OPENED, _chunk(0, say("hi")), epoch=1, at=AT)
     assert [type(record).__name__ for record in records] == [
         "StreamOpened",
-        "ChunkAccepted",
+        "CommandAccepted",
         "MessageAccepted",
         "AttemptStarted",
     ]
@@ -532,7 +532,7 @@ def test_a_chunk_that_says_nothing_is_taken_all_the_same() -> None:
 def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
     session = _taken(OPENED, _chunk(0, say()))
     records = decide(session, _chunk(1, ended("a")), epoch=1, at=AT)
-    assert records == (ChunkAccepted("s", 1, f"digest of {ended('a')!r}"),)
+    assert records == (CommandAccepted("s", 1, f"digest of {ended('a')!r}"),)
 
 
 @spec("TURN-15")
@@ -540,7 +540,7 @@ def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
     session = _taken(OPENED, _chunk(0, say()))
     session = _told(session, asks(writes("a")))
     records = decide(session, _chunk(1, ended("a", "forged")), epoch=1, at=AT)
-    assert [type(record) for record in records] == [ChunkAccepted]
+    assert [type(record) for record in records] == [CommandAccepted]
 
     session = _told(_told(session, ended("a")), asks(at_client("b"), reply=2))
     records = decide(session, _chunk(1, ended("b", reply=2)), epoch=1, at=AT)
@@ -700,7 +700,7 @@ def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
     session = _live(say(), heard("half a sen"), fails(retriable=False), Resume())
     assert session.history.entries[-1] == UserMessage.of(CONTINUE)
     session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, reply=2), Resume())
-    assert isinstance(session.history.entries[-1], Exchange)
+    assert isinstance(session.history.entries[-1], Step)
 
 
 def _live(*commands: Command) -> Session:
@@ -762,14 +762,14 @@ def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
 @spec("STREAM-60")
 def test_a_pruned_journal_of_before_folds_for_ever() -> None:
     kept = b"""{"type":"journal_pruned","state":{"position":9,"epoch":3,"turn":{"type":"idle","left":null},"turns":1,
-    "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"exchange","reply":{"parts":[
+    "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"step","reply":{"parts":[
     {"type":"text","text":"hello"}]}}]},"has_blobs":false,"cut":0,"streams":{"k":{"secret_digest":"d","since":1,"epoch":3,
     "turn":1,"queued":0,"digests":["e"]}},"queue":[],"queued":0,"unsettled":[],"parent":null,"driver":"","last_turn":{
     "type":"turn_ended","turn":1,"status":"completed","at":5.0},"found":["a"],"unreachable":[],"started_at":1.0},
     "at":7.0,"version":1}"""
     state = fold([(3, decode(kept))])
     assert (state.position, state.epoch, state.turns, state.turn) == (9, 3, 1, Idle())
-    assert state.history.entries == (UserMessage.of("hi"), Exchange(Reply((Text("hello"),))))
+    assert state.history.entries == (UserMessage.of("hi"), Step(Reply((Text("hello"),))))
     assert state.streams["k"].digests == ("e",)
     assert state.last_turn == TurnEnded(1, TurnStatus.COMPLETED, 5.0)
 

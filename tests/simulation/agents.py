@@ -33,7 +33,7 @@ from midstream.session.calls import OnDoubt
 from midstream.session.permissions import Allowed, Ask, Permission
 from midstream.session.records import ClientTool
 from midstream.testing.history_checker import Execution
-from midstream.testing.scripted_model import Pause, ScriptedModel, Stall, Step, exchanges_since_user
+from midstream.testing.scripted_model import Pause, ScriptedModel, ScriptedStep, Stall, steps_since_user
 from midstream.tools.function_tools import (
     DidNotHappen,
     Happened,
@@ -210,10 +210,10 @@ def _model(outside: Outside, world: World) -> Model:
     return _Asking(outside, world)
 
 
-def _reply(outside: Outside, request: ModelRequest) -> list[Step]:
+def _reply(outside: Outside, request: ModelRequest) -> list[ScriptedStep]:
     chance = outside.chance
     outside.note("model is asked", request.key, request.attempt)
-    steps: list[Step] = [Pause(chance.expovariate(5.0))]
+    steps: list[ScriptedStep] = [Pause(chance.expovariate(5.0))]
     if chance.random() < 0.2:
         steps.append(ThinkingDelta("hm", "signature"))
     for number in range(chance.randrange(4)):
@@ -224,13 +224,13 @@ def _reply(outside: Outside, request: ModelRequest) -> list[Step]:
     if chance.random() < outside.model_failing:
         return [*steps, *_accident(chance)]
     names = [each.name for each in request.tools]
-    if names and exchanges_since_user(request.history) < REPLIES and chance.random() < 0.7:
+    if names and steps_since_user(request.history) < REPLIES and chance.random() < 0.7:
         return [*steps, *_calls(chance, names), Finished(Finish.CALLS)]
     return [*steps, TextDelta("That is all."), Finished()]
 
 
-def _calls(chance: random.Random, names: list[str]) -> list[Step]:
-    called: list[Step] = []
+def _calls(chance: random.Random, names: list[str]) -> list[ScriptedStep]:
+    called: list[ScriptedStep] = []
     for number in range(chance.choice([1, 1, 1, 2, 2, 3])):
         name = chance.choice(names) if chance.random() < 0.97 else "nothing_of_the_kind"
         called.append(CallRequested(f"c{number}", name, _arguments(chance, name)))
@@ -247,7 +247,7 @@ def _arguments(chance: random.Random, name: str) -> str:
     return ARGUMENTS
 
 
-def _accident(chance: random.Random) -> list[Step]:
+def _accident(chance: random.Random) -> list[ScriptedStep]:
     match chance.randrange(8):
         case 0:
             return [ModelUnavailableError("it broke", retry_after_s=chance.choice([None, 3.0, 500.0]))]

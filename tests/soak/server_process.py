@@ -18,7 +18,7 @@ from midstream.history.messages import Finish
 from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
-from midstream.testing.scripted_model import exchanges_since_user
+from midstream.testing.scripted_model import steps_since_user
 from midstream.tools.function_tools import tool
 from tests.soak.gauges import LEAKED, answer_commands
 
@@ -39,7 +39,7 @@ class Model:
         self._left: list[object] = []
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        if exchanges_since_user(request.history):
+        if steps_since_user(request.history):
             for word in ("It ", "is ", "done, ", "word ", "by ", "word."):
                 yield TextDelta(word)
                 await asyncio.sleep(0)

@@ -16,11 +16,10 @@ from midstream.session.records import (
     CallEnded,
     CallStarted,
     CancelRequested,
-    ChildSaid,
-    ChunkAccepted,
+    ChildDelta,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -28,6 +27,7 @@ from midstream.session.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StepCommitted,
     StreamOpened,
     TurnEnded,
     TurnResumed,
@@ -53,7 +53,7 @@ PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDo
 JOURNAL: tuple[tuple[int, Record], ...] = (
     (1, EpochStarted(1, "first", 0.0)),
     (1, StreamOpened("mine", "key")),
-    (1, ChunkAccepted("mine", 0, "digest 0")),
+    (1, CommandAccepted("mine", 0, "digest 0")),
     (1, MessageAccepted(1, UserMessage.of("hi"), 0.0, stream="mine")),
     (1, AttemptStarted(1, 1, 1, 0.0)),
     (1, Delta(1, 1, 1, 0, "text", "let me")),
@@ -64,10 +64,10 @@ JOURNAL: tuple[tuple[int, Record], ...] = (
     (2, EpochStarted(2, "second", 0.0)),
     (2, CallStarted(1, 1, "r", 2, 0.0, has_effects=False)),
     (2, CallEnded(1, 1, Result("r", "read"), 0.0)),
-    (2, ExchangeCommitted(1, 1)),
+    (2, StepCommitted(1, 1)),
     (2, AttemptStarted(1, 2, 1, 0.0)),
     (2, ReplyCompleted(1, 2, 1, Reply((Text("done"),)), 0.0)),
-    (2, ExchangeCommitted(1, 2)),
+    (2, StepCommitted(1, 2)),
     (2, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
 )
 
@@ -77,7 +77,7 @@ CHILD: tuple[tuple[int, Record], ...] = (
     (1, MessageAccepted(1, UserMessage.of("read it"), 0.0)),
     (1, AttemptStarted(1, 1, 1, 0.0)),
     (1, ReplyCompleted(1, 1, 1, Reply((Text("read"),)), 0.0)),
-    (1, ExchangeCommitted(1, 1)),
+    (1, StepCommitted(1, 1)),
     (1, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
 )
 """What the session did that did the work of call `r`, in the tests where one did."""
@@ -128,7 +128,7 @@ class Case:
         """Let the journal show these records of the child before the outcome of its call."""
         for position in reversed(positions):
             body = msgspec.Raw(encode(self.child[position - 1][1]))
-            self.insert(13, ChildSaid(1, 1, "r", CHILD_ID, position, body), epoch=2)
+            self.insert(13, ChildDelta(1, 1, "r", CHILD_ID, position, body), epoch=2)
 
     def insert(self, position: int, record: Record, *, epoch: int) -> None:
         self.records.insert(position - 1, (epoch, record))
@@ -211,11 +211,11 @@ def _another_payload_under_the_number(case: Case) -> None:
 
 
 def _a_chunk_nobody_sent(case: Case) -> None:
-    case.insert(18, ChunkAccepted("mine", 7, "digest 7"), epoch=2)
+    case.insert(18, CommandAccepted("mine", 7, "digest 7"), epoch=2)
 
 
 def _a_chunk_twice(case: Case) -> None:
-    case.insert(18, ChunkAccepted("mine", 0, "digest 0"), epoch=2)
+    case.insert(18, CommandAccepted("mine", 0, "digest 0"), epoch=2)
 
 
 def _an_event_left_out(case: Case) -> None:
@@ -240,7 +240,7 @@ def _an_event_of_another_epoch(case: Case) -> None:
 
 
 def _an_event_past_the_end(case: Case) -> None:
-    case.reader.seen.append(ShownEvent("2-19", encode(ExchangeCommitted(1, 3))))
+    case.reader.seen.append(ShownEvent("2-19", encode(StepCommitted(1, 3))))
 
 
 def _other_words_than_the_journal(case: Case) -> None:
@@ -262,7 +262,7 @@ def _a_start_after_a_cancel(case: Case) -> None:
 
 
 def _a_record_after_the_end(case: Case) -> None:
-    case.insert(19, ExchangeCommitted(1, 2), epoch=2)
+    case.insert(19, StepCommitted(1, 2), epoch=2)
     del case.records[16]
     case.derive()
 
@@ -306,7 +306,7 @@ def _an_epoch_without_its_record(case: Case) -> None:
     case.rewrite(18, case.records[17][1], epoch=3)
 
 
-def _an_exchange_with_a_dangling_call(case: Case) -> None:
+def _a_step_with_a_dangling_call(case: Case) -> None:
     case.rewrite(13, None)
 
 
@@ -319,7 +319,7 @@ def _a_record_nobody_can_read(case: Case) -> None:
 
 
 def _a_chunk_of_a_stream_that_was_never_opened(case: Case) -> None:
-    case.insert(3, ChunkAccepted("other", 0, "digest 0"), epoch=1)
+    case.insert(3, CommandAccepted("other", 0, "digest 0"), epoch=1)
 
 
 def _a_turn_without_end(case: Case) -> None:
@@ -350,7 +350,7 @@ def _a_record_of_a_child_twice(case: Case) -> None:
 
 def _another_record_than_the_childs(case: Case) -> None:
     case.show_child(2, 3, 4, 5, 6)
-    case.rewrite(14, replace(case.records[13][1], record=msgspec.Raw(encode(ExchangeCommitted(1, 9)))))
+    case.rewrite(14, replace(case.records[13][1], record=msgspec.Raw(encode(StepCommitted(1, 9)))))
 
 
 def _other_words_than_the_childs(case: Case) -> None:
@@ -413,7 +413,7 @@ FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
     (_a_position_left_out, Rule.POSITION_GAP),
     (_an_epoch_that_goes_back, Rule.EPOCH_BACK),
     (_an_epoch_without_its_record, Rule.EPOCH_BACK),
-    (_an_exchange_with_a_dangling_call, Rule.HISTORY_INVALID),
+    (_a_step_with_a_dangling_call, Rule.HISTORY_INVALID),
     (_a_commit_of_nothing, Rule.HISTORY_INVALID),
     (_a_record_nobody_can_read, Rule.HISTORY_INVALID),
     (_a_chunk_of_a_stream_that_was_never_opened, Rule.HISTORY_INVALID),
@@ -438,7 +438,7 @@ CONSEQUENCES: dict[Callable[[Case], None], tuple[Rule, ...]] = {
     _a_position_left_out: (Rule.TURN_OPEN, Rule.ACKED_NOT_STORED, Rule.END_UNSEEN, Rule.RAN_UNANNOUNCED),
     _a_record_nobody_can_read: (Rule.TURN_OPEN, Rule.SEEN_NOT_STORED),
     _another_record_than_the_childs: (Rule.CHILD_OUTCOME,),
-    _an_exchange_with_a_dangling_call: (Rule.OUTCOME_INVENTED,),
+    _a_step_with_a_dangling_call: (Rule.OUTCOME_INVENTED,),
 }
 
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from midstream.errors import ModelUnavailableError
-from midstream.history.messages import Call, Exchange, History, Reply, Result, UserMessage
+from midstream.history.messages import Call, History, Reply, Result, Step, UserMessage
 from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.testing import Gate, Pause, ScriptedModel, calls, text
-from midstream.testing.scripted_model import exchanges_since_user
+from midstream.testing.scripted_model import steps_since_user
 
 ASKED = ModelRequest("", History((UserMessage.of("hi"),)))
 
@@ -19,9 +19,9 @@ async def _all(model: ScriptedModel, request: ModelRequest = ASKED) -> list[Mode
 
 async def test_the_script_is_followed_by_the_place_in_the_conversation_not_by_memory() -> None:
     script = [calls(("read", "{}"), say="look"), text("seen")]
-    exchange = Exchange(Reply((Call("c1", "read"),)), (Result("c1", "x"),))
-    later = ModelRequest("", ASKED.history.then(exchange))
-    assert exchanges_since_user(later.history) == 1
+    step = Step(Reply((Call("c1", "read"),)), (Result("c1", "x"),))
+    later = ModelRequest("", ASKED.history.then(step))
+    assert steps_since_user(later.history) == 1
     for model in (ScriptedModel(script), ScriptedModel(script)):  # a restarted process
         assert await _all(model, later) == [TextDelta("seen"), Finished()]
     first = await _all(ScriptedModel(script))

@@ -18,11 +18,11 @@ from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     Finish,
     History,
     Reply,
     ReplyPart,
+    Step,
     Text,
     UpstreamCall,
 )
@@ -70,9 +70,9 @@ class AnswerCalls(Struct, frozen=True, array_like=True):
         return self.place[:LINK_BYTES]
 
     @property
-    def exchange(self) -> Exchange:
+    def step(self) -> Step:
         """An answer that is not whole, as an entry of the history."""
-        return Exchange(Reply(_parts((Text(self.text),), self), Finish.INTERRUPTED))
+        return Step(Reply(_parts((Text(self.text),), self), Finish.INTERRUPTED))
 
 
 class OwnCalls:
@@ -147,7 +147,7 @@ def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
     entries: list[Entry] = []
     heard = ConversationDigest()
     for entry in history.entries:
-        if isinstance(entry, Exchange):
+        if isinstance(entry, Step):
             answer = answers.get(place_of(heard))
             entries.append(entry if answer is None else _merged(entry, answer))
         else:
@@ -155,7 +155,7 @@ def with_own_calls(history: History, kept: Sequence[AnswerCalls]) -> History:
         heard = heard.then((entry,))
     last = answers.get(place_of(heard))
     if last is not None and not last.is_whole:
-        entries.append(last.exchange)
+        entries.append(last.step)
     return History(tuple(entries))
 
 
@@ -175,10 +175,10 @@ def decode_calls(body: bytes) -> tuple[AnswerCalls, ...]:
 _decoder = msgspec.msgpack.Decoder(tuple[AnswerCalls, ...])
 
 
-def _merged(exchange: Exchange, answer: AnswerCalls) -> Exchange:
-    if any(isinstance(part, UpstreamCall) for part in exchange.reply.parts):
-        return exchange  # the application sends them back
-    return replace(exchange, reply=replace(exchange.reply, parts=_parts(exchange.reply.parts, answer)))
+def _merged(step: Step, answer: AnswerCalls) -> Step:
+    if any(isinstance(part, UpstreamCall) for part in step.reply.parts):
+        return step  # the application sends them back
+    return replace(step, reply=replace(step.reply, parts=_parts(step.reply.parts, answer)))
 
 
 def _parts(parts: Sequence[ReplyPart], answer: AnswerCalls) -> tuple[ReplyPart, ...]:

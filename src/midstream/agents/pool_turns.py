@@ -16,7 +16,7 @@ from midstream.agents.pool_entries import Claim
 from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
 from midstream.errors import ModelError
-from midstream.history.messages import Entry, Exchange, History, Result, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Entry, History, Result, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.fingerprint import LINK_BYTES, Outline
 from midstream.models.replies import ModelRequest
 from midstream.session.records import Judgement
@@ -244,7 +244,7 @@ class PoolTurn:
         else:
             return
         said = self.sends[place]
-        self.sends[place] = replace(said, message=after_cut(last.exchange, said.message, budget))
+        self.sends[place] = replace(said, message=after_cut(last.step, said.message, budget))
 
     def begin_send(self) -> None:
         """From now on nobody knows what the agent knows."""
@@ -325,13 +325,13 @@ def _told(
     answers = _results(entries[first - 1] if first else None, results)
     opening, *others = messages or [UserMessage(())]
     last = entries[first - 1] if first else None
-    if isinstance(last, Exchange) and is_cut(last):
+    if isinstance(last, Step) and is_cut(last):
         opening = after_cut(_without_note(last), opening, budget)
     return [UpstreamMessage(opening, answers), *map(UpstreamMessage, others)]
 
 
 def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[Result, ...]:
-    if not wanted or not isinstance(last, Exchange):
+    if not wanted or not isinstance(last, Step):
         return ()
     return tuple(result for result in last.results if result.call_id in wanted)
 
@@ -357,7 +357,7 @@ def without_notes(history: History) -> History:
     )
 
 
-def _without_note(entry: Exchange) -> Exchange:
+def _without_note(entry: Step) -> Step:
     if not entry.reply.parts:
         return entry
     first = entry.reply.parts[0]

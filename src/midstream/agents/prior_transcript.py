@@ -18,11 +18,11 @@ from midstream.history.codecs.file_parts import file_words
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     File,
     Finish,
     History,
     Outcome,
+    Step,
     Text,
     UpstreamCall,
     UserMessage,
@@ -152,12 +152,12 @@ def is_cut(entry: Entry) -> bool:
 
 
 def after_cut(
-    exchange: Exchange,
+    step: Step,
     message: UserMessage,
     budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
 ) -> UserMessage:
     """Return what to send to an agent that is resumed behind an answer of its own that was cut (REUSE-79)."""
-    did = transcript(History((exchange,)), budget)
+    did = transcript(History((step,)), budget)
     return UserMessage((Text(f"{did}\n\n{DONE}\n\n"), *message.parts))
 
 
@@ -211,15 +211,15 @@ def _pieces(history: History, budget: TranscriptBudget) -> Iterator[_Piece]:
             text = "\n".join(_noted(part) for part in entry.parts)
             yield _Piece(f"{number} the user said", text, _USER_CHARS_MIN)
         else:
-            yield from _exchange(number, entry, budget)
+            yield from _step(number, entry, budget)
 
 
-def _exchange(number: int, exchange: Exchange, budget: TranscriptBudget) -> Iterator[_Piece]:
+def _step(number: int, step: Step, budget: TranscriptBudget) -> Iterator[_Piece]:
     calls: dict[str, str] = {}
     ran = 0
-    for part in exchange.reply.parts:
+    for part in step.reply.parts:
         if isinstance(part, Text):
-            heading = f"{number} the assistant said{_STOPPED.get(exchange.reply.finish, '')}"
+            heading = f"{number} the assistant said{_STOPPED.get(step.reply.finish, '')}"
             yield _Piece(heading, without_base64(part.text), _REPLY_CHARS_MIN)
         elif isinstance(part, Call):
             calls[part.id] = called = f"{number}.{len(calls) + 1}"
@@ -231,7 +231,7 @@ def _exchange(number: int, exchange: Exchange, budget: TranscriptBudget) -> Iter
             yield _capped(f"{own}, with", part.arguments or "{}", budget.arguments_chars)
             heading = f"{own}, result ({_ENDED[part.outcome or Outcome.UNKNOWN]})"
             yield _capped(heading, part.content or "(no output)", budget.result_chars)
-    for result in exchange.results:
+    for result in step.results:
         heading = f"{calls[result.call_id]} result ({_ENDED[result.outcome]})"
         yield _capped(heading, result.content or "(no output)", budget.result_chars)
 

@@ -18,7 +18,7 @@ from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
-    ChildSaid,
+    ChildDelta,
     Delta,
     MessageAccepted,
     QuestionAsked,
@@ -147,7 +147,7 @@ class Screen:
                 )
             case PlaybackLost():
                 self.note(f"what was said last is lost, say it again: {record.reason}")
-            case ChildSaid():
+            case ChildDelta():
                 for line in self._below.lines(record):
                     self.remark(line)
             case QuestionAsked():

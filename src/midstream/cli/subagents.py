@@ -10,7 +10,7 @@ from midstream.history.messages import Call, Text, UpstreamCall
 from midstream.session.records import (
     CallEnded,
     CallStarted,
-    ChildSaid,
+    ChildDelta,
     MessageAccepted,
     QuestionAsked,
     Record,
@@ -35,10 +35,10 @@ class SubAgents:
         self._calls: dict[tuple[str, int, str], Called] = {}
         self._below: dict[str, SubAgents] = {}
 
-    def lines(self, said: ChildSaid) -> Iterator[str]:
+    def lines(self, said: ChildDelta) -> Iterator[str]:
         """Return the lines that a record of a sub-agent adds."""
         record = decode(bytes(said.record))
-        if isinstance(record, ChildSaid):
+        if isinstance(record, ChildDelta):
             below = self._below.setdefault(
                 said.child, SubAgents(self._ink, self._width, indent=self._indent + STEP)
             )

@@ -13,10 +13,10 @@ from msgspec import UNSET, Struct, UnsetType, field
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.history.messages import (
     Call,
-    Exchange,
     File,
     Outcome,
     Reply,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -32,7 +32,7 @@ from midstream.session.records import (
     CallProgressed,
     CallStarted,
     CancelRequested,
-    ChildSaid,
+    ChildDelta,
     Delta,
     EpochStarted,
     HistoryCompacted,
@@ -158,7 +158,7 @@ class _Reading:
                 called = self._calls[record.reply, record.call_id]
                 called.runs, called.started_at = record.run, record.at
                 called.arguments = record.arguments or called.arguments
-            case ChildSaid():
+            case ChildDelta():
                 self._take_child(record)
             case CallEnded():
                 called = self._calls[record.reply, record.result.call_id]
@@ -191,7 +191,7 @@ class _Reading:
                 number, reply = number + 1, 0
                 words = SpokenText("user", words_of(entry))
                 self.turns.append(TurnTranscript(number, 0.0, [words], TurnStatus.COMPLETED.value))
-            elif isinstance(entry, Exchange) and self.turns:
+            elif isinstance(entry, Step) and self.turns:
                 reply += 1
                 self._take_reply(reply, entry.reply, self.turns[-1])
                 for result in entry.results:
@@ -220,7 +220,7 @@ class _Reading:
         turn.entries[:] = [entry for entry in turn.entries if id(entry) not in void]
         self._parts = {}
 
-    def _take_child(self, said: ChildSaid) -> None:
+    def _take_child(self, said: ChildDelta) -> None:
         called = self._calls[said.reply, said.call_id]
         if said.child not in self._children:
             self._children[said.child] = reading = _Reading()

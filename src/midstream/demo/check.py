@@ -13,7 +13,7 @@ from pathlib import Path
 
 from midstream.demo.folder import LedgerEntry
 from midstream.errors import MidstreamError
-from midstream.history.messages import Exchange
+from midstream.history.messages import Step
 from midstream.session import session as sessions
 from midstream.session.records import CallEnded, Delta, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
 from midstream.store.store_registry import read_store
@@ -124,8 +124,8 @@ def judge(
         entries, unanswered = 0, 0
     else:
         entries = len(history.entries)
-        exchanges = [entry for entry in history.entries if isinstance(entry, Exchange)]
-        unanswered = sum(len(each.reply.calls) - len(each.results) for each in exchanges)
+        steps = [entry for entry in history.entries if isinstance(entry, Step)]
+        unanswered = sum(len(each.reply.calls) - len(each.results) for each in steps)
     return DemoVerdict(
         words=_words(journal, shown),
         executions=tuple(executions),

@@ -9,7 +9,7 @@ from midstream.environment import World
 from midstream.history.messages import Text, UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.testing import ScriptedModel, calls, text
-from midstream.testing.scripted_model import Reply, exchanges_since_user
+from midstream.testing.scripted_model import Reply, steps_since_user
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _reply_to(request: ModelRequest) -> Reply:
     said = next(entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage))
     words = "".join(part.text for part in said.parts if isinstance(part, Text))
     replies = _SCRIPT.get(words, ())
-    number = exchanges_since_user(request.history)
+    number = steps_since_user(request.history)
     return (
         replies[number] if number < len(replies) else text("I only know the demo's three messages by heart.")
     )

@@ -28,12 +28,12 @@ from midstream.history.codecs.format_registry import format_named
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     History,
     Outcome,
     Reply,
     ReplyPart,
     Result,
+    Step,
     Text,
     Thinking,
     UserMessage,
@@ -163,7 +163,7 @@ class _Reader:
         """Take a message of one text, as `read` would."""
         self._close()
         said = (Text(storable(words)),)
-        self._entries.append(UserMessage(said) if role == "user" else Exchange(Reply(said)))
+        self._entries.append(UserMessage(said) if role == "user" else Step(Reply(said)))
 
     def read(self, turn: MessageTurn) -> None:
         """Take one turn."""
@@ -256,7 +256,7 @@ class _Reader:
             for call in parts
             if isinstance(call, Call)
         )
-        self._entries.append(Exchange(Reply(parts), answered))
+        self._entries.append(Step(Reply(parts), answered))
 
 
 def _call(part: Part) -> Call:

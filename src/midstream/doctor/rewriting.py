@@ -256,7 +256,7 @@ def _chained(
     kept = {each.entry.number for each in emitted if not each.is_new}
     gone = [entry for entry in entries if entry.number not in kept and not entry.is_context]
     removed = {entry.node.id for entry in gone if entry.node}
-    first, last = (_start_of_exchange(touched[0], emitted), touched[-1] + 1) if touched else (0, -1)
+    first, last = (_start_of_step(touched[0], emitted), touched[-1] + 1) if touched else (0, -1)
     chained: list[Json] = []
     for number, (each, line) in enumerate(zip(emitted, lines, strict=True)):
         before = _name(chained[-1].get("uuid")) if chained else None
@@ -274,7 +274,7 @@ def _chained(
     return chained
 
 
-def _start_of_exchange(number: int, emitted: list[_Emitted]) -> int:
+def _start_of_step(number: int, emitted: list[_Emitted]) -> int:
     """Return the first line of the reply that this line is part of or answers."""
     group = next((each.entry.group for each in reversed(emitted[: number + 1]) if each.entry.group), "")
     return next((at for at in range(number) if group and emitted[at].entry.group == group), number)

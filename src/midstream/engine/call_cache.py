@@ -1,6 +1,6 @@
 """Calls that a foreign graph may ask for again: each is started at most once, and its outcome is kept.
 
-For frameworks that keep their own turns and hand us single calls: there is no reply and no exchange to be seen, only
+For frameworks that keep their own turns and hand us single calls: there is no reply and no step to be seen, only
 an id that stays the same when the graph runs a step again. One session holds the calls of one thread; in its journal
 each of them is a reply of its own. A turn begins with the first call of a step and ends when every call of it has an
 outcome; a call that was suspended, or is in doubt, keeps it open.

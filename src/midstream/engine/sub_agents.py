@@ -15,12 +15,12 @@ from typing import Protocol
 from midstream.engine.agent import SubAgent
 from midstream.environment import World
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
-from midstream.history.messages import Exchange, Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, Result, Step, UserMessage
 from midstream.retries import STOP_CHILD_ATTEMPTS_MAX
 from midstream.session.calls import CallState, Site
 from midstream.session.child_names import PART_MARK
 from midstream.session.records import (
-    ChunkAccepted,
+    CommandAccepted,
     EpochStarted,
     Parent,
     StreamOpened,
@@ -39,7 +39,7 @@ DEPTH_MAX = 3
 POLL_S = 0.5
 """Seconds between two looks at a child that another process still holds."""
 RECORDS_PER_LOOK = 200
-_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
+_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 """Records that say nothing to a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
 """Another process has the child, or took it from this one, or the store is away: it is not lost."""
@@ -175,7 +175,7 @@ async def stop_child(
 def result_of(call_id: str, child: Session) -> Result:
     """Return the outcome of a call whose child has ended: its last words, and how it ended."""
     last = child.history.entries[-1] if child.history.entries else None
-    words = last.reply.text if isinstance(last, Exchange) else ""
+    words = last.reply.text if isinstance(last, Step) else ""
     end = child.last_turn
     if end is None:
         return Result(call_id, "The sub-agent never began.", Outcome.CANCELLED)

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from midstream.extras import extra
 from midstream.frameworks.langgraph_gate import ASKED
-from midstream.history.messages import Exchange, File, History, Outcome, Result, Text, Usage, UserMessage
+from midstream.history.messages import File, History, Outcome, Result, Step, Text, Usage, UserMessage
 from midstream.models.replies import CallRequested, ModelEvent, TextDelta, ThinkingDelta, Working
 from midstream.session.calls import NOT_STARTED_CONTENT
 
@@ -158,13 +158,13 @@ class TurnSoFar(Struct, frozen=True):
     @classmethod
     def of(cls, history: History, reply: int) -> TurnSoFar:
         """Read it from a history, given the number of the reply that is asked for."""
-        exchanges = [each for each in history.entries if isinstance(each, Exchange)]
+        steps = [each for each in history.entries if isinstance(each, Step)]
         shown: set[str] = set()
         results: dict[str, Result] = {}
         answers: dict[str, list[Any]] = {}
         asking: set[str] = set()
-        for exchange in exchanges[len(exchanges) - (reply - 1) :] if reply > 1 else ():
-            for call, result in zip(exchange.reply.calls, exchange.results, strict=True):
+        for step in steps[len(steps) - (reply - 1) :] if reply > 1 else ():
+            for call, result in zip(step.reply.calls, step.results, strict=True):
                 shown |= {*_shown_by(call.signature)}
                 results[result.call_id] = result
                 asker, mark, _ = result.call_id.rpartition("?")
@@ -293,7 +293,7 @@ def new_messages(history: History, state: Any, turn: int, known: int) -> list[Ba
         turn: The number of this turn.
         known: That of the turn whose message is in the state; 0 for none.
     """
-    turns: list[list[UserMessage | Exchange]] = []
+    turns: list[list[UserMessage | Step]] = []
     for entry in history.entries:
         if isinstance(entry, UserMessage) or not turns:
             turns.append([])
@@ -307,10 +307,10 @@ def new_messages(history: History, state: Any, turn: int, known: int) -> list[Ba
     return messages
 
 
-def _ends(state: Any, cut: Sequence[UserMessage | Exchange]) -> Iterator[BaseMessage]:  # noqa: ANN401 - LangGraph's
+def _ends(state: Any, cut: Sequence[UserMessage | Step]) -> Iterator[BaseMessage]:  # noqa: ANN401 - LangGraph's
     """Give what ends a turn that was cut: a result for each open call, and what was said in the end."""
-    exchanges = [each for each in cut if isinstance(each, Exchange)]
-    results = [result for each in exchanges for result in each.results]
+    steps = [each for each in cut if isinstance(each, Step)]
+    results = [result for each in steps for result in each.results]
     open_calls: dict[str, Any] = {}
     for message in state.values.get("messages", ()):
         if isinstance(message, AIMessage):
@@ -325,11 +325,11 @@ def _ends(state: Any, cut: Sequence[UserMessage | Exchange]) -> Iterator[BaseMes
             name=call["name"],
             status="error",
         )
-    if exchanges and not exchanges[-1].reply.calls and exchanges[-1].reply.text:
-        yield AIMessage(exchanges[-1].reply.text)
+    if steps and not steps[-1].reply.calls and steps[-1].reply.text:
+        yield AIMessage(steps[-1].reply.text)
 
 
-def _of_entry(entry: UserMessage | Exchange, turn: int) -> Iterable[BaseMessage]:
+def _of_entry(entry: UserMessage | Step, turn: int) -> Iterable[BaseMessage]:
     if isinstance(entry, UserMessage):
         only = entry.parts[0] if len(entry.parts) == 1 else None
         content: Any = only.text if isinstance(only, Text) else [_block(each) for each in entry.parts]

@@ -20,7 +20,7 @@ from midstream.errors import (
 )
 from midstream.extras import extra
 from midstream.history.codecs.codec_spec import Value
-from midstream.history.messages import Exchange, History, Outcome, ToolSpec
+from midstream.history.messages import History, Outcome, Step, ToolSpec
 from midstream.history.rendering import render
 from midstream.models.openai_responses_stream import ResponsesReader
 from midstream.models.prompt_prefix import cache_key_of, canonical_tools
@@ -165,7 +165,7 @@ class OpenAIAgentsModel:
         """Return the tool result that is the answer by the agent's `tool_use_behavior`, or ""."""
         behavior: Any = self._agent.tool_use_behavior
         last = history.entries[-1] if history.entries else None
-        if behavior == "run_llm_again" or not isinstance(last, Exchange):
+        if behavior == "run_llm_again" or not isinstance(last, Step):
             return ""
         names = None if isinstance(behavior, str) else behavior["stop_at_tool_names"]
         for call, result in zip(last.reply.calls, last.results, strict=True):
@@ -207,7 +207,7 @@ def _resolved(model: str | Model | None) -> Model:
 def _has_used_tools(history: History) -> bool:
     """Whether a tool was called since the last message."""
     for entry in reversed(history.entries):
-        if not isinstance(entry, Exchange):
+        if not isinstance(entry, Step):
             return False
         if entry.reply.calls:
             return True

@@ -10,10 +10,10 @@ from __future__ import annotations
 from midstream.history.messages import (
     Call,
     Entry,
-    Exchange,
     History,
     ReplyPart,
     Result,
+    Step,
     Text,
     UpstreamCall,
     UserMessage,
@@ -72,7 +72,7 @@ def _opening(history: History, cut: int) -> int | None:
 
 def _size(entry: Entry) -> int:
     """Return about how much of a model's context an entry takes, in characters."""
-    if isinstance(entry, Exchange):
+    if isinstance(entry, Step):
         return (
             1
             + sum(map(_part_size, entry.reply.parts))

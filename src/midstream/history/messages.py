@@ -1,6 +1,6 @@
-"""Messages and exchanges that cannot be invalid.
+"""Messages and steps that cannot be invalid.
 
-A call is answered or it is not history: `Exchange` refuses to exist with a result missing, surplus or out of
+A call is answered or it is not history: `Step` refuses to exist with a result missing, surplus or out of
 order, so a dangling call is a state of the turn (`session/turn/`) and never a state of the history.
 """
 
@@ -97,7 +97,7 @@ class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defa
         name: The upstream's name of the tool; "" where it never said.
         arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
         content: What the upstream read, cut likewise.
-        outcome: How it ended; None only while it runs, which is never so in an `Exchange`.
+        outcome: How it ended; None only while it runs, which is never so in a `Step`.
     """
 
     id: str
@@ -200,7 +200,7 @@ class Reply(Struct, frozen=True, gc=False, omit_defaults=True):
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
-class Exchange(Struct, frozen=True, gc=False, tag="exchange", omit_defaults=True):
+class Step(Struct, frozen=True, gc=False, tag="step", omit_defaults=True):
     """A reply with the results of all its calls, in the calls' order: the unit of history.
 
     Raises:
@@ -219,11 +219,11 @@ class Exchange(Struct, frozen=True, gc=False, tag="exchange", omit_defaults=True
             raise InvalidHistoryError("a call that ran upstream needs an outcome before its reply is history")
 
 
-Entry = UserMessage | Exchange
+Entry = UserMessage | Step
 
 
 class History(Struct, frozen=True, gc=False):
-    """A conversation that every model can be shown: user messages and whole exchanges."""
+    """A conversation that every model can be shown: user messages and whole steps."""
 
     entries: tuple[Entry, ...] = ()
 

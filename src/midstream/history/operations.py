@@ -67,10 +67,10 @@ def repair(
             messages of the list moved into it where the provider wants them there.
         live_tail: The last reply is still at work (an approval is pending, a tool is running): its open calls
             are no defect and stay open.
-        mode: `repair`; `strict` to raise instead; `drop` to leave out exchanges that are not complete, and
+        mode: `repair`; `strict` to raise instead; `drop` to leave out steps that are not complete, and
             nothing a user said; `sanitize` for what an aborted run left, as a run of another framework takes it:
             without open calls, empty replies, system prompts, run ids, and all but the last of requests in a
-            row; `rollback` to cut the list at the last complete exchange. `Edit.lost` holds the text that went.
+            row; `rollback` to cut the list at the last complete step. `Edit.lost` holds the text that went.
         outcomes: How calls without a result ended, by call id, where the caller knows: `denied` by the user,
             `not-started`, `interrupted`, `unknown`. Unknown is assumed.
         prefill: The last reply is one that the model is to continue.

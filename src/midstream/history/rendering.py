@@ -31,13 +31,13 @@ from midstream.history.codecs.format_registry import format_named
 from midstream.history.codecs.media import thinking_for
 from midstream.history.messages import (
     Call,
-    Exchange,
     File,
     History,
     Outcome,
     Reply,
     ReplyPart,
     Result,
+    Step,
     Text,
     Thinking,
     UpstreamCall,
@@ -114,7 +114,7 @@ def render(
         if isinstance(entry, UserMessage):
             writer.user(entry)
         else:
-            writer.exchange(entry)
+            writer.step(entry)
     done = repaired(writer.messages, written, rules, thinking=thinking)
     said = instructions if instructions.strip() else ""
     if not said or written.spec.system != "list":
@@ -176,13 +176,13 @@ class _Writer:
 
     # --- what a model said, and what came of its calls --------------------------------------------------------
 
-    def exchange(self, exchange: Exchange) -> None:
+    def step(self, step: Step) -> None:
         """Write a reply and the results of its calls; a reply that says and asks nothing is left out."""
-        reply = _in_words(exchange.reply)
+        reply = _in_words(step.reply)
         if self._is_plain and (words := _only_words(reply.parts)):
             self.messages.append({"role": "assistant", "content": words})
             return
-        if not exchange.results and not reply.text.strip():
+        if not step.results and not reply.text.strip():
             return
         if self._profile.ids_are_unique == "reply":
             self._namer.seen.clear()
@@ -194,7 +194,7 @@ class _Writer:
                 self._write(MessageTurn(Role.ASSISTANT, [part]))
         else:
             self._write(MessageTurn(Role.ASSISTANT, parts))
-        results = [self._result(result, calls[result.call_id]) for result in exchange.results]
+        results = [self._result(result, calls[result.call_id]) for result in step.results]
         if layout is ResultPlacement.GROUPED:
             if results:
                 self._write(MessageTurn(Role.USER, results))

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import Entry, Exchange, File, History, Text, ToolSpec, UserMessage
+from midstream.history.messages import Entry, File, History, Step, Text, ToolSpec, UserMessage
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 LINK_BYTES = 16
@@ -92,13 +92,13 @@ class ConversationDigest(Struct, frozen=True):
         tail_users = len(entries) - at
         if not at:  # nothing but users: the tail is longer, and what stands before it is the same
             return ConversationDigest(users, self.tail_users + tail_users, self.tail_results, self.answered)
-        exchanges: list[tuple[str, ...]] = []  # last first
-        while at and isinstance(entry := entries[at - 1], Exchange):
-            exchanges.append(tuple(result.call_id for result in entry.results))
+        steps: list[tuple[str, ...]] = []  # last first
+        while at and isinstance(entry := entries[at - 1], Step):
+            steps.append(tuple(result.call_id for result in entry.results))
             at -= 1
         before = self.answered if not (at or self.tail_users) else ()
-        answered = tuple(call for calls in reversed(exchanges) for call in calls)
-        return ConversationDigest(users, tail_users, exchanges[0], before + answered)
+        answered = tuple(call for calls in reversed(steps) for call in calls)
+        return ConversationDigest(users, tail_users, steps[0], before + answered)
 
     def outline(
         self,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import Entry, Exchange, Reply, Text, UpstreamCall, UserMessage
+from midstream.history.messages import Entry, Reply, Step, Text, UpstreamCall, UserMessage
 from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import (
     AttemptStarted,
@@ -101,7 +101,7 @@ class AnswerText:
             return self.now  # of a later version: the next whole reply is told whole
         self._begin()
         for entry in now.history:
-            if isinstance(entry, Exchange):
+            if isinstance(entry, Step):
                 self._complete(entry.reply)
             elif entry != _GO_ON:
                 self._begin()

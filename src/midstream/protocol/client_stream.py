@@ -83,7 +83,7 @@ from midstream.retries import (
 )
 from midstream.session import records
 from midstream.session.records import (
-    ChunkAccepted,
+    CommandAccepted,
     EpochStarted,
     MessageAccepted,
     MessageQueued,
@@ -680,7 +680,7 @@ class ClientStream:
         if not self._stream:
             return
         match record:
-            case ChunkAccepted() if record.stream == self._stream:
+            case CommandAccepted() if record.stream == self._stream:
                 self._take_ack(record.seqno)
             case MessageAccepted() | TurnResumed() if record.stream == self._stream:
                 self._turn = record.turn

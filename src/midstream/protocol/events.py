@@ -11,7 +11,7 @@ from midstream.history.messages import UpstreamCall
 from midstream.protocol.answer_text import AnswerSoFar, AnswerText
 from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import (
-    ChildSaid,
+    ChildDelta,
     Delta,
     MessageWithdrawn,
     QuestionAsked,
@@ -124,7 +124,7 @@ class Event(Struct, frozen=True, eq=False):
     def _seen_through(self) -> tuple[tuple[str, ...], Record | Gone | SnapshotFrame | PlaybackLost]:
         path: list[str] = []
         record = self.record
-        while isinstance(record, ChildSaid):
+        while isinstance(record, ChildDelta):
             path.append(record.child)
             record = decode(bytes(record.record))
         return tuple(path), record

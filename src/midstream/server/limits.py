@@ -38,9 +38,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     Args:
         connections_max: Streams open at once, of all callers.
         connections_per_address_max: Streams open at once from one address that is not this machine's.
-        streams_per_subject_max: Streams and readers that one principal has open at once.
-        turns_per_subject_max: Sessions in which a turn of one principal runs at once: each costs money.
-        tokens_per_subject_hour_max: Tokens, in and out, that models have counted for one principal in this process
+        streams_per_principal_max: Streams and readers that one principal has open at once.
+        turns_per_principal_max: Sessions in which a turn of one principal runs at once: each costs money.
+        tokens_per_principal_hour_max: Tokens, in and out, that models have counted for one principal in this process
             within an hour; with so many it opens no further turn. Off by default: what is too much, only you know.
         sessions_begun_per_minute: Sessions that one principal may begin.
         requests_per_minute: Requests and handshakes of one caller.
@@ -50,9 +50,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     connections_max: int = CONNECTIONS_MAX
     connections_per_address_max: int = 100
-    streams_per_subject_max: int = 50
-    turns_per_subject_max: int = 20
-    tokens_per_subject_hour_max: int = 0
+    streams_per_principal_max: int = 50
+    turns_per_principal_max: int = 20
+    tokens_per_principal_hour_max: int = 0
     sessions_begun_per_minute: int = 60
     requests_per_minute: int = 1200
     refusals_per_minute: int = 20

@@ -15,13 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.errors import JournalMovedError
-from midstream.history.messages import Entry, Exchange, Finish, History, Result, ToolSpec, UserMessage
+from midstream.history.messages import Entry, Finish, History, Result, Step, ToolSpec, UserMessage
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
-    ExchangeCommitted,
     Record,
     ReplyCompleted,
+    StepCommitted,
     TranscriptAccepted,
     TurnEnded,
     TurnStatus,
@@ -117,7 +117,7 @@ def decide_transcript(
     if isinstance(state, RunningCalls) and sent.results and answered(state, sent.results):
         turn, reply = state.turn, state.reply_no + 1
         ended = (CallEnded(state.turn, state.reply_no, result, at) for result in sent.results)
-        closing = (*ended, ExchangeCommitted(state.turn, state.reply_no))
+        closing = (*ended, StepCommitted(state.turn, state.reply_no))
     elif not isinstance(state, Idle):
         closing = _cancelled(state, epoch=epoch, at=at)
     accepted = TranscriptAccepted(
@@ -254,7 +254,7 @@ def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Seque
     if keep == len(chain.entries) and isinstance(state, RunningCalls):
         results = _results_of(state, tail[keep - before.count :])
         if results:
-            chain = chain.then(History((*chain.entries, Exchange(state.reply, results))))
+            chain = chain.then(History((*chain.entries, Step(state.reply, results))))
             keep = _kept(chain, before.count, links)
     whole = chain.links[: before.count] + links
     return Comparison(keep, tuple(tail[keep - before.count :]), results, whole)
@@ -272,7 +272,7 @@ def _kept(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
 def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[Result, ...]:
     """Return the results that the next entry of a transcript has for the open calls; () where it answers others."""
     first = entries[0] if entries else None
-    return first.results if isinstance(first, Exchange) and answered(state, first.results) else ()
+    return first.results if isinstance(first, Step) and answered(state, first.results) else ()
 
 
 def linked(before: bytes, entries: Sequence[Entry]) -> tuple[bytes, ...]:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.history.compaction import SHOWN_CHARS_MAX
-from midstream.history.messages import Exchange, History, Result
+from midstream.history.messages import History, Result, Step
 from midstream.session.records import CallEnded, Record, ResultArrivedLate
 
 BLOB_BYTES_MIN = 64 * 1024
@@ -70,7 +70,7 @@ def named(history: History) -> frozenset[str]:
     return frozenset(
         result.blob
         for entry in history.entries
-        if isinstance(entry, Exchange)
+        if isinstance(entry, Step)
         for result in entry.results
         if result.blob
     )
@@ -86,7 +86,7 @@ def whole(history: History, bodies: Mapping[str, bytes]) -> History:
     return History(
         tuple(
             replace(entry, results=tuple(_shown(result, bodies) for result in entry.results))
-            if isinstance(entry, Exchange)
+            if isinstance(entry, Step)
             else entry
             for entry in history.entries
         )

@@ -29,10 +29,10 @@ from midstream.session.records import (
     CallEnded,
     CallStarted,
     Delta,
-    ExchangeCommitted,
     MessageAccepted,
     Record,
     ReplyCompleted,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
 )
@@ -160,16 +160,16 @@ def _ask(session: Session, command: RequestReply, *, epoch: int, at: float) -> t
     state = session.turn
     match state:
         case RunningCalls() if command.reply_no == state.reply_no + 1:
-            # DRIVEN-5: what no tool answered was answered by the loop itself; the exchange is whole now.
+            # DRIVEN-5: what no tool answered was answered by the loop itself; the step is whole now.
             return (
                 *_answered(state, command.answers, at=at),
-                ExchangeCommitted(state.turn, state.reply_no),
+                StepCommitted(state.turn, state.reply_no),
                 AttemptStarted(state.turn, command.reply_no, attempt=1, at=at),
             )
         case AwaitingModel() if command.reply_no == state.reply_no:
             is_unused = state.attempt == 1 and state.epoch == epoch and not state.failures and not state.said
             if is_unused:
-                return ()  # it was announced with the end of the exchange before
+                return ()  # it was announced with the end of the step before
             return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)
         case _:
             raise Refused(
@@ -184,7 +184,7 @@ def _replied(state: AwaitingModel, command: Replied, *, at: float) -> tuple[Reco
     if command.reply.calls:
         return (completed,)
     # DRIVEN-4: the loop may yet ask again; it says when the turn is over.
-    return (completed, ExchangeCommitted(state.turn, state.reply_no))
+    return (completed, StepCommitted(state.turn, state.reply_no))
 
 
 def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -222,7 +222,7 @@ def _settled(state: RunningCalls, ended: CallEnded, *, epoch: int, at: float) ->
         return (ended,)
     return (
         ended,
-        ExchangeCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.reply_no),
         AttemptStarted(state.turn, state.reply_no + 1, attempt=1, at=at),
     )
 
@@ -237,7 +237,7 @@ def _close(session: Session, command: EndTurn, *, at: float) -> tuple[Record, ..
         case RunningCalls() | Cancelling():
             return (
                 *_answered(state, command.answers, at=at),
-                ExchangeCommitted(state.turn, state.reply_no),
+                StepCommitted(state.turn, state.reply_no),
                 TurnEnded(state.turn, command.status, at),
             )
         case _:
@@ -250,7 +250,7 @@ def _partial(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
         return ()
     return (
         ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        ExchangeCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.reply_no),
     )
 
 

@@ -153,7 +153,7 @@ class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="
     connection: int
 
 
-class ChunkAccepted(Struct, frozen=True, gc=False, tag="chunk_accepted", tag_field="type"):
+class CommandAccepted(Struct, frozen=True, gc=False, tag="command_accepted", tag_field="type"):
     """The chunk `seqno` of a stream was taken, once. What it did follows in the same append."""
 
     stream: str
@@ -462,10 +462,10 @@ class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_f
     at: float
 
 
-class ChildSaid(Struct, frozen=True, gc=False, tag="child_said", tag_field="type"):
+class ChildDelta(Struct, frozen=True, gc=False, tag="child_delta", tag_field="type"):
     """A record of the session that does the work of a call, for the readers of this one.
 
-    `position` is its place there; of nested sub-agents the record is again a `child_said`.
+    `position` is its place there; of nested sub-agents the record is again a `child_delta`.
     """
 
     turn: int
@@ -592,7 +592,7 @@ class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_f
     call_id: str
 
 
-class ExchangeCommitted(Struct, frozen=True, gc=False, tag="exchange_committed", tag_field="type"):
+class StepCommitted(Struct, frozen=True, gc=False, tag="step_committed", tag_field="type"):
     """The reply and all its results entered history together."""
 
     turn: int
@@ -628,7 +628,7 @@ Record = (
     | JournalPruned
     | StreamOpened
     | StreamTaken
-    | ChunkAccepted
+    | CommandAccepted
     | MessageAccepted
     | MessageQueued
     | MessageWithdrawn
@@ -647,7 +647,7 @@ Record = (
     | ReplyCompleted
     | CallStarted
     | CallProgressed
-    | ChildSaid
+    | ChildDelta
     | CallDoubted
     | QuestionAsked
     | QuestionAnswered
@@ -656,7 +656,7 @@ Record = (
     | CallEnded
     | ResultArrivedLate
     | OutcomeDamaged
-    | ExchangeCommitted
+    | StepCommitted
     | CancelRequested
     | TurnEnded
 )
@@ -743,7 +743,7 @@ ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
     {
         EpochStarted,
         StreamOpened,
-        ChunkAccepted,
+        CommandAccepted,
         MessageAccepted,
         MessageQueued,
         MessageWithdrawn,

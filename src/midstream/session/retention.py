@@ -29,7 +29,7 @@ PRUNED_AT_ONCE_MAX = 20_000
 class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a session's events can be replayed, and how long the session is kept. None is no limit.
 
-    A turn that runs is never disturbed: of it only the exchanges that are whole may be pruned, and only for
+    A turn that runs is never disturbed: of it only the steps that are whole may be pruned, and only for
     `events_max` and `bytes_max`. The conversation itself is not shortened by any of the first three.
 
     Args:
@@ -124,7 +124,7 @@ class PruningSurvey:
     def _note(self, place: _Place, seen: _Glance) -> None:
         if seen.type == "message_accepted":
             self._is_driven = bool(seen.driver)
-        is_whole = seen.type == "exchange_committed" and not self._is_driven
+        is_whole = seen.type == "step_committed" and not self._is_driven
         if (place.is_turn_over or is_whole) and self._is_sound:
             self._places.append(place)
 

@@ -26,7 +26,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.history.compaction import shown
-from midstream.history.messages import Exchange, History, Outcome, UserMessage
+from midstream.history.messages import History, Outcome, Step, UserMessage
 from midstream.session import applications
 from midstream.session.applications import NO_APPLICATION, Application
 from midstream.session.calls import Site
@@ -34,10 +34,9 @@ from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
-    ChunkAccepted,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     HistoryCompacted,
     JournalPruned,
     MessageAccepted,
@@ -48,6 +47,7 @@ from midstream.session.records import (
     ReplyCompleted,
     ResultArrivedLate,
     SessionStatus,
+    StepCommitted,
     StreamOpened,
     StreamTaken,
     ToolsChanged,
@@ -422,7 +422,7 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
     begun = _taken_by(known, chunk) if known else (_opened_by(chunk),)
-    taken = ChunkAccepted(chunk.stream, chunk.seqno, chunk.digest)
+    taken = CommandAccepted(chunk.stream, chunk.seqno, chunk.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
     return (*begun, taken, *did)
 
@@ -472,13 +472,13 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
             return replace(after, history=_continued(session.history))  # TURN-83
         case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
-        case ChunkAccepted():
+        case CommandAccepted():
             stream = session.streams[record.stream].with_chunk(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
         case CallEnded():
             return _noted(after, _with_unsettled(session, record))
-        case ExchangeCommitted():
-            return _with_exchange(after, folding.exchange_of(session.turn))
+        case StepCommitted():
+            return _with_step(after, folding.step_of(session.turn))
         case MessageAccepted():
             return _with_message(after, session, record)
         case TranscriptAccepted():
@@ -563,11 +563,11 @@ def _with_new_stream(session: Session, record: StreamOpened) -> dict[str, Stream
     return dict([*kept, (record.stream, stream)])
 
 
-def _with_exchange(session: Session, exchange: Exchange | None) -> Session:
-    if exchange is None:
+def _with_step(session: Session, step: Step | None) -> Session:
+    if step is None:
         return session
-    has_blobs = session.has_blobs or any(result.blob for result in exchange.results)
-    return replace(session, history=session.history.then(exchange), has_blobs=has_blobs)
+    has_blobs = session.has_blobs or any(result.blob for result in step.results)
+    return replace(session, history=session.history.then(step), has_blobs=has_blobs)
 
 
 def _with_stream(
@@ -598,7 +598,7 @@ def _is_cut(session: Session) -> bool:
 def _continued(history: History) -> History:
     """Let the model go on after words that were cut; after results, or a question, it goes on by itself."""
     last = history.entries[-1] if history.entries else None
-    is_cut = isinstance(last, Exchange) and not last.results
+    is_cut = isinstance(last, Step) and not last.results
     return history.then(UserMessage.of(CONTINUE)) if is_cut else history
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from midstream.errors import MidstreamError
-from midstream.history.messages import Exchange, Outcome
+from midstream.history.messages import Outcome, Step
 from midstream.protocol.frames import EventId
 from midstream.session import session as sessions
 from midstream.session.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt, Site
@@ -27,11 +27,10 @@ from midstream.session.records import (
     CallEnded,
     CallStarted,
     CancelRequested,
-    ChildSaid,
-    ChunkAccepted,
+    ChildDelta,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -39,6 +38,7 @@ from midstream.session.records import (
     Record,
     ReplyCompleted,
     ResultArrivedLate,
+    StepCommitted,
     StreamOpened,
     StreamTaken,
     TurnEnded,
@@ -93,7 +93,7 @@ class Rule(StrEnum):
     EPOCH_BACK = "epoch_back"
     """An epoch is lower than the one before it, or began without its record."""
     HISTORY_INVALID = "history_invalid"
-    """The journal does not fold, or an exchange it committed is not whole."""
+    """The journal does not fold, or a step it committed is not whole."""
     TURN_OPEN = "turn_open"
     """A turn did not end."""
     END_UNSEEN = "end_unseen"
@@ -247,10 +247,10 @@ def _check_fold(
     except (MidstreamError, LookupError) as error:  # a lookup fails where a record names what was never there
         yield Violation(Rule.HISTORY_INVALID, session, f"the journal does not fold: {error!r}")
         return
-    committed = sum(isinstance(record, ExchangeCommitted) for record in records)
-    kept = sum(isinstance(entry, Exchange) for entry in folded.history.entries)
+    committed = sum(isinstance(record, StepCommitted) for record in records)
+    kept = sum(isinstance(entry, Step) for entry in folded.history.entries)
     if committed != kept:
-        text = f"{committed} exchanges were committed, {kept} are in history"
+        text = f"{committed} steps were committed, {kept} are in history"
         yield Violation(Rule.HISTORY_INVALID, session, text)
 
 
@@ -400,7 +400,7 @@ def _check_queue(session: str, records: Sequence[Record]) -> Iterator[Violation]
                 waiting.remove(number)
 
 
-_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, ChunkAccepted)
+_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 """Records of a child that are not shown to the readers of its parent."""
 
 
@@ -411,7 +411,7 @@ def _check_children(
     shown: dict[_Call, int] = {}
     children: dict[_Call, str] = {}
     for position, record in enumerate(records, start=1):
-        if isinstance(record, ChildSaid) and record.child in journals:
+        if isinstance(record, ChildDelta) and record.child in journals:
             call = (record.turn, record.reply, record.call_id)
             children[call] = record.child
             expected = _next_shown(journals[record.child], shown.get(call, 0))
@@ -443,7 +443,7 @@ def _is_last_word(ended: CallEnded, stored: Sequence[StoredRecord], shown: int) 
     child = sessions.fold(whole[:shown])
     last = child.history.entries[-1] if child.history.entries else None
     is_end = isinstance(whole[shown - 1][1], TurnEnded) if shown <= len(whole) else False
-    return is_end and isinstance(last, Exchange) and last.reply.text == ended.result.content
+    return is_end and isinstance(last, Step) and last.reply.text == ended.result.content
 
 
 def _is_resumed(records: Sequence[Record], turn: int) -> bool:
@@ -456,7 +456,7 @@ def _is_resumed(records: Sequence[Record], turn: int) -> bool:
 def _check_chunks(client: ClientLog, records: Sequence[Record]) -> Iterator[Violation]:
     if not client.stream:
         return
-    stored = [each for each in records if isinstance(each, ChunkAccepted) and each.stream == client.stream]
+    stored = [each for each in records if isinstance(each, CommandAccepted) and each.stream == client.stream]
     numbers = {each.seqno for each in stored}
     for seqno in sorted(client.acked - numbers):
         text = f"chunk {seqno} of {client.client} was acknowledged and is not in the journal"

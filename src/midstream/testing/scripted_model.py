@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from midstream.environment import World
 from midstream.errors import ModelError
-from midstream.history.messages import Exchange, Finish, History, UserMessage
+from midstream.history.messages import Finish, History, Step, UserMessage
 from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.session.model_settings import ModelSettings
 
@@ -30,12 +30,12 @@ class Gate(Struct, frozen=True):
     event: asyncio.Event
 
 
-Step = ModelEvent | Pause | Stall | Gate | ModelError
-Reply = Sequence[Step]
+ScriptedStep = ModelEvent | Pause | Stall | Gate | ModelError
+Reply = Sequence[ScriptedStep]
 Script = Sequence[Reply] | Callable[[ModelRequest], Reply]
 
 
-def text(words: str, *, tokens: int | None = None) -> list[Step]:
+def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
     """Return the steps of a reply that says `words` in pieces (one per word, or `tokens` equal ones)."""
     if tokens is None:
         pieces = [piece for piece in words.replace(" ", "\0 ").split("\0") if piece]
@@ -45,9 +45,9 @@ def text(words: str, *, tokens: int | None = None) -> list[Step]:
     return [*(TextDelta(piece) for piece in pieces), Finished()]
 
 
-def calls(*requests: tuple[str, str] | tuple[str, str, str], say: str = "") -> list[Step]:
+def calls(*requests: tuple[str, str] | tuple[str, str, str], say: str = "") -> list[ScriptedStep]:
     """Return the steps of a reply that asks for tools: `(name, arguments)` or `(id, name, arguments)` each."""
-    steps: list[Step] = [TextDelta(say)] if say else []
+    steps: list[ScriptedStep] = [TextDelta(say)] if say else []
     for number, request in enumerate(requests, start=1):
         call_id, name, arguments = request if len(request) == 3 else (f"c{number}", *request)  # noqa: PLR2004 - the triple
         steps.append(CallRequested(call_id, name, arguments))
@@ -101,15 +101,15 @@ class ScriptedModel:
     def _reply_to(self, request: ModelRequest) -> Reply:
         if callable(self._script):
             return self._script(request)
-        number = exchanges_since_user(request.history)
+        number = steps_since_user(request.history)
         return self._script[number] if number < len(self._script) else text("done")
 
 
-def exchanges_since_user(history: History) -> int:
-    """Count the exchanges after the last user message: which model call of the turn this is, from 0."""
+def steps_since_user(history: History) -> int:
+    """Count the steps after the last user message: which model call of the turn this is, from 0."""
     count = 0
     for entry in reversed(history.entries):
         if isinstance(entry, UserMessage):
             break
-        count += isinstance(entry, Exchange)
+        count += isinstance(entry, Step)
     return count

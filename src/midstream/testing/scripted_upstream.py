@@ -33,7 +33,7 @@ from midstream.errors import (
     UpstreamFailedError,
     UpstreamGoneError,
 )
-from midstream.history.messages import Exchange, Text, Usage, UserMessage
+from midstream.history.messages import Step, Text, Usage, UserMessage
 from midstream.models.replies import Finished, TextDelta, UpstreamCallStarted
 
 RETRY_AFTER_S = 2.0
@@ -366,6 +366,6 @@ def words_of(said: UpstreamMessage) -> str:
         match entry:
             case UserMessage():
                 lines += [part.text for part in entry.parts if isinstance(part, Text)]
-            case Exchange():
+            case Step():
                 lines += [entry.reply.text, *(result.content for result in entry.results)]
     return "\n".join(line for line in lines if line)

@@ -23,7 +23,7 @@ from midstream.demo.local.guide import (
     instructions_of,
     is_circling,
 )
-from midstream.history.messages import Call, Exchange, Finish, History, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, History, Reply, Result, Step, Text, UserMessage
 from midstream.models.replies import ModelRequest
 from midstream.tools.function_tools import tool
 
@@ -62,11 +62,11 @@ LONG = (
 def request(text: str, *results: str, earlier: tuple[tuple[str, str], ...] = ()) -> ModelRequest:
     history = History()
     for said, answered in earlier:
-        history = history.then(UserMessage.of(said)).then(Exchange(Reply((Text(answered),))))
+        history = history.then(UserMessage.of(said)).then(Step(Reply((Text(answered),))))
     history = history.then(UserMessage.of(text))
     for number, result in enumerate(results):
         call = Call(f"c{number}", "read_file")
-        history = history.then(Exchange(Reply((call,), Finish.CALLS), (Result(call.id, result),)))
+        history = history.then(Step(Reply((call,), Finish.CALLS), (Result(call.id, result),)))
     return ModelRequest("", history, TOOLS)
 
 
@@ -138,7 +138,7 @@ def test_a_turn_has_a_bounded_number_of_calls() -> None:
 
 
 def test_calls_of_earlier_turns_do_not_count() -> None:
-    history = request("Read a.txt", "A").history.then(Exchange(Reply((Text("It says A."),))))
+    history = request("Read a.txt", "A").history.then(Step(Reply((Text("It says A."),))))
     asked = ModelRequest("", history.then(UserMessage.of("Read b.txt")), TOOLS)
     found = due_call(asked)
     assert found is not None

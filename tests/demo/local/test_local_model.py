@@ -16,12 +16,12 @@ from midstream.demo.local import LocalModel
 from midstream.errors import ModelMissingError, ModelRejectedError
 from midstream.history.messages import (
     Call,
-    Exchange,
     Finish,
     History,
     Outcome,
     Reply,
     Result,
+    Step,
     Text,
     UserMessage,
 )
@@ -85,7 +85,7 @@ async def events_of(model: Model, request: ModelRequest) -> list[ModelEvent]:
         return [event async for event in model.stream(request)]
 
 
-async def exchanges_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[Exchange]:
+async def steps_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[Step]:
     """Run a turn: ask, run the calls, ask again, until the answer."""
     known = {each.name: each for each in tools}
     request = asked(text, tools)
@@ -96,11 +96,11 @@ async def exchanges_of(model: Model, text: str, tools: list[Tool]) -> AsyncItera
         reply = builder.reply()
         assert reply is not None
         results = tuple([await result_of(call, known, number) for call in reply.calls])
-        exchange = Exchange(reply, results)
-        yield exchange
+        step = Step(reply, results)
+        yield step
         if not reply.calls:
             return
-        request = msgspec.structs.replace(request, history=request.history.then(exchange))
+        request = msgspec.structs.replace(request, history=request.history.then(step))
     pytest.fail("the turn did not end")
 
 
@@ -164,22 +164,22 @@ class TestRealModel:
             "List the files in the notes folder, read notes/harbour.txt, search for 'tide' in the notes folder, "
             "write a note called sea.txt about the sea, then explain how tides work."
         )
-        exchanges = [exchange async for exchange in exchanges_of(LocalModel(), text, tools)]
-        *calling, answering = exchanges
-        assert [call.name for exchange in calling for call in exchange.reply.calls] == [
+        steps = [step async for step in steps_of(LocalModel(), text, tools)]
+        *calling, answering = steps
+        assert [call.name for step in calling for call in step.reply.calls] == [
             "list_files",
             "read_file",
             "search",
             "write_note",
         ]
-        assert {result.outcome for exchange in calling for result in exchange.results} == {Outcome.OK}
+        assert {result.outcome for step in calling for result in step.results} == {Outcome.OK}
         assert len((tmp_path / "sea.txt").read_text()) > 20
         assert len(answering.reply.text.split()) >= 60
 
     async def test_results_are_told_in_the_answer(self, tools: list[Tool]) -> None:
         text = "List the files in the notes folder, then tell me what you see."
-        exchanges = [exchange async for exchange in exchanges_of(LocalModel(), text, tools)]
-        assert "harbour.txt" in exchanges[-1].reply.text
+        steps = [step async for step in steps_of(LocalModel(), text, tools)]
+        assert "harbour.txt" in steps[-1].reply.text
 
     async def test_a_tool_without_parameters_is_called_with_none(self) -> None:
         @tool(has_effects=False)
@@ -206,7 +206,7 @@ class TestRealModel:
     async def test_other_ways_of_calling_show_the_model_the_plain_history(self, tools: list[Tool]) -> None:
         model = LocalModel(calls="native", reply_tokens_max=10)
         history = (
-            asked("hi").history.then(Exchange(Reply((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
+            asked("hi").history.then(Step(Reply((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
         )
         *words, finished = await events_of(model, ModelRequest("Be brief.", history, asked("", tools).tools))
         assert words

@@ -79,7 +79,7 @@ def out_of_order(before: list[Saying], after: list[Saying]) -> list[str]:
 
 def _said(value: Any, kind: str) -> Iterator[Saying]:
     if isinstance(value, str):
-        yield Saying(kind, value)
+        yield _written_call(value) or Saying(kind, value)
     elif isinstance(value, list):
         for item in value:
             yield from _said(item, kind)
@@ -160,6 +160,18 @@ def _call(value: Json) -> Saying:
     arguments = next(value[key] for key in _ARGUMENTS if key in value)
     plain = name if isinstance(name, str) and _NAME.fullmatch(name) else ""
     return Saying("call", f"{plain}({_canonical(arguments)})")
+
+
+def _written_call(text: str) -> Saying | None:
+    """A call that stood in another's message: repair can only write it there as JSON."""
+    if not text.startswith('{"type": "tool_'):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    is_call = "name" in found and any(key in found for key in _ARGUMENTS)
+    return _call(found) if is_call else None
 
 
 def _canonical(arguments: Any) -> str:

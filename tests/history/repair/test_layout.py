@@ -73,3 +73,22 @@ def test_an_orphan_behind_a_live_reply_ends_it() -> None:
     task = task_for("openai-chat", is_live=True)
     messages = laid_out(task, [user("q"), chat_reply(chat_call("a"), chat_call("b")), tool("x"), tool("y")])
     assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]
+
+
+def test_results_that_repair_left_in_two_messages_are_read_as_such_in_the_same_pass() -> None:
+    moved = [
+        user("q"),
+        reply(use("a"), use("b")),
+        user([result("a")]),
+        reply(text("so")),
+        user([result("b")]),
+    ]
+    going_on = [
+        reply(text("on")),
+        user("w"),
+        reply(use("c"), use("d")),
+        user([result("c")]),
+        reply(text("end")),
+    ]
+    at_once = laid_out(task_for(), [*moved, *going_on])
+    assert at_once == laid_out(task_for(), [*laid_out(task_for(), moved), *going_on])

@@ -34,7 +34,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("form", SHAPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_exchange_in_another_providers_shape_is_written_anew(form: str, shape: str) -> None:
+def test_a_step_in_another_providers_shape_is_written_anew(form: str, shape: str) -> None:
     first = {"role": "user", "parts": [{"text": "q"}]} if form == "gemini" else user("q")
     done = repair([first, *SHAPES[shape]], format=form)
     found = {edit.code for edit in done.edits}

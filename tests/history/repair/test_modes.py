@@ -29,7 +29,7 @@ from tests.history.repair.reported import (
 )
 
 
-def test_rollback_ends_with_the_last_complete_exchange() -> None:
+def test_rollback_ends_with_the_last_complete_step() -> None:
     whole = [user("q"), reply(use("a")), user([result("a")]), reply(text("done"))]
     done = repair([*whole, user("more"), reply(use("b")), user("hello?")], mode="rollback")
     assert done.messages == [*whole, user("more")]
@@ -46,7 +46,7 @@ def test_rollback_says_what_was_lost() -> None:
     assert [edit.lost for edit in done.edits] == ["let me\nrun({})", "hello?"]
 
 
-def test_drop_keeps_every_word_of_the_user_and_every_complete_exchange() -> None:
+def test_drop_keeps_every_word_of_the_user_and_every_complete_step() -> None:
     asked, more = user("q"), user("more")
     whole = [asked, reply(use("a")), user([result("a")]), reply(text("done")), more]
     broken = [

@@ -23,8 +23,8 @@ def test_an_exact_copy_of_a_call_with_its_result_is_dropped() -> None:
     assert done.messages == [*once, reply(text("done"))]
     assert all(kept is given for kept, given in zip(done.messages, once, strict=False))
     assert [(edit.code, edit.at) for edit in done.edits] == [
-        ("repeated-exchange", 3),
-        ("repeated-exchange", 5),
+        ("repeated-step", 3),
+        ("repeated-step", 5),
     ]
     assert not done.is_lossy
 
@@ -47,4 +47,4 @@ def test_items_of_a_retried_response_are_dropped_together() -> None:
     once = [item("a", id="fc_1"), item("b", id="fc_2"), output("a"), output("b", "m2x")]
     done = repair([user("q"), *once, *copy.deepcopy(once)], format="openai-responses")
     assert done.messages == [user("q"), *once]
-    assert [finding.code for finding in check([user("q"), *once, *once])] == ["repeated-exchange"]
+    assert [finding.code for finding in check([user("q"), *once, *once])] == ["repeated-step"]

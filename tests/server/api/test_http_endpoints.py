@@ -349,10 +349,10 @@ async def test_a_transcript_says_all_and_where_to_follow_from() -> None:
         None,
         "completed",
     )
-    user, exchange, answer = transcript["history"]
+    user, step, answer = transcript["history"]
     assert user == {"type": "user", "parts": said("double 21")["parts"]}
-    assert exchange["reply"]["parts"][0]["name"] == "double"
-    assert exchange["results"] == [{"call_id": "c1", "content": "42"}]
+    assert step["reply"]["parts"][0]["name"] == "double"
+    assert step["results"] == [{"call_id": "c1", "content": "42"}]
     assert answer["reply"]["parts"] == [{"type": "text", "text": "forty-two"}]
 
 

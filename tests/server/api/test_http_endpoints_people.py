@@ -8,8 +8,8 @@ from midstream.engine.runner import Runner
 from midstream.errors import (
     ModelRejectedError,
 )
-from midstream.history.messages import Exchange
-from midstream.testing.scripted_model import Gate, Step, calls, text
+from midstream.history.messages import Step
+from midstream.testing.scripted_model import Gate, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
 from tests.server.serving import WAIT_S, called, chunk, make_app, post
 
@@ -60,15 +60,15 @@ async def test_a_question_is_listed_answered_once_and_gone() -> None:
             (409, "question_closed"),
         ]
         await _rests(runner)
-        (exchange, _) = runner.state.history.entries[1:]
-        assert isinstance(exchange, Exchange)
-        assert [result.content for result in exchange.results] == ["6"]
+        (step, _) = runner.state.history.entries[1:]
+        assert isinstance(step, Step)
+        assert [result.content for result in step.results] == ["6"]
         assert (await client.get("/v1/questions")).json()["questions"] == []
 
 
 async def test_a_failed_turn_is_resumed_and_a_queued_message_taken_back() -> None:
     gate = asyncio.Event()
-    lives: list[list[Step]] = [[ModelRejectedError("no key")], [Gate(gate), *text("ok")]]
+    lives: list[list[ScriptedStep]] = [[ModelRejectedError("no key")], [Gate(gate), *text("ok")]]
     app = make_app(lambda _: lives.pop(0))
     async with called(app) as client:
         await post(client, chunk())

@@ -12,7 +12,7 @@ async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
         assert (await say(client, "s1", ADA)).status_code == 200
         assert (await client.get("/v1/sessions/s1/owner", headers=ADA)).json() == {
             "tenant": "",
-            "subject": "ada",
+            "principal": "ada",
             "readers": [],
         }
         shared = await client.put("/v1/sessions/s1/readers/bob", headers=ADA)

@@ -512,7 +512,7 @@ async def test_rule_8_chunks_in_any_order_and_number_are_taken_once_each_in_orde
             if taken:
                 lines = (await client.get(f"/v1/sessions/{session}/records", headers=ADA)).text.splitlines()
                 accepted = [
-                    each for each in map(json.loads, lines) if each["record"]["type"] == "chunk_accepted"
+                    each for each in map(json.loads, lines) if each["record"]["type"] == "command_accepted"
                 ]
                 assert [each["record"]["seqno"] for each in accepted] == list(range(taken))
 
@@ -542,8 +542,8 @@ async def test_rule_8_a_chunk_before_its_time_is_told_so_where_a_connection_has_
         (Limits(header_bytes_max=1000), "a long header", (431, "request_header_fields_too_large")),
         (Limits(requests_per_minute=2), "many requests", (429, "limit_reached")),
         (Limits(sessions_begun_per_minute=1), "new sessions", (429, "limit_reached")),
-        (Limits(turns_per_subject_max=1), "turns at once", (429, "limit_reached")),
-        (Limits(streams_per_subject_max=1), "streams at once", (429, "limit_reached")),
+        (Limits(turns_per_principal_max=1), "turns at once", (429, "limit_reached")),
+        (Limits(streams_per_principal_max=1), "streams at once", (429, "limit_reached")),
         (Limits(connections_max=1), "streams of all", (503, "overloaded")),
         (Limits(), "a large chunk", (413, "frame_too_large")),
     ],
@@ -641,7 +641,7 @@ async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> N
 async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_while() -> None:
     world = Later()
     reply = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]
-    app = guarded_app(lambda _: reply, limits=Limits(tokens_per_subject_hour_max=1000), world=world)
+    app = guarded_app(lambda _: reply, limits=Limits(tokens_per_principal_hour_max=1000), world=world)
     async with called(app) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
         assert "turn_ended" in (await client.get(EVENTS, headers={**KEYS, **ADA})).text

@@ -136,7 +136,7 @@ async def test_a_stream_that_spoke_ends_when_it_may_only_look() -> None:
 
 
 async def test_streams_are_counted_while_they_last_and_an_operators_are_not() -> None:
-    house = House(Limits(streams_per_subject_max=1, turns_per_subject_max=1))
+    house = House(Limits(streams_per_principal_max=1, turns_per_principal_max=1))
     first, second = house.visit(Principal("ada")), house.visit(Principal("ada"), "s2")
     first.enter()
     assert house.living == {first}

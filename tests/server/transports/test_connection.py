@@ -21,7 +21,7 @@ from midstream.protocol.server_stream import OPEN_WITHIN_S, ServerStream
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.transports.connection import NAMES_MAX, SEND_S, Connection, Connections
 from midstream.store.memory import Memory, MemoryStore
-from midstream.testing.scripted_model import Gate, ScriptedModel, Stall, Step, text
+from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, Stall, text
 from midstream.testing.worlds import FakeWorld
 from tests.server.serving import WAIT_S, Json, abort, chunk, opening, records_of
 from tests.spec import spec
@@ -87,7 +87,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    *script: Sequence[Step], world: FakeWorld | None = None, memory: Memory | None = None
+    *script: Sequence[ScriptedStep], world: FakeWorld | None = None, memory: Memory | None = None
 ) -> AsyncIterator[Bench]:
     world = world or FakeWorld()
     store = MemoryStore(memory)

@@ -15,7 +15,7 @@ from midstream.server.api.http_endpoints import SSE
 from midstream.server.transports import encoded_pages as copies_module
 from midstream.server.transports.connection import Connections
 from midstream.server.transports.encoded_pages import Copies
-from midstream.session.records import Delta, ExchangeCommitted, Sync, encode
+from midstream.session.records import Delta, StepCommitted, Sync, encode
 from midstream.session.session import Session, pruned
 from midstream.store.contract import Batch, StoredRecord
 from midstream.store.memory import MemoryStore
@@ -44,7 +44,7 @@ async def _runner(store: MemoryStore) -> Runner:
     runner = await host.session("s1", create=True)
     await runner.events.claim(at=1.0)
     for number in range(20):
-        body = encode(ExchangeCommitted(1, number))
+        body = encode(StepCommitted(1, number))
         await runner.events.append(_batch(runner.events, [body], Sync.NORMAL))
     return runner
 
@@ -88,7 +88,7 @@ async def test_who_is_behind_is_read_ahead_for_and_so_are_those_that_follow() ->
 
 async def test_what_is_encoded_at_once_and_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies_module, "PAGE_BYTES_MAX", 1)
-    monkeypatch.setattr(copies_module, "AHEAD_BYTES_MAX", 3 * len(encode(ExchangeCommitted(1, 1))))
+    monkeypatch.setattr(copies_module, "AHEAD_BYTES_MAX", 3 * len(encode(StepCommitted(1, 1))))
     store = Counting()
     copies = Copies(await _runner(store), NATIVE)
     store.read_after.clear()

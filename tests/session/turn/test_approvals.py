@@ -15,11 +15,11 @@ from midstream.session.records import (
     AttemptStarted,
     CancelRequested,
     EpochStarted,
-    ExchangeCommitted,
     QuestionAnswered,
     QuestionAsked,
     QuestionClosed,
     ReplyCompleted,
+    StepCommitted,
     Sync,
     TurnEnded,
     TurnStatus,
@@ -162,7 +162,7 @@ def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
     assert decided(waiting, answers())[0] == (
         WITHDRAWN,
         ReplyCompleted(1, 1, 1, Reply((Text("hello"),)), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.COMPLETED, AT),
     )
     assert decided(waiting, asks(reads("a")))[0][0] == WITHDRAWN

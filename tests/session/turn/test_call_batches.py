@@ -31,11 +31,11 @@ from midstream.session.records import (
     CallStarted,
     CancelRequested,
     EpochStarted,
-    ExchangeCommitted,
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
     ReplyCompleted,
+    StepCommitted,
     Sync,
     TurnEnded,
     TurnStatus,
@@ -50,7 +50,7 @@ from midstream.session.turn.commands import (
     Refused,
 )
 from midstream.session.turn.deciding import decide
-from midstream.session.turn.folding import exchange_of
+from midstream.session.turn.folding import step_of
 from midstream.session.turn.pending import AskModel, AwaitPerson, ProbeCall, RunCall, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, Idle, RunningCalls, TurnState
 from tests.session.stories import (
@@ -310,7 +310,7 @@ def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
     assert records == (
         CancelRequested(1, AT, AT + 5.0),
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
@@ -335,10 +335,10 @@ def test_a_running_tool_says_how_far_it_is() -> None:
 
 
 @spec("TURN-6")
-def test_the_last_answer_of_people_and_tools_commits_the_exchange() -> None:
+def test_the_last_answer_of_people_and_tools_commits_the_step() -> None:
     state = told(say(), asks(at_person("a"), reads("b")), ended("b"))
     records, _ = decided(state, replies("a", Choice.REPLY, "yes"))
-    assert records[-2:] == (ExchangeCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
+    assert records[-2:] == (StepCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
 
 
 # --- outcomes that cannot be read any more -------------------------------------------------------------------------
@@ -375,12 +375,12 @@ def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_
 
 
 @spec("TURN-72")
-def test_a_lost_outcome_of_an_exchange_that_was_committed_leaves_the_history_whole() -> None:
+def test_a_lost_outcome_of_a_step_that_was_committed_leaves_the_history_whole() -> None:
     began = told(say(), asks(reads("a"), reads("b")))
     lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, Result("b", "it says"), AT))
-    exchange = exchange_of(lost)
-    assert exchange is not None
-    assert exchange.results == (Result("a", DAMAGED_CONTENT, Outcome.UNKNOWN), Result("b", "it says"))
+    step = step_of(lost)
+    assert step is not None
+    assert step.results == (Result("a", DAMAGED_CONTENT, Outcome.UNKNOWN), Result("b", "it says"))
 
 
 @spec("TURN-72")

@@ -7,12 +7,12 @@ import pytest
 from midstream.errors import SessionBusyError
 from midstream.history.messages import (
     UPSTREAM_CUT,
-    Exchange,
     Finish,
     Outcome,
     Reply,
     ReplyPart,
     Result,
+    Step,
     Text,
     ToolSpec,
     UpstreamCall,
@@ -35,11 +35,11 @@ from midstream.session.records import (
     ClientTool,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     HistoryCompacted,
     Judgement,
     MessageAccepted,
     ReplyCompleted,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
 )
@@ -57,7 +57,7 @@ from midstream.session.turn.commands import (
     SendMessage,
 )
 from midstream.session.turn.deciding import decide
-from midstream.session.turn.folding import exchange_of
+from midstream.session.turn.folding import step_of
 from midstream.session.turn.pending import AskModel, AwaitCancelled, AwaitClient, RunCall, pending_work
 from midstream.session.turn.states import (
     CANCEL_GRACE_S,
@@ -123,7 +123,7 @@ def test_a_reply_without_calls_ends_the_turn_in_one_append() -> None:
 
     assert records == (
         ReplyCompleted(1, 1, 1, Reply((Text("hello"),)), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.COMPLETED, AT),
     )
     assert state == Idle()
@@ -224,7 +224,7 @@ def test_a_failure_that_will_not_heal_ends_the_turn_and_keeps_what_was_shown() -
     assert records == (
         AttemptFailed(1, 1, 1, "model_rejected", "it broke", AT),
         ReplyCompleted(1, 1, 1, Reply((Text("Half a sen"),), Finish.INTERRUPTED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.FAILED, AT, "model_rejected", "it broke"),
     )
     assert isinstance(state, Idle)
@@ -265,10 +265,10 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
     records = decide(state, ended("a", "1"), epoch=1, at=AT)
     assert records == (
         CallEnded(1, 1, Result("a", "1"), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         AttemptStarted(1, 2, attempt=1, at=AT),
     )
-    assert exchange_of(after(state, records[0])) == Exchange(
+    assert step_of(after(state, records[0])) == Step(
         state.reply if isinstance(state, RunningCalls) else Reply(()), (Result("a", "1"), Result("b", "2"))
     )
     assert pending_work(after(state, *records)) == (AskModel(1, 2, 1),)
@@ -307,7 +307,7 @@ def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
     assert [type(record) for record in records] == [
         ReplyCompleted,
         CallEnded,
-        ExchangeCommitted,
+        StepCommitted,
         AttemptStarted,
     ]
     assert pending_work(state) == (AskModel(1, 2, 1),)
@@ -384,7 +384,7 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
     assert records == (
         CancelRequested(1, AT, deadline_at=AT),
         ReplyCompleted(1, 1, 1, Reply((Text("Once upon a time"),), Finish.INTERRUPTED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
@@ -422,7 +422,7 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
     assert records == (
         CallEnded(1, 1, Result("a", "it was done"), AT),
         CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
@@ -445,7 +445,7 @@ def test_a_tool_that_does_not_stop_is_left_behind() -> None:
     assert records == (
         CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT),
         CallEnded(1, 1, Result("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
@@ -462,7 +462,7 @@ def test_during_a_cancel_nothing_else_matters(late: Command) -> None:
 @spec("TURN-8")
 def test_a_cancel_waits_for_no_client() -> None:
     records, state = decided(told(say(), asks(at_client("a"))), Cancel())
-    assert [type(record) for record in records] == [CancelRequested, CallEnded, ExchangeCommitted, TurnEnded]
+    assert [type(record) for record in records] == [CancelRequested, CallEnded, StepCommitted, TurnEnded]
     assert records[1] == CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT)
     assert state == Idle()
 
@@ -496,14 +496,14 @@ def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() 
     records, _ = decided(_taken_over(told(say(), heard("boom"))), suspect, epoch=2)
     assert records == (
         ReplyCompleted(1, 1, 1, Reply((Text("boom"),), Finish.INTERRUPTED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
     running = told(say(), asks(reads("a"), writes("b")), ended("a"))
     records, _ = decided(_taken_over(running), suspect, epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
 
@@ -532,7 +532,7 @@ def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
 ) -> None:
     cut = (
         ReplyCompleted(1, 1, 1, Reply((part,), Finish.INTERRUPTED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
     )
     state = told(say(), _judged(), said)
     records, _ = decided(_taken_over(state), Recover(), epoch=2)
@@ -574,7 +574,7 @@ def test_a_turn_that_lay_too_long_is_ended() -> None:
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), late),
         CallEnded(1, 1, Result("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), late),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, late),
     )
     assert isinstance(state, Idle)
@@ -603,7 +603,7 @@ def test_a_tool_that_may_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> No
     records, state = decided(_taken_over(state, epoch=4), Recover(), epoch=4)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         AttemptStarted(1, 2, attempt=1, at=AT),
     )
 
@@ -632,7 +632,7 @@ def test_a_cancel_is_finished_by_the_next_owner() -> None:
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
         CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
     assert state == Idle()
@@ -726,7 +726,7 @@ def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> No
     assert records == (
         CallEnded(1, 1, result, AT),
         CallEnded(1, 1, unknown("b", STOPPED_CONTENT), AT),
-        ExchangeCommitted(1, 1),
+        StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
     late = CallFinished(1, 1, result, is_suspect=True)

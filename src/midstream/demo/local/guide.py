@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import Entry, Exchange, History, Reply, Text, ToolSpec, UserMessage
+from midstream.history.messages import Entry, History, Reply, Step, Text, ToolSpec, UserMessage
 from midstream.history.rendering import render
 from midstream.models.replies import ModelRequest
 
@@ -121,8 +121,8 @@ class Prompt(Struct, frozen=True):
 
 def due_call(request: ModelRequest) -> Due | None:
     """Return the call that is due now, or None where the answer is."""
-    text, exchanges = _turn_of(request.history)
-    results = tuple(result.content for exchange in exchanges for result in exchange.results)
+    text, steps = _turn_of(request.history)
+    results = tuple(result.content for step in steps for result in step.results)
     for_calls = [each for each in instructions_of(text, request.tools) if each.tools][:CALLS_MAX]
     if len(results) >= len(for_calls):
         return None
@@ -229,10 +229,10 @@ def answer_prompt(request: ModelRequest) -> Prompt:
     A question about the results stands right above them; one of its own is asked again below, because the model would
     go on copying otherwise.
     """
-    text, exchanges = _turn_of(request.history)
+    text, steps = _turn_of(request.history)
     instructions = request.instructions or "You are a helpful assistant."
     said = _earlier(request.history)
-    results = [result.content for exchange in exchanges for result in exchange.results]
+    results = [result.content for step in steps for result in step.results]
     returned = "".join(f"\n{result[:RESULT_CHARS_MAX]}" for result in results)
     said.append(UserMessage.of(f"{text}\n\nResults:{returned}" if returned else text))
     left = ", then ".join(each.text for each in instructions_of(text, request.tools) if not each.tools)
@@ -252,8 +252,8 @@ def _shown(said: str, answered: object) -> tuple[Entry, Entry]:
     return UserMessage.of(said), _reply(msgspec.json.encode(answered).decode())
 
 
-def _reply(words: str) -> Exchange:
-    return Exchange(Reply((Text(words),)))
+def _reply(words: str) -> Step:
+    return Step(Reply((Text(words),)))
 
 
 def _example(tool: ToolSpec) -> tuple[str, dict[str, object]]:
@@ -369,14 +369,14 @@ def _object(properties: Schema, required: list[str]) -> Schema:
 # --- the history as the model sees it -------------------------------------------------------------------------
 
 
-def _turn_of(history: History) -> tuple[str, list[Exchange]]:
-    """Return what the user last said and the exchanges since."""
-    exchanges: list[Exchange] = []
+def _turn_of(history: History) -> tuple[str, list[Step]]:
+    """Return what the user last said and the steps since."""
+    steps: list[Step] = []
     for entry in reversed(history.entries):
         if isinstance(entry, UserMessage):
-            return _text_of(entry), exchanges[::-1]
-        exchanges.append(entry)
-    return "", exchanges[::-1]
+            return _text_of(entry), steps[::-1]
+        steps.append(entry)
+    return "", steps[::-1]
 
 
 def _earlier(history: History) -> list[Entry]:

@@ -19,7 +19,7 @@ class LayoutWriter:
         self.settled: set[int] = set()
         """Results that stand where they belong."""
         self.splits = False
-        """Whether an earlier reply has its results in several user messages, as its application writes them."""
+        """Whether an earlier reply has its results in several user messages."""
         self.taken: list[Part] = []
         """Attachments of orphans that stood in a reply."""
 
@@ -189,6 +189,7 @@ class LayoutWriter:
         whole = self._whole_turn(added) if all(map(_is_moved, added)) else None
         if whole is not None and last is not None and self._is_of_results(last):
             self.out.append(whole)
+            self.splits = True  # as a second pass would find it
             return
         if last is not None and self._is_split(last):
             self.out.append(MessageTurn(Role.USER, added, is_changed=True))

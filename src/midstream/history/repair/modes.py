@@ -123,7 +123,7 @@ def finding_of(edit: Edit) -> Finding:
 
 
 def _rolled_back(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
-    """Cut a history before the first thing a provider would refuse, at the end of a complete exchange.
+    """Cut a history before the first thing a provider would refuse, at the end of a complete step.
 
     The rest is the longest such beginning in which nothing is wrong; it is a new list of the same objects. The new
     prompt of a request on its way stays behind it.
@@ -233,7 +233,7 @@ def _entries(messages: list[Value], form: Format) -> Iterator[_Entry]:
 
 
 def _dropped(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
-    """Leave out exchanges that are not complete: rustey-shelley's `filter_complete_exchanges`.
+    """Leave out steps that are not complete: rustey-shelley's `filter_complete_exchanges`.
 
     A reply with calls goes unless the next message has the results of all of them; results whose reply is gone go
     with it. Everything else stays, every word of a user above all.
@@ -317,7 +317,7 @@ def _sanitized(messages: list[Value], form: Format, settle: Settle, given: Calle
 
     Calls without a result go, by id, and results without a call; what their messages said stays. Then replies that
     hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A request that holds
-    results is no such request: it belongs to a complete exchange.
+    results is no such request: it belongs to a complete step.
     """
     work = _Filter(messages, form, "sanitized")
     asked: set[str] = set()

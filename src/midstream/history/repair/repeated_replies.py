@@ -7,7 +7,7 @@ from midstream.history.repair.shared_state import Task, is_silent
 
 
 def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Leave out an exact copy of an exchange directly behind it, where ids are unique over the list.
+    """Leave out an exact copy of a step directly behind it, where ids are unique over the list.
 
     Elsewhere such a copy is accepted. What is not the same in every byte is no copy: its calls get new ids.
     """
@@ -17,14 +17,14 @@ def without_retries(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     before: list[MessageTurn] = []
     here = 0
     while here < len(turns):
-        end = _end_of_exchange(turns, here)
-        exchange = turns[here:end]
-        if end > here + 1 and before and _are_equal(exchange, before):
-            task.report.tell("repeated-exchange", max(exchange[0].at, 0), "dropped the copy")
+        end = _end_of_step(turns, here)
+        step = turns[here:end]
+        if end > here + 1 and before and _are_equal(step, before):
+            task.report.tell("repeated-step", max(step[0].at, 0), "dropped the copy")
             here = end
             continue
-        kept += exchange
-        before = exchange
+        kept += step
+        before = step
         here = end
     return turns if len(kept) == len(turns) else kept
 
@@ -35,8 +35,8 @@ def _are_distinct(turns: list[MessageTurn]) -> bool:
     return all(type(each) is str for each in ids) and len(set(ids)) == len(ids)
 
 
-def _end_of_exchange(turns: list[MessageTurn], here: int) -> int:
-    """Return where the exchange that begins here ends; one turn, where none does."""
+def _end_of_step(turns: list[MessageTurn], here: int) -> int:
+    """Return where the step that begins here ends; one turn, where none does."""
     end = here
     if turns[here].role is not Role.ASSISTANT:
         return here + 1
@@ -48,8 +48,8 @@ def _end_of_exchange(turns: list[MessageTurn], here: int) -> int:
     return end if end > answers else here + 1
 
 
-def _are_equal(exchange: list[MessageTurn], before: list[MessageTurn]) -> bool:
-    return len(exchange) == len(before) and all(
+def _are_equal(step: list[MessageTurn], before: list[MessageTurn]) -> bool:
+    return len(step) == len(before) and all(
         turn.source is not None and not turn.is_changed and turn.source == other.source
-        for turn, other in zip(exchange, before, strict=True)
+        for turn, other in zip(step, before, strict=True)
     )

@@ -67,7 +67,7 @@ REFUSALS: dict[str, HistoryRule] = {
     ),
     "foreign-result-name": HistoryRule("A function response bears the name of its call."),
     "repeated-call": HistoryRule("A call is written once.", ("`tool_use` ids must be unique",)),
-    "repeated-exchange": HistoryRule(
+    "repeated-step": HistoryRule(
         "A call that was retried is written once, with its result.",
         ("`tool_use` ids must be unique", "Duplicate value for 'tool_call_id'"),
     ),
@@ -227,7 +227,7 @@ REFUSALS: dict[str, HistoryRule] = {
     "lone-surrogate": HistoryRule(
         "Text is valid Unicode.", ("The request body is not valid JSON: no low surrogate in string",)
     ),
-    "rolled-back": HistoryRule("Asked for: the history ends with its last complete exchange."),
+    "rolled-back": HistoryRule("Asked for: the history ends with its last complete step."),
     "sanitized": HistoryRule("Asked for: what an aborted run left is made ready for the next run."),
     "dropped": HistoryRule("Asked for: what is incomplete is left out."),
 }

@@ -66,7 +66,7 @@ class CallSnapshot(Struct, frozen=True, omit_defaults=True):
 
 
 class RunningTurn(Struct, frozen=True, omit_defaults=True):
-    """The turn that is open. Nothing of it beyond the user's message and whole exchanges is in the history.
+    """The turn that is open. Nothing of it beyond the user's message and whole steps is in the history.
 
     Args:
         turn, reply: Their numbers.
@@ -94,7 +94,7 @@ class SessionSnapshot(Struct, frozen=True):
         waiting_on: What the turn waits for: nothing, model, tool, client, person, agent.
         turns: Turns opened so far.
         last: How the last turn ended; "" before the first end.
-        history: User messages and exchanges (a reply with the results of all its calls), in order.
+        history: User messages and steps (a reply with the results of all its calls), in order.
         running: The open turn, or null.
         queue: Messages that wait for it to end, in order.
         is_resumable: Whether the last turn was interrupted or failed and can go on.

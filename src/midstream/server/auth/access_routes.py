@@ -6,7 +6,7 @@ from http.cookies import SimpleCookie
 from typing import Literal, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -58,7 +58,7 @@ class Owned(Struct, frozen=True):
     """Owner of a session, and the others who may read it."""
 
     tenant: str
-    principal: str = field(name="subject")
+    principal: str
     readers: tuple[str, ...]
 
 
@@ -182,7 +182,7 @@ async def read_wish(request: Request, kind: type[T]) -> T:
 def _reader_of(request: Request) -> str:
     reader: str = request.path_params["reader"]
     if len(reader) > ID_CHARS_MAX:
-        raise MalformedFrameError(f"a subject's id has {ID_CHARS_MAX} characters at most")
+        raise MalformedFrameError(f"a principal's id has {ID_CHARS_MAX} characters at most")
     return reader
 
 

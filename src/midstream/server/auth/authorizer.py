@@ -170,7 +170,7 @@ class Authorizer:
 
     async def _require_not_locked_out(self, principal: Principal, since: float) -> None:
         if await self._ownership.locked_out_at(principal) >= since:
-            raise UnauthorizedError("this subject was locked out: show a new credential")
+            raise UnauthorizedError("this principal was locked out: show a new credential")
 
 
 def _runs_everything(principal: Principal) -> bool:

@@ -33,10 +33,10 @@ class Counters:
         self.requests = Rate(limits.requests_per_minute, "requests", world)
         self.refusals = Rate(limits.refusals_per_minute, "wrong credentials", world)
         self.sessions = Rate(limits.sessions_begun_per_minute, "new sessions", world)
-        self.tokens = Rate(limits.tokens_per_subject_hour_max, "tokens", world, within_s=HOUR_S)
+        self.tokens = Rate(limits.tokens_per_principal_hour_max, "tokens", world, within_s=HOUR_S)
         self._spenders: OrderedDict[str, str] = OrderedDict()
-        self.turns = RunningTurns(limits.turns_per_subject_max, world)
-        self.streams = CallerSlots(limits.streams_per_subject_max, "streams")
+        self.turns = RunningTurns(limits.turns_per_principal_max, world)
+        self.streams = CallerSlots(limits.streams_per_principal_max, "streams")
         self.addresses = CallerSlots(limits.connections_per_address_max, "connections of this address")
 
     def spends(self, session: str, caller: str) -> None:

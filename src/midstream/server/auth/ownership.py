@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.environment import World
@@ -43,7 +43,7 @@ class Owner(Struct, frozen=True):
     """
 
     tenant: str
-    principal: str = field(name="subject")
+    principal: str
     readers: tuple[str, ...] = ()
     claim: str = ""
 
@@ -80,7 +80,7 @@ class Ownership:
             EntryMovedError: Somebody else changed it at this moment. Nothing was changed.
         """
         if len(readers) > READERS_MAX:
-            raise LimitReachedError(f"a session is shared with {READERS_MAX} subjects at most")
+            raise LimitReachedError(f"a session is shared with {READERS_MAX} principals at most")
         kept = await self._kv.kv_get(OWNERS, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"there is no session {session!r}")

@@ -53,7 +53,7 @@ class Principal(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not 1 <= len(self.id) <= ID_CHARS_MAX or not _TENANT.fullmatch(self.tenant):
             raise UsageError(
-                f"a subject has an id of 1 to {ID_CHARS_MAX} characters, a tenant of 64 letters, digits, '-', '_'"
+                f"a principal has an id of 1 to {ID_CHARS_MAX} characters, a tenant of 64 letters, digits, '-', '_'"
             )
 
     @property

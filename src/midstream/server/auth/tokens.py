@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from midstream.environment import World
 from midstream.errors import UnauthorizedError
@@ -56,7 +56,7 @@ class AccessToken(Struct, frozen=True):
     """
 
     kind: TokenKind
-    principal: Principal = field(name="subject")
+    principal: Principal
     issued_at: float
     expires_at: float
     session: str = ""

@@ -52,7 +52,7 @@ export class Transcript {
         transcript.#turn(number).message = { parts: entry.parts };
       } else if (entry.type !== "user") {
         reply += 1;
-        transcript.#exchange(number, reply, entry);
+        transcript.#step(number, reply, entry);
       }
     }
     for (const turn of transcript.turns.values()) turn.status = "completed";
@@ -174,7 +174,7 @@ export class Transcript {
       case "question_closed":
         closed(callOf(turn, record), record);
         break;
-      case "child_said":
+      case "child_delta":
         tellWork(callOf(turn, record), record);
         break;
       case "result_arrived_late":
@@ -200,7 +200,7 @@ export class Transcript {
         });
         break;
       default:
-        break; // committed exchanges change nothing to see; newer records wait for a newer page
+        break; // committed steps change nothing to see; newer records wait for a newer page
     }
     return turn;
   }
@@ -259,7 +259,7 @@ export class Transcript {
     part.text += record.text;
   }
 
-  #exchange(number, reply, { reply: body, results = [] }) {
+  #step(number, reply, { reply: body, results = [] }) {
     const turn = this.#turn(number);
     complete(turn, { reply, attempt: 1, body, at: null });
     for (const result of results) endCall(turn, { reply, result, at: null });

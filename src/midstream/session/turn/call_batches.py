@@ -40,11 +40,11 @@ from midstream.session.records import (
     CallDoubted,
     CallEnded,
     CallStarted,
-    ChildSaid,
-    ExchangeCommitted,
+    ChildDelta,
     QuestionAnswered,
     QuestionAsked,
     Record,
+    StepCommitted,
     TurnEnded,
     TurnStatus,
 )
@@ -68,7 +68,7 @@ Batch = RunningCalls | Cancelling
 def and_then_settle(
     state: TurnState, records: tuple[Record, ...], *, epoch: int, at: float
 ) -> tuple[Record, ...]:
-    """Return `records` and what follows from them at once: questions, starts, or the exchange's commit."""
+    """Return `records` and what follows from them at once: questions, starts, or the step's commit."""
     after = state
     for record in records:
         after = evolve(after, record, epoch=epoch)
@@ -78,7 +78,7 @@ def and_then_settle(
         asked = (_asked(after, call, _kind_of(call), at=at) for call in open_calls if call.wants_person)
         started = (_started(after, call, at=at) for call in startable(after.calls))
         return (*records, *asked, *started)
-    committed = ExchangeCommitted(after.turn, after.reply_no)
+    committed = StepCommitted(after.turn, after.reply_no)
     if after.terms.has_grace and after.reply_no >= after.terms.replies_max:
         return (*records, committed, AttemptStarted(after.turn, after.reply_no + 1, 1, at, is_last=True))
     if after.reply_no >= MODEL_CALLS_MAX:
@@ -112,7 +112,7 @@ def end_with_suspect(state: RunningCalls, result: Result, *, at: float) -> tuple
 
 
 def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> tuple[Record, ...]:
-    """Take an outcome that came during a cancel; the last one of a tool that ran here closes the exchange."""
+    """Take an outcome that came during a cancel; the last one of a tool that ran here closes the step."""
     last = ended(state, _told(state, result), at=at)
     after = with_result(state.calls, last.result)
     if has_running_tools(after):
@@ -125,7 +125,7 @@ def show_child(state: Batch, spoke: ChildSpoke) -> tuple[Record, ...]:
     call = _find(state, spoke.turn, spoke.reply_no, spoke.call_id)
     shown = call.child_position if call else 0
     return tuple(
-        ChildSaid(state.turn, state.reply_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
+        ChildDelta(state.turn, state.reply_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
         for position, body in spoke.records
         if position > shown
     )
@@ -145,7 +145,7 @@ def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False)
     results = (closing_result(call, running=running) for call in state.calls if call.is_open)
     return (
         *(ended(state, _told(state, result), at=at) for result in results),
-        ExchangeCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.reply_no),
         _after_closing(state, status, at=at),
     )
 

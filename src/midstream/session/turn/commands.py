@@ -288,7 +288,7 @@ class Cancel(Struct, frozen=True, gc=False):
 
 
 class CancelExpired(Struct, frozen=True, gc=False):
-    """The grace of a cancel is over: close the exchange without the tools that still run."""
+    """The grace of a cancel is over: close the step without the tools that still run."""
 
     turn: int
 

@@ -24,7 +24,6 @@ from midstream.session.records import (
     CallProgressed,
     CancelRequested,
     Delta,
-    ExchangeCommitted,
     HistoryCompacted,
     MemoryJudged,
     MessageAccepted,
@@ -32,6 +31,7 @@ from midstream.session.records import (
     ReplyCompleted,
     StallEnded,
     StallNoticed,
+    StepCommitted,
     TurnEnded,
     TurnResumed,
     TurnStatus,
@@ -312,7 +312,7 @@ def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: 
         return (
             completed,
             *(call_batches.ended(state, result, at=at) for result in not_run),
-            ExchangeCommitted(state.turn, state.reply_no),
+            StepCommitted(state.turn, state.reply_no),
             TurnEnded(state.turn, TurnStatus.COMPLETED, at, HANDED_IN_CODE if state.is_last else ""),
         )
     # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
@@ -334,7 +334,7 @@ def _take_timeout(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
         return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, is_last=True),)
     return (
         ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        ExchangeCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.reply_no),
         AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True),
     )
 
@@ -376,7 +376,7 @@ def _anew(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[
         return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before),)
     return (
         ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        ExchangeCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.reply_no),
         AttemptStarted(state.turn, state.reply_no + 1, 1, at, not_before, is_last=state.is_last),
     )
 
@@ -415,7 +415,7 @@ def _end_without_reply(
         return (ended,)
     return (
         ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        ExchangeCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.reply_no),
         ended,
     )
 

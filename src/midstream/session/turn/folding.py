@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from midstream.history.messages import Exchange, Finish
+from midstream.history.messages import Finish, Step
 from midstream.session.calls import CallPlan, CallState, Choice, digest_of, lost_result
 from midstream.session.records import (
     AnswerUsed,
@@ -19,11 +19,10 @@ from midstream.session.records import (
     CallProgressed,
     CallStarted,
     CancelRequested,
-    ChildSaid,
-    ChunkAccepted,
+    ChildDelta,
+    CommandAccepted,
     Delta,
     EpochStarted,
-    ExchangeCommitted,
     HistoryCompacted,
     JournalPruned,
     MemoryJudged,
@@ -39,6 +38,7 @@ from midstream.session.records import (
     ResultArrivedLate,
     StallEnded,
     StallNoticed,
+    StepCommitted,
     StreamOpened,
     StreamTaken,
     ToolsChanged,
@@ -74,17 +74,17 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             if not isinstance(state, AwaitingModel):
                 return state
             return replace(state, said=(state.said, record), is_mute=False)
-        case ChunkAccepted() | StreamOpened() | StreamTaken():
+        case CommandAccepted() | StreamOpened() | StreamTaken():
             return state
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)
         case ReplyCompleted():
             return _evolve_reply(state, record)
-        case CallStarted() | CallEnded() | CallDoubted() | ChildSaid():
+        case CallStarted() | CallEnded() | CallDoubted() | ChildDelta():
             return _evolve_calls(state, record, epoch=epoch)
         case QuestionAsked() | QuestionAnswered() | QuestionClosed() | AnswerUsed():
             return _evolve_question(state, record, epoch=epoch)
-        case ExchangeCommitted():
+        case StepCommitted():
             return _evolve_commit(state, record)
         case MessageAccepted() | TranscriptAccepted():
             return _evolve_opening(record)
@@ -124,12 +124,12 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             assert_never(record)
 
 
-def exchange_of(state: TurnState) -> Exchange | None:
-    """Return the exchange that an `ExchangeCommitted` puts into history from this state."""
+def step_of(state: TurnState) -> Step | None:
+    """Return the step that a `StepCommitted` puts into history from this state."""
     if not isinstance(state, RunningCalls | Cancelling):
         return None
     ended = (call for call in state.calls if call.result is not None or call.is_outcome_lost)
-    return Exchange(state.reply, tuple(call.result or lost_result(call) for call in ended))
+    return Step(state.reply, tuple(call.result or lost_result(call) for call in ended))
 
 
 def _evolve_opening(record: MessageAccepted | TranscriptAccepted) -> TurnState:
@@ -210,7 +210,7 @@ def _evolve_question(
     return _evolve_calls(state, record, epoch=epoch)
 
 
-def _evolve_commit(state: TurnState, record: ExchangeCommitted) -> TurnState:
+def _evolve_commit(state: TurnState, record: StepCommitted) -> TurnState:
     if isinstance(state, Idle):
         return AwaitingModel(record.turn, record.reply + 1)
     deadline_at = 0.0 if isinstance(state, Cancelling) else state.deadline_at
@@ -261,7 +261,7 @@ def _evolve_resumed(state: TurnState, record: TurnResumed) -> TurnState:
 
 # --- calls ----------------------------------------------------------------------------------------------------
 
-_CallRecord = CallStarted | CallEnded | CallDoubted | ChildSaid | QuestionAsked | QuestionAnswered
+_CallRecord = CallStarted | CallEnded | CallDoubted | ChildDelta | QuestionAsked | QuestionAnswered
 
 
 def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnState:
@@ -276,7 +276,7 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
     if isinstance(record, QuestionAnswered) and isinstance(state, RunningCalls) and state.deadline_at:
         asked_at = next((call.asked_at for call in state.calls if call.call.id == call_id), record.at)
         state = replace(state, deadline_at=state.deadline_at + max(0.0, record.at - asked_at))
-    touched_at = state.touched_at if isinstance(record, ChildSaid) else record.at
+    touched_at = state.touched_at if isinstance(record, ChildDelta) else record.at
     return replace(state, calls=calls, touched_at=touched_at)
 
 
@@ -309,7 +309,7 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
                 is_allowed=False,
                 asked=None,
             )
-        case ChildSaid():
+        case ChildDelta():
             return replace(call, child_position=record.position)
         case CallDoubted():
             return replace(call, is_in_doubt=True, epoch=epoch)

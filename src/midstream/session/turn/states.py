@@ -120,7 +120,7 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     """The epoch that announced it; an attempt of an older one was cut."""
     failures: int = 0
     is_compacted: bool = False
-    """Whether older exchanges were left out for this model call already."""
+    """Whether older steps were left out for this model call already."""
     not_before: float = 0.0
     touched_at: float = 0.0
     deadline_at: float = 0.0
@@ -155,7 +155,7 @@ class Cut(Struct, frozen=True, gc=False):
 
 
 class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
-    """The model asked for tools; some outcomes may be in. Nothing of this exchange is in the history yet.
+    """The model asked for tools; some outcomes may be in. Nothing of this step is in the history yet.
 
     A call may run, wait for its place in the order, or wait for a person: see `CallState`.
     """
@@ -185,7 +185,7 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
 
 
 class Cancelling(Struct, frozen=True, gc=False, tag="cancelling"):
-    """Somebody stopped the turn while tools ran. The exchange is still out of the history; nothing more starts."""
+    """Somebody stopped the turn while tools ran. The step is still out of the history; nothing more starts."""
 
     turn: int
     reply_no: int

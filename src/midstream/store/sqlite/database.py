@@ -20,7 +20,14 @@ from midstream.store.sqlite.worker_thread import pause
 
 T = TypeVar("T")
 
-SCHEMA = ("sqlite.sql", "sqlite-2.sql", "sqlite-blobs.sql", "sqlite-key-value.sql", "sqlite-seal.sql")
+SCHEMA = (
+    "sqlite.sql",
+    "sqlite-2.sql",
+    "sqlite-blobs.sql",
+    "sqlite-key-value.sql",
+    "sqlite-seal.sql",
+    "sqlite-names.sql",
+)
 """What makes each version out of the one before it; the number is kept in `pragma user_version`."""
 SCHEMA_VERSION = len(SCHEMA)
 APPLICATION_ID = 0x6D_69_64_73

@@ -8,22 +8,22 @@ from typing import Any
 from midstream.store.contract import OF_SESSIONS, KeyValueEntry, require_version
 from midstream.store.sqlite.inbox import SqlConnection
 
-FIND_VERSION = "select version from shelf_entry where shelf = ? and key = ?"
+FIND_VERSION = "select version from key_value where namespace = ? and key = ?"
 # A dropped key starts again above all its versions, so that nobody who read the old entry replaces the new one.
 ADD = """
-insert into shelf_entry (shelf, key, version, body, at)
+insert into key_value (namespace, key, version, body, at)
 values (?, ?, 1 + (select versions_spent from ledger), ?, ?) returning version
 """
 REPLACE = """
-update shelf_entry set version = version + 1, body = ?, at = ? where shelf = ? and key = ? returning version
+update key_value set version = version + 1, body = ?, at = ? where namespace = ? and key = ? returning version
 """
-DROP = "delete from shelf_entry where shelf = ? and key = ?"
-DROP_ANY = "delete from shelf_entry where shelf = ? and key = ? returning version"
+DROP = "delete from key_value where namespace = ? and key = ?"
+DROP_ANY = "delete from key_value where namespace = ? and key = ? returning version"
 SPEND_VERSIONS = "update ledger set versions_spent = max(versions_spent, ?)"
 
-FIND = "select key, version, body, at from shelf_entry where shelf = ? and key = ?"
-LIST = "select key, version, body, at from shelf_entry where shelf = ? order by at desc, key"
-HAS_ENTRIES = "select 1 from sqlite_schema where name = 'shelf_entry'"
+FIND = "select key, version, body, at from key_value where namespace = ? and key = ?"
+LIST = "select key, version, body, at from key_value where namespace = ? order by at desc, key"
+HAS_ENTRIES = "select 1 from sqlite_schema where name = 'key_value'"
 
 Rows = Callable[[str, tuple[Any, ...]], list[Any]]  # as SQLite has them
 """Runs a query and returns its rows."""

@@ -224,7 +224,7 @@ class _Heard:
 
     def has_accepted(self, pattern: Json) -> bool:
         """Whether an event says what an ack would have said (STREAM-13)."""
-        accepted = {"type": "chunk_accepted", "stream": self._stream, "seqno": pattern.get("seqno")}
+        accepted = {"type": "command_accepted", "stream": self._stream, "seqno": pattern.get("seqno")}
         return any(accepted.items() <= event["record"].items() for event in self.events)
 
     def _take(self, event: Json) -> None:

@@ -84,7 +84,7 @@ export type JournalRecord =
   | { type: "stream_opened"; stream: string; secret_digest: string; connection?: number }
   /** A newer connection of the client has it, whichever server it came to. */
   | { type: "stream_taken"; stream: string; connection: number }
-  | { type: "chunk_accepted"; stream: string; seqno: number; digest: string }
+  | { type: "command_accepted"; stream: string; seqno: number; digest: string }
   | {
       type: "message_accepted";
       turn: number;
@@ -184,9 +184,9 @@ export type JournalRecord =
   /** `arguments` where a person changed the model's. */
   | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number; arguments?: string }
   | { type: "call_progressed"; turn: number; reply: number; call_id: string; run: number; text: string; at: number }
-  /** A record of the session `child`, which does the work of a call; of nested sub-agents again a `child_said`. */
+  /** A record of the session `child`, which does the work of a call; of nested sub-agents again a `child_delta`. */
   | {
-      type: "child_said";
+      type: "child_delta";
       turn: number;
       reply: number;
       call_id: string;
@@ -234,7 +234,7 @@ export type JournalRecord =
   | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }
   /** In the place of an outcome whose record cannot be read any more. */
   | { type: "outcome_damaged"; turn: number; reply: number; call_id: string }
-  | { type: "exchange_committed"; turn: number; reply: number }
+  | { type: "step_committed"; turn: number; reply: number }
   | { type: "cancel_requested"; turn: number; at: number; deadline_at: number }
   | {
       type: "turn_ended";
@@ -436,7 +436,7 @@ export class Client {
    */
   continueHeld(session: string, turn?: number): Promise<void>;
   /**
-   * Answer an open question of a call; for one of a sub-agent, `session` is the `child` of the `child_said` that told
+   * Answer an open question of a call; for one of a sub-agent, `session` is the `child` of the `child_delta` that told
    * of it. Resolves when the answer is in the journal; rejects with `question_closed` where somebody was first.
    */
   answer(

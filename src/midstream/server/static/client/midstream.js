@@ -140,7 +140,7 @@ export class Client {
 
   /**
    * Answer an open question: `question` is a `question_asked` record. For one of a sub-agent, `session` is the
-   * `child` of the `child_said` that told of it. Resolves when the answer is in the journal.
+   * `child` of the `child_delta` that told of it. Resolves when the answer is in the journal.
    */
   async answer(session, question, choice, { text = "", argumentsJson = null } = {}) {
     const { turn, reply, call_id, digest } = question;

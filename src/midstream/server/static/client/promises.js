@@ -9,7 +9,7 @@
 const DURABLE = new Set([
   "answer_used",
   "cancel_requested",
-  "chunk_accepted",
+  "command_accepted",
   "epoch_started",
   "message_accepted",
   "message_queued",

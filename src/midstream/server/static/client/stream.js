@@ -632,7 +632,7 @@ export class Stream {
     if (this.damage && record.type === "turn_ended") return this.#end(null, now);
     if (!this.key) return undefined;
     if (isOwn && (record.type === "message_accepted" || record.type === "turn_resumed")) this.turn = record.turn;
-    if (isOwn && record.type === "chunk_accepted") return this.#acknowledge(record.seqno + 1, now);
+    if (isOwn && record.type === "command_accepted") return this.#acknowledge(record.seqno + 1, now);
     const isTaken = isOwn && record.type === "message_withdrawn";
     const isEnd = this.turn > 0 && record.type === "turn_ended" && record.turn === this.turn;
     return isTaken || isEnd ? this.#end(null, now) : undefined;
