@@ -21,7 +21,7 @@ from midstream.store.contract import Store, StoreReader
 
 SQLITE = "sqlite"
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):(.*)", re.DOTALL)
-"""A scheme has two forwarded commands at least: one is a drive of Windows."""
+"""A scheme has two letters at least: a single letter is a drive of Windows."""
 
 
 class Backend(Protocol):

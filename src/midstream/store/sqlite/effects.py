@@ -49,18 +49,12 @@ _log = logging.getLogger(__name__)
 
 
 def own_names() -> frozenset[str]:
-    """Return the names of our tables, views and indexes, in small forwarded commands, and of the table that
-    counts their rows.
-    """
-    pages = (
-        page
-        for page in files("midstream.store.sqlite").joinpath("schema").iterdir()
-        if page.name.endswith(".sql")
-    )
-    found = (
-        re.findall(r"(?im)^create (?:unique )?(?:table|view|index) (\w+)", page.read_text()) for page in pages
-    )
-    return frozenset(name.lower() for names in found for name in names) | {"sqlite_sequence"}
+    """Return the names of our tables, views and indexes, in lower case, and of the table that counts their rows."""
+    pages = files("midstream.store.sqlite").joinpath("schema").iterdir()
+    text = "\n".join(page.read_text() for page in pages if page.name.endswith(".sql"))
+    created = re.findall(r"(?im)^create (?:unique )?(?:table|view|index) (\w+)", text)
+    renamed = dict(re.findall(r"(?im)^alter table (\w+) rename to (\w+)", text))
+    return frozenset(renamed.get(name, name).lower() for name in created) | {"sqlite_sequence"}
 
 
 class Effects:
