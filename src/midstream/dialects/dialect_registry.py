@@ -11,15 +11,13 @@ from midstream.dialects.openai_responses_api import RESPONSES
 
 __all__ = ["CHAT", "DIALECTS", "MESSAGES", "RESPONSES", "at_path", "named", "speaking"]
 
-DIALECTS = (CHAT, RESPONSES, MESSAGES)
-
-_BY_PATH = {dialect.path: dialect for dialect in DIALECTS}
-_BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+DIALECTS = [CHAT, RESPONSES, MESSAGES]
+"""A program appends a dialect of its own before it serves a gateway."""
 
 
 def at_path(parts: Sequence[str]) -> Dialect | None:
     """Return the dialect of an address, without the version; None where there is none."""
-    return _BY_PATH.get(tuple(parts))
+    return next((dialect for dialect in DIALECTS if dialect.path == tuple(parts)), None)
 
 
 def speaking(parts: Sequence[str]) -> Dialect:
@@ -34,4 +32,7 @@ def named(name: str) -> Dialect:
     Raises:
         KeyError: There is none.
     """
-    return _BY_NAME[name]
+    found = next((dialect for dialect in DIALECTS if dialect.name == name), None)
+    if found is None:
+        raise KeyError(name)
+    return found

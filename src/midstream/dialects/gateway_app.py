@@ -218,9 +218,7 @@ class Gateway:
             await asyncio.wait(tending)
         for sessions in (self._private, self._durable):
             await sessions.host.stop(grace_s=0.0)
-        if isinstance(
-            self._model, _Closing
-        ):  # a client application closes a model that keeps values in its store, no other one
+        if isinstance(self._model, _Closing):  # a host closes only models that keep values in its store
             await self._model.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
