@@ -1,8 +1,8 @@
 """A foreign API over sessions: its address, its requests, its events and errors.
 
-One file each; `dialect_registry.DIALECTS` lists them. A dialect reads `Asked` from a request, and its `Writer` turns the
-events of one response into whole server-sent events. What a writer needs to know of the request is its `Form`, which is
-journaled with the request, so that any process can write the response from the records.
+One file each; `dialect_registry.DIALECTS` lists them. A dialect reads `Asked` from a request, and its `Writer` turns
+the events of one response into whole server-sent events. What a writer needs to know of the request is its `Form`,
+which is journaled with the request, so that any process can write the response from the records.
 """
 
 from __future__ import annotations
