@@ -95,15 +95,15 @@ test("who joins in the middle has the whole response when it is whole", () => {
 
 test("a snapshot stands for the answer so far, and the next turn begins anew", () => {
   const user = (text) => ({ type: "user", parts: [words(text)] });
-  const exchange = { type: "exchange", reply: { parts: [words("first")] } };
-  const session = { history: [user("hi"), exchange], running: { said: { parts: [words("sec")] } } };
+  const step = { type: "step", reply: { parts: [words("first")] } };
+  const session = { history: [user("hi"), step], running: { said: { parts: [words("sec")] } } };
   const gone = { type: "gone", id: "1-1", hasSnapshot: true };
   const shown = { type: "snapshot", id: "1-9", session };
   assert.deepEqual(lastOf(begun, delta("x"), gone), ["", true, ""]);
   assert.deepEqual(lastOf(begun, delta("x"), gone, shown).slice(1), [true, "first\n\nsec"]);
   assert.deepEqual(lastOf(shown, delta("ond")), ["ond", false, "first\n\nsecond"]);
   assert.deepEqual(lastOf(shown, begun), ["", false, ""]);
-  assert.deepEqual(lastOf({ ...shown, session: { history: [user("hi"), exchange, user("more")] } }).slice(1), [true, ""]);
+  assert.deepEqual(lastOf({ ...shown, session: { history: [user("hi"), step, user("more")] } }).slice(1), [true, ""]);
 });
 
 test("only a turn that completed has an answer; every other end throws its reason", () => {

@@ -106,7 +106,7 @@ test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
 function knowing() {
   const { stream } = saying({}, welcome({ began_at: 10.5 }));
   const opened = { type: "stream_opened", stream: "k", secret_digest: "d" };
-  const taken = { type: "chunk_accepted", stream: "k", seqno: 0, digest: "d" };
+  const taken = { type: "command_accepted", stream: "k", seqno: 0, digest: "d" };
   stream.receive(events(["1-2", opened], ["1-3", taken], ["1-4", accepted()]), NOW);
   return stream;
 }

@@ -258,7 +258,7 @@ test("the last turn can go on where it was interrupted or failed, and then it ru
 
 test("what a sub-agent does is folded below its call, and its question is answered in its session", () => {
   const child = (record, name = "s::1.1.0") => ({
-    type: "child_said",
+    type: "child_delta",
     turn: 1,
     reply: 1,
     call_id: "c1",
@@ -369,7 +369,7 @@ test("arguments are set on lines of their own only where nothing of them is lost
 
 test("a pruned journal begins with the whole conversation, and the next turn goes on behind it", () => {
   const user = (text) => ({ type: "user", parts: [{ type: "text", text }] });
-  const answer = (text) => ({ type: "exchange", reply: { parts: [{ type: "text", text }] } });
+  const answer = (text) => ({ type: "step", reply: { parts: [{ type: "text", text }] } });
   const goOn = user("[The turn was interrupted here. Go on where you stopped.]");
   const history = { entries: [user("one"), answer("1"), user("two"), answer("2"), goOn, answer("3")] };
   const state = { history, turns: 2, turn: { type: "idle" }, queue: [], last_turn: { status: "cancelled" } };

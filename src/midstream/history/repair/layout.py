@@ -187,12 +187,8 @@ class LayoutWriter:
                 )
             return
         whole = self._whole_turn(added) if all(map(_is_moved, added)) else None
-        if whole is not None and last is not None and self._is_of_results(last):
-            self.out.append(whole)
-            self.splits = True  # as a second pass would find it
-            return
         if last is not None and self._is_split(last):
-            self.out.append(MessageTurn(Role.USER, added, is_changed=True))
+            self.out.append(whole or MessageTurn(Role.USER, added, is_changed=True))
             return
         if last is not None:
             count = sum(1 for part in last.parts if part.kind is PartKind.RESULT and id(part) in self.settled)
