@@ -75,7 +75,7 @@ def test_an_orphan_behind_a_live_reply_ends_it() -> None:
     assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]
 
 
-def test_a_result_that_is_moved_joins_the_message_of_the_others_so_that_going_on_finds_the_same_layout() -> None:
+def test_a_moved_result_joins_the_others_so_that_going_on_finds_the_same_layout() -> None:
     moved = [
         user("q"),
         reply(use("a"), use("b")),
