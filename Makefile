@@ -16,7 +16,10 @@ SEED ?=
 MODEL ?= local
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-PIP_PINNED := $(PIP) --require-hashes
+# Each file of requirements is a whole lock, so pip has nothing to resolve: where it did, a new release of a dependency that
+# is asked for with an extra (`google-auth[requests]`) ended the installation, since only the pinned one has a hash.
+PINNED := --require-hashes --no-deps
+PIP_PINNED := $(PIP) $(PINNED)
 CODE := $(wildcard src tests tools bench examples)
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
@@ -55,18 +58,18 @@ $(VENV)/.dev: requirements/dev.txt | $(VENV)/.self
 	@touch $@
 
 $(VENV)/.local: requirements/local.txt | $(VENV)/.self
-	$(PIP_PINNED) --no-deps --only-binary :all: -r requirements/local.txt
+	$(PIP_PINNED) --only-binary :all: -r requirements/local.txt
 	@touch $@
 
 # Frameworks beside us; none of it goes into the environment above.
 $(PEERS)/.made: requirements/peers-durable.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
 	@touch $@
 
 $(PEERS_APART)/.made: requirements/peers-durable-apart.txt
 	$(PYTHON) -m venv $(PEERS_APART)
-	$(PEERS_APART)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(PEERS_APART)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
 	@touch $@
 
 $(NEWEST)/.made: pyproject.toml
@@ -77,26 +80,26 @@ $(NEWEST)/.made: pyproject.toml
 # The software of agents that remember, without what it brings along: Claude's wheel holds 380 MB of a program that our
 # tests replace, so its sources are taken.
 $(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
-	$(PIP_PINNED) --no-deps --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
+	$(PIP_PINNED) --no-build-isolation --no-binary claude-agent-sdk -r requirements/upstreams.txt
 	@touch $@
 
 
 # LiteLLM asks the gateway as a client of its own making: in an environment apart, since it wants an older OpenAI SDK.
 $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
 	@touch $@
 
 # Tries our HTTP interface by its description: with pins of its own, so apart.
 $(VENV)/.schemathesis: requirements/schemathesis.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(VENV)/schemathesis
-	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
 	@touch $@
 
 # Leads a search by coverage; its wheels are for Linux, so apart.
 $(VENV)/.fuzz: requirements/fuzz.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(VENV)/fuzz
-	$(VENV)/fuzz/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements/fuzz.txt
+	$(VENV)/fuzz/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) --only-binary :all: -r requirements/fuzz.txt
 	@touch $@
 
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
@@ -111,10 +114,10 @@ $(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
 # Heavy, with pins that contradict ours. Whoever does not install here is skipped by the bench, which says so.
 $(HISTORY_PEERS)/.peers: requirements/base.txt requirements/peers.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(HISTORY_PEERS)
-	$(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	$(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) \
 	  -r requirements/peers.txt && touch $@ || { \
 	  echo "The peers do not all install here: those that are missing are skipped." >&2; \
-	  $(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/base.txt; }
+	  $(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r requirements/base.txt; }
 
 # The reference server of Durable Streams, by npm; what is fetched belongs to others and is not committed.
 $(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)/.made
@@ -224,7 +227,8 @@ bench-peers: $(HISTORY_PEERS)/.peers  ## Repair beside LiteLLM, openai-agents, l
 bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Durable commands beside the reference server of Durable Streams (needs node)
 	DURABLE_STREAMS=$(VENV)/streams $(BIN)/python -m bench commands
 
-docs: $(VENV)/.dev  ## Write the generated parts of the documentation anew and check every link
+docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client anew and check every link
+	$(BIN)/python tools/retries_js.py
 	$(BIN)/python tools/docs.py
 
 # --- keeping it -----------------------------------------------------------------------------
