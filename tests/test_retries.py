@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.retries import (
+    AGENT_REPEAT_AFTER_S,
+    ATTEMPT_PAUSE_MAX_S,
     MODEL_BACKOFF,
     RECONNECT_BACKOFF,
     RETRY_AFTER_MAX_S,
@@ -14,6 +16,7 @@ from midstream.retries import (
     pause_s,
     retry_after_s,
 )
+from midstream.timing import StallBudgets
 from tools import retries_js
 
 chances = st.floats(0.0, 1.0, exclude_max=True)
@@ -64,6 +67,10 @@ def test_any_header_gives_a_pause_that_is_waited_for_within_the_limit(header: st
     wait_s = retry_after_s(header, now=now)
     assert wait_s is None or wait_s >= 0.0
     assert 0.0 <= pause_s(wait_s) <= RETRY_AFTER_MAX_S
+
+
+def test_the_pauses_within_an_attempt_of_a_pool_leave_time_for_its_answer() -> None:
+    assert len(AGENT_REPEAT_AFTER_S) * ATTEMPT_PAUSE_MAX_S <= StallBudgets().first_token_max_s / 2
 
 
 def test_the_constants_of_the_javascript_client_are_those_of_python() -> None:

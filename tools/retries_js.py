@@ -12,11 +12,15 @@ from midstream.protocol.stream_settings import HEARTBEAT_S_MAX
 
 TARGET = Path(__file__).parents[1] / "src/midstream/server/static/client/retries.js"
 CONSTANTS = (
-    ("RECONNECT_FIRST_MS", retries.RECONNECT_BACKOFF.first_s, "Reconnect at once, then after up to this,"),
+    (
+        "RECONNECT_FIRST_MS",
+        retries.RECONNECT_BACKOFF.first_s,
+        "Longest pause before the second reconnect; the first one is made at once, and chance decides the rest.",
+    ),
     (
         "RECONNECT_MOST_MS",
         retries.RECONNECT_BACKOFF.most_s,
-        "doubling to this; chance decides how much of it.",
+        "Longest pause before any reconnect: it doubles up to this.",
     ),
     ("RETRY_AFTER_MAX_MS", retries.RETRY_AFTER_MAX_S, "Longest pause that a server can ask for."),
     ("STOPPED_PATIENCE_MS", retries.STOPPED_PATIENCE_S, "How long the end of a stopped turn is tried for."),

@@ -38,9 +38,13 @@ class Backoff(Struct, frozen=True, gc=False):
 
 # --- pauses that a server asks for -----------------------------------------------------------------------------------
 
+RETRY_AFTER_S = 1.0
+"""Pause that clients are asked for where an error that passes by itself names none."""
 RETRY_AFTER_MAX_S = 120.0
-"""Longest pause that is waited for on request of a server. After it the next attempt is made, or the error with the
-whole pause goes to the caller."""
+"""Longest pause that is waited for between attempts on request of a server. After it the next attempt is made."""
+ATTEMPT_PAUSE_MAX_S = 30.0
+"""Longest pause on request of a server that is waited for within an attempt, where it counts as silence of the model
+(`StallBudgets`). A longer one ends the attempt with the error, which has the whole pause for the caller."""
 
 
 def retry_after_s(header: str, *, now: float) -> float | None:
@@ -82,7 +86,7 @@ AGENT_REPEAT_AFTER_S = (0.5, 1.5)
 """Before each further attempt to send a message to the same upstream agent, which refused it for the network or its
 rate limit."""
 MCP_BACKOFF = Backoff(first_s=1.0, most_s=60.0, jitter=0.25)
-"""Between connections to an MCP server."""
+"""Between connections to an MCP server that cannot be reached. One that was lost while it worked is tried at once."""
 
 # --- the store, and the owners of sessions ---------------------------------------------------------------------------
 
@@ -90,6 +94,8 @@ APPEND_ATTEMPTS_MAX = 60
 """Attempts to append what a model or a tool returned while the store is unavailable: some seven minutes. After them the
 outcome of a tool that ran is lost, and its call in doubt."""
 APPEND_BACKOFF = Backoff(first_s=0.05, most_s=10.0, jitter=0.5)
+CONFIRM_ATTEMPTS_MAX = 3
+"""Attempts to confirm in the store that this process still owns a session."""
 STORE_ATTEMPTS_MAX = 100
 """Attempts of work that can wait for a store which is busy, full or away, with `RECONNECT_BACKOFF`: some 25 minutes."""
 REPLACE_ATTEMPTS_MAX = 10
@@ -98,7 +104,7 @@ NOTICE_ATTEMPTS_MAX = 5
 """Attempts to record that a connection came or went. After them the next command records it."""
 STOP_CHILD_ATTEMPTS_MAX = 14
 """Attempts to reach a sub-agent that is to be stopped: as long as its parent waits for it."""
-TRIAL_S = Backoff(first_s=5.0, most_s=60.0, factor=4.0)
+TRIAL = Backoff(first_s=5.0, most_s=60.0, factor=4.0)
 """How long a session that may have killed its server resumes alone, by the number of those deaths, unless its turn ends
 earlier. Long enough for a model response and the tool that it calls."""
 TRIAL_BACKOFF = Backoff(first_s=1.0, most_s=30.0, jitter=0.25)

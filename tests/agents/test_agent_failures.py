@@ -35,7 +35,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UpstreamMismatchError,
 )
-from midstream.retries import AGENT_REPEAT_AFTER_S, RETRY_AFTER_MAX_S
+from midstream.retries import AGENT_REPEAT_AFTER_S, ATTEMPT_PAUSE_MAX_S
 
 RESUMED = FailureSituation(is_remembering=True)
 FRESH = FailureSituation(is_remembering=False)
@@ -143,7 +143,7 @@ def test_a_rate_limit_is_waited_for_and_never_answered_with_a_longer_request() -
     assert remedy(soon, RESUMED) == Repeat(7.0)
     assert remedy(soon, replace(RESUMED, repeats=len(AGENT_REPEAT_AFTER_S))) == Fail()
     assert remedy(ModelUnavailableError("x", retry_after_s=0.1), RESUMED) == Repeat(0.5)
-    assert remedy(ModelUnavailableError("x", retry_after_s=RETRY_AFTER_MAX_S + 1), RESUMED) == Fail()
+    assert remedy(ModelUnavailableError("x", retry_after_s=ATTEMPT_PAUSE_MAX_S + 1), RESUMED) == Fail()
 
 
 def test_a_busy_agent_is_forced_once_then_left() -> None:

@@ -20,12 +20,13 @@ class Link(Struct, frozen=True):
     """How one connection behaves: it brings `events_max` events (None: all), then does as `ending` says.
 
     `end` closes it in order, `cut` in the middle of an event, `hang` says nothing more; a `status` other than 200 is
-    all it says.
+    all it says, with `retry_after` as its `Retry-After`.
     """
 
     events_max: int | None = None
     ending: str = "end"
     status: int = 200
+    retry_after: str = "0"
 
 
 def event(kind: str, **fields: object) -> Json:
@@ -107,7 +108,7 @@ class ResponsesServer:
             return
         link = self._links.pop(0) if self._links else Link()
         if link.status != 200:
-            await _answer(send, link.status, b'{"error": {"message": "no"}}')
+            await _answer(send, link.status, b'{"error": {"message": "no"}}', retry_after=link.retry_after)
             return
         if method == "POST":
             self.bodies.append(json.loads(body))
@@ -155,8 +156,8 @@ def _piece(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json")]
+async def _answer(send: Send, status: int, body: bytes, retry_after: str = "0") -> None:
+    headers = [(b"content-type", b"application/json"), (b"retry-after", retry_after.encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -283,6 +283,11 @@ async def test_a_server_that_is_down_for_a_moment_is_asked_again() -> None:
         assert words(await answered(model)) == HELLO_TEXT
 
 
+async def test_a_long_pause_that_a_server_asks_for_is_between_attempts_and_no_silence_of_one() -> None:
+    error = await error_from(HELLO, Link(3, "cut"), Link(status=503, retry_after="31"))
+    assert (type(error), error.retry_after_s) == (ModelCutError, 31.0)
+
+
 async def test_connections_that_bring_nothing_are_bounded() -> None:
     links = [Link(3, "cut"), *[Link(0, "cut")] * 10]
     async with responses_server(HELLO, links=links) as server, model_at(server) as model:

@@ -32,7 +32,7 @@ from midstream.errors import (
     UpstreamGoneError,
     UpstreamMismatchError,
 )
-from midstream.retries import AGENT_REPEAT_AFTER_S, RETRY_AFTER_MAX_S
+from midstream.retries import AGENT_REPEAT_AFTER_S, ATTEMPT_PAUSE_MAX_S
 
 DOUBTFUL_AFTER_S = 300.0
 """Seconds of silence from which an agent's "unauthenticated" may only mean that it is dead: some drop their session in
@@ -167,7 +167,7 @@ def _anew(situation: FailureSituation) -> Remedy:
 
 def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
     asked_s = error.retry_after_s or 0.0
-    if asked_s > RETRY_AFTER_MAX_S:
+    if asked_s > ATTEMPT_PAUSE_MAX_S:
         return Fail()
     if not situation.is_taken and situation.repeats < len(AGENT_REPEAT_AFTER_S):
         return Repeat(max(AGENT_REPEAT_AFTER_S[situation.repeats], asked_s))

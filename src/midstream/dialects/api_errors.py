@@ -32,10 +32,8 @@ from midstream.errors import (
     UsageError,
     error_of,
 )
+from midstream.retries import RETRY_AFTER_S
 from midstream.session.records import TurnEnded, TurnStatus
-
-RETRY_AFTER_S = 1.0
-"""Seconds to wait where a request may be repeated later and nobody said when."""
 
 BAD_REQUEST, UNAUTHORIZED, CONFLICT, RATE_LIMITED, OVERLOADED = 400, 401, 409, 429, 503
 BAD_GATEWAY = 502

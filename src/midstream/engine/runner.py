@@ -38,6 +38,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.protocol.frames import EventId
+from midstream.retries import CONFIRM_ATTEMPTS_MAX
 from midstream.session import session as sessions
 from midstream.session.blobs import Blob, lifted
 from midstream.session.records import EpochStarted, Parent, Record, Sync, encode
@@ -68,7 +69,6 @@ HAND_OVER_S = 10.0
 """Seconds that the owner of a session has to decide a command that reached another process."""
 HELD_FOR_S = 5.0
 """Seconds after an append in which nobody can have taken the session for a frozen owner's: a quarter of a lease."""
-CONFIRM_TRIES_MAX = 3
 
 _log = logging.getLogger(__name__)
 
@@ -427,7 +427,7 @@ class Runner:
         Between an append and what it announces there is no other process, unless this one stood still for so long
         that it was taken for dead. Then the call belongs to the new owner, as one in doubt.
         """
-        for _ in range(CONFIRM_TRIES_MAX):
+        for _ in range(CONFIRM_ATTEMPTS_MAX):
             if self._world.monotonic() - self.journal.held_at <= HELD_FOR_S:
                 return
             try:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import MidstreamError
-from midstream.retries import TRIAL_BACKOFF, TRIAL_S
+from midstream.retries import TRIAL, TRIAL_BACKOFF
 from midstream.session.session import Session
 from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
 
@@ -105,7 +105,7 @@ class Trials:
             await self._world.sleep(wait_s)
         runner.resume()
         try:
-            async with asyncio.timeout(TRIAL_S.wait_s(deaths, chance=0.0)):
+            async with asyncio.timeout(TRIAL.wait_s(deaths, chance=0.0)):
                 while is_at_work(runner.state):
                     await runner.wait(runner.newest.position)
         except TimeoutError:

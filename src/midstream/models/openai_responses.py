@@ -18,7 +18,7 @@ from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_
 from midstream.models.provider_http import ProvidedModel, Provider
 from midstream.models.replies import KeepAlive, ModelEvent, ModelRequest, Resumable
 from midstream.protocol.sse import ServerSentEvent
-from midstream.retries import RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX, pause_s
+from midstream.retries import ATTEMPT_PAUSE_MAX_S, RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX
 from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 
 GONE = (400, 404, 410)
@@ -146,12 +146,13 @@ class OpenAIResponses(ProvidedModel):
             # Without a place to take it up from there is only the next attempt.
             raise ModelUnavailableError(trouble.message) if isinstance(trouble, ModelCutError) else trouble
         is_unnumbered = bool(reader.response_id) and reader.sequence < 0
-        if failures > RESPONSE_RECONNECTS_MAX or is_unnumbered:
+        asked_s = trouble.retry_after_s or 0.0
+        if failures > RESPONSE_RECONNECTS_MAX or is_unnumbered or asked_s > ATTEMPT_PAUSE_MAX_S:
             if isinstance(trouble, ModelStalledError):
                 raise trouble
             raise ModelCutError(trouble.message, retry_after_s=trouble.retry_after_s) from trouble
         wait_s = RESPONSE_BACKOFF.wait_s(failures - 1, chance=self._world.chance())
-        await self._world.sleep(max(wait_s, pause_s(trouble.retry_after_s)))
+        await self._world.sleep(max(wait_s, asked_s))
 
     def _body(self, request: ModelRequest) -> bytes:
         sent = render(request.history, request.instructions, "responses", form="openai-responses")

@@ -34,10 +34,9 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
+from midstream.retries import RETRY_AFTER_S
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_S = 1.0
-"""Seconds to wait where an error may be retried later and nobody said when."""
 
 _STATUSES: dict[type[MidstreamError], int] = {
     UsageError: 400,

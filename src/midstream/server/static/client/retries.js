@@ -1,9 +1,9 @@
 /** Retry constants, generated from `src/midstream/retries.py` by `tools/retries_js.py`. */
 
-/** Reconnect at once, then after up to this, */
+/** Longest pause before the second reconnect; the first one is made at once, and chance decides the rest. */
 export const RECONNECT_FIRST_MS = 1000;
 
-/** doubling to this; chance decides how much of it. */
+/** Longest pause before any reconnect: it doubles up to this. */
 export const RECONNECT_MOST_MS = 30000;
 
 /** Longest pause that a server can ask for. */
