@@ -15,11 +15,19 @@ SEED ?=
 # `local` is a small language model that runs in this process; `scripted` needs no model at all.
 MODEL ?= local
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# Each file of requirements is a whole lock, so pip has nothing to resolve: where it did, a new release of a dependency that
-# is asked for with an extra (`google-auth[requests]`) ended the installation, since only the pinned one has a hash.
-PINNED := --require-hashes --no-deps
-PIP_PINNED := $(PIP) $(PINNED)
+INSTALL := -m pip install --quiet --disable-pip-version-check
+# A file of requirements lists all that is to be installed, so pip has nothing to resolve. Where it did, a new release of a
+# dependency that is asked for with an extra (`google-auth[requests]`) ended the installation: only the pinned one has a hash.
+# What pip does not resolve, `pip check` verifies (of the main environment in tests/house/test_dependencies.py).
+PINNED := $(INSTALL) --require-hashes --no-deps
+PIP := $(BIN)/python $(INSTALL)
+PIP_PINNED := $(BIN)/python $(PINNED)
+define environment_apart
+$(PYTHON) -m venv $(1)
+$(1)/bin/python $(PINNED) $(2) -r $<
+$(1)/bin/python -m pip check
+@touch $@
+endef
 CODE := $(wildcard src tests tools bench examples)
 # Neighbours stay together: what they share is made once.
 AT_ONCE = -n $(JOBS) --dist worksteal
@@ -63,19 +71,15 @@ $(VENV)/.local: requirements/local.txt | $(VENV)/.self
 
 # Frameworks beside us; none of it goes into the environment above.
 $(PEERS)/.made: requirements/peers-durable.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
-	@touch $@
+	$(call environment_apart,$(PEERS))
 
 $(PEERS_APART)/.made: requirements/peers-durable-apart.txt
-	$(PYTHON) -m venv $(PEERS_APART)
-	$(PEERS_APART)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
-	@touch $@
+	$(call environment_apart,$(PEERS_APART))
 
 $(NEWEST)/.made: pyproject.toml
 	$(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --group peers-durable .
+	$(NEWEST)/bin/python $(INSTALL) --upgrade "pip>=25.1"
+	$(NEWEST)/bin/python $(INSTALL) --upgrade --group peers-durable .
 	@touch $@
 # The software of agents that remember, without what it brings along: Claude's wheel holds 380 MB of a program that our
 # tests replace, so its sources are taken.
@@ -86,21 +90,15 @@ $(VENV)/.upstreams: requirements/upstreams.txt | $(VENV)/.dev
 
 # LiteLLM asks the gateway as a client of its own making: in an environment apart, since it wants an older OpenAI SDK.
 $(VENV)/.clients: requirements/clients.txt | $(VENV)/.made
-	$(PYTHON) -m venv $(VENV)/clients
-	$(VENV)/clients/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
-	@touch $@
+	$(call environment_apart,$(VENV)/clients)
 
 # Tries our HTTP interface by its description: with pins of its own, so apart.
 $(VENV)/.schemathesis: requirements/schemathesis.txt | $(VENV)/.made
-	$(PYTHON) -m venv $(VENV)/schemathesis
-	$(VENV)/schemathesis/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r $<
-	@touch $@
+	$(call environment_apart,$(VENV)/schemathesis)
 
 # Leads a search by coverage; its wheels are for Linux, so apart.
 $(VENV)/.fuzz: requirements/fuzz.txt | $(VENV)/.made
-	$(PYTHON) -m venv $(VENV)/fuzz
-	$(VENV)/fuzz/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) --only-binary :all: -r requirements/fuzz.txt
-	@touch $@
+	$(call environment_apart,$(VENV)/fuzz,--only-binary :all:)
 
 # Judges of repaired histories that are no Python packages: npm's and a source package's files.
 $(VENV)/.node: tests/oracles/node/package-lock.json tests/oracles/node/.npmrc tools/judges.py | $(VENV)/.dev
@@ -114,10 +112,9 @@ $(VENV)/.templates: requirements/templates.txt tools/judges.py | $(VENV)/.self
 # Heavy, with pins that contradict ours. Whoever does not install here is skipped by the bench, which says so.
 $(HISTORY_PEERS)/.peers: requirements/base.txt requirements/peers.txt | $(VENV)/.made
 	$(PYTHON) -m venv $(HISTORY_PEERS)
-	$(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) \
-	  -r requirements/peers.txt && touch $@ || { \
+	$(HISTORY_PEERS)/bin/python $(PINNED) -r requirements/peers.txt && touch $@ || { \
 	  echo "The peers do not all install here: those that are missing are skipped." >&2; \
-	  $(HISTORY_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PINNED) -r requirements/base.txt; }
+	  $(HISTORY_PEERS)/bin/python $(PINNED) -r requirements/base.txt; }
 
 # The reference server of Durable Streams, by npm; what is fetched belongs to others and is not committed.
 $(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)/.made

@@ -20,13 +20,13 @@ class Link(Struct, frozen=True):
     """How one connection behaves: it brings `events_max` events (None: all), then does as `ending` says.
 
     `end` closes it in order, `cut` in the middle of an event, `hang` says nothing more; a `status` other than 200 is
-    all it says, with `retry_after` as its `Retry-After`.
+    all it says, with `retry_after` as its `Retry-After` where there is one.
     """
 
     events_max: int | None = None
     ending: str = "end"
     status: int = 200
-    retry_after: str = "0"
+    retry_after: str = ""
 
 
 def event(kind: str, **fields: object) -> Json:
@@ -156,8 +156,10 @@ def _piece(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def _answer(send: Send, status: int, body: bytes, retry_after: str = "0") -> None:
-    headers = [(b"content-type", b"application/json"), (b"retry-after", retry_after.encode())]
+async def _answer(send: Send, status: int, body: bytes, retry_after: str = "") -> None:
+    headers = [(b"content-type", b"application/json")]
+    if retry_after:
+        headers.append((b"retry-after", retry_after.encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
