@@ -14,7 +14,7 @@ _HEAD = (
 )
 
 
-def _chunk(**delta: str) -> bytes:
+def _command(**delta: str) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": None}
     body = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
@@ -24,8 +24,8 @@ def _framed(piece: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(piece), piece)
 
 
-_ROLE = _framed(_chunk(role="assistant", content=""))
-_TOKEN = _framed(_chunk(content="token "))
+_ROLE = _framed(_command(role="assistant", content=""))
+_TOKEN = _framed(_command(content="token "))
 _END = _framed(
     b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m",'
     b'"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'

@@ -31,16 +31,16 @@ class _LongScript(Script):
         while len(self.messages) < count:
             call = self._call()
             self.user(self.word())
-            self.reply(thought=False, text="I look.", calls=[call])
+            self.response(thought=False, text="I look.", calls=[call])
             self.results([(call, self.word())])
-            self.reply(thought=False, text=self.word(), calls=[])
+            self.response(thought=False, text=self.word(), calls=[])
 
 
 def valid(form: str, profile: str | None, *, shape: str, count: int) -> list[Json]:
     """Return a history that this profile has nothing against: `simple` or `rich`.
 
     Rich ones have images, documents, cache markers, citations, signed thinking, hosted tools, several calls in
-    a reply and results that are lists.
+    a response and results that are lists.
     """
     chance = Random(2)  # noqa: S311 - the same history every time
     if shape == "simple":
@@ -65,7 +65,7 @@ _FUNCTION = {"name": "read", "arguments": "{}"}
 
 
 def parallel(count: int) -> list[Json]:
-    """One reply with thousands of calls, all answered."""
+    """One response with thousands of calls, all answered."""
     calls = [{"id": f"c{n}", "type": "function", "function": _FUNCTION} for n in range(count)]
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(count)]
     return [
@@ -76,9 +76,9 @@ def parallel(count: int) -> list[Json]:
 
 
 def half_answered(count: int) -> list[Json]:
-    """One reply with thousands of calls; half of them were answered."""
-    question, reply, *results = parallel(count)
-    return [question, reply, *results[::2]]
+    """One response with thousands of calls; half of them were answered."""
+    question, response, *results = parallel(count)
+    return [question, response, *results[::2]]
 
 
 def requests(count: int) -> list[Json]:

@@ -11,12 +11,14 @@ from bench.steps import Step
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.history.messages import Finish, UserMessage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, ToolCallRequested
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.tools.function_tools import tool
 
-CALL = CallRequested("call_0123456789abcdef01234567", "run_command", '{"command": "make test", "cwd": "."}')
+CALL = ToolCallRequested(
+    "call_0123456789abcdef01234567", "run_command", '{"command": "make test", "cwd": "."}'
+)
 
 
 @tool
@@ -32,9 +34,9 @@ class OnDemand:
 
     def __init__(self) -> None:
         self._asked: dict[str, asyncio.Event] = {}
-        self._go: dict[str, asyncio.Queue[CallRequested]] = {}
+        self._go: dict[str, asyncio.Queue[ToolCallRequested]] = {}
 
-    def of(self, session: str) -> tuple[asyncio.Event, asyncio.Queue[CallRequested]]:
+    def of(self, session: str) -> tuple[asyncio.Event, asyncio.Queue[ToolCallRequested]]:
         """Return what says that the session waits for its model, and what lets the model answer."""
         if session not in self._asked:
             self._asked[session], self._go[session] = asyncio.Event(), asyncio.Queue()

@@ -1,6 +1,6 @@
 """How soon a new process has taken up 1,000 sessions after a SIGKILL: from its start to the last recovered record.
 
-A child has a turn open in every session: a third in a tool with effects, a third in one without, a third in a reply.
+A child has a turn open in every session: a third in a tool with effects, a third in one without, a third in a response.
 It is killed; another child is started and takes them all up.
 """
 
@@ -37,7 +37,7 @@ async def _own(path: str) -> None:
     from midstream.engine.agent import Agent  # noqa: PLC0415
     from midstream.engine.host import Host  # noqa: PLC0415
     from midstream.history.messages import UserMessage  # noqa: PLC0415 - the child's imports are what is measured
-    from midstream.models.replies import ModelRequest  # noqa: PLC0415
+    from midstream.models.responses import ModelRequest  # noqa: PLC0415
     from midstream.session.turn.commands import SendMessage  # noqa: PLC0415
     from midstream.store.sqlite import SQLiteStore  # noqa: PLC0415
     from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, Stall, calls, steps_since_user  # noqa: PLC0415
@@ -48,7 +48,7 @@ async def _own(path: str) -> None:
         await asyncio.Event().wait()
         return ""
 
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         words = request.history.entries[0].parts[0].text  # type: ignore[union-attr] # our own
         if words == "think" or steps_since_user(request.history):
             return [Stall()]
@@ -56,7 +56,7 @@ async def _own(path: str) -> None:
 
     began = time.monotonic()
     tools = [tool(name="work")(hang), tool(name="look", has_effects=False)(hang)]
-    host = Host(Agent(ScriptedModel(reply), tools=tools), SQLiteStore(path))
+    host = Host(Agent(ScriptedModel(response), tools=tools), SQLiteStore(path))
     await host.start()
     await host.recovered()
     if host.recovery.total:

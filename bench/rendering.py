@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from midstream.history.messages import Call, Finish, History, Reply, Result, Step, Text, UserMessage
+from midstream.history.messages import Call, Finish, History, Response, Result, Step, Text, UserMessage
 from midstream.history.rendering import render
 
 EXCHANGES = 1000
@@ -29,11 +29,11 @@ def _history(steps: int) -> History:
     entries: list[UserMessage | Step] = []
     for number in range(steps // 2):
         call = Call(f"call_{number}", "read", '{"path": "a.txt"}')
-        asked = Reply((Text("I look."), call), Finish.CALLS)
+        asked = Response((Text("I look."), call), Finish.CALLS)
         entries += [
             UserMessage.of(f"question {number}"),
             Step(asked, (Result(call.id, "the text of a file"),)),
-            Step(Reply((Text("It says so."),))),
+            Step(Response((Text("It says so."),))),
         ]
     return History(tuple(entries))
 

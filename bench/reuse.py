@@ -32,9 +32,9 @@ from midstream.dialects.reading_cache import Memo
 from midstream.dialects.request_reading import read
 from midstream.dialects.stored_conversations import Conversations
 from midstream.environment import World
-from midstream.history.messages import Entry, File, History, Reply, Step, Text, UserMessage
+from midstream.history.messages import Entry, File, History, Response, Step, Text, UserMessage
 from midstream.models.fingerprint import Chain, outline
-from midstream.models.replies import Finished, TextDelta
+from midstream.models.responses import Finished, TextDelta
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream
@@ -135,7 +135,7 @@ def _classifying() -> list[Time]:
     entries: list[Entry] = []
     for number in range(MESSAGES // 2):
         entries.append(UserMessage.of(f"question {number} ".ljust(CHARS, "x")))
-        entries.append(Step(Reply((Text(f"answer {number} ".ljust(CHARS, "y")),))))
+        entries.append(Step(Response((Text(f"answer {number} ".ljust(CHARS, "y")),))))
     before = History(tuple(entries[:-2]))
     entries.pop()
     now = History(tuple(entries))
@@ -211,12 +211,12 @@ async def _asking() -> list[Time]:
         await _posted(app, body, key)
         return (sent_at - start) * 1e3
 
-    async def rounds(what: str, key: Callable[[], str], reply: dict[str, Any] = ANSWERED) -> Time:
+    async def rounds(what: str, key: Callable[[], str], response: dict[str, Any] = ANSWERED) -> Time:
         del talk[MESSAGES - 1 :]
         await post(talk, key())
         times = []
         for _ in range(ROUNDS):
-            talk.extend([reply, {"role": "user", "content": "and now?"}])
+            talk.extend([response, {"role": "user", "content": "and now?"}])
             times.append(await post(talk, key()))
         return Time(what, min(times), statistics.median(times))
 
@@ -230,7 +230,7 @@ async def _asking() -> list[Time]:
 
     known = await rounds("POST to send, known messages", lambda: "me")
     told = await fresh()
-    shaped = await rounds("POST to send, known, replies as a dump", lambda: "dumps", dumped)
+    shaped = await rounds("POST to send, known, responses as a dump", lambda: "dumps", dumped)
     cold = await rounds("POST to send, nothing known", lambda: f"{next(keys)}")
     times = [await post([{"role": "user", "content": f"{number}"}], "me") for number in range(ROUNDS)]
     short = Time("POST to send, one short message", min(times), statistics.median(times))
@@ -253,9 +253,9 @@ async def _keeping(folder: Path) -> list[Time]:
         for number in range(KEEPINGS):
             place = place.then([_question(number)])
             start = time.perf_counter()
-            await conversations.said("conversation-1", place, Reply((Text(f"answer {number}"),)))
+            await conversations.said("conversation-1", place, Response((Text(f"answer {number}"),)))
             waits.append((time.perf_counter() - start) * 1e3)
-            place = place.then([Step(Reply((Text(f"answer {number}"),)))])
+            place = place.then([Step(Response((Text(f"answer {number}"),)))])
         times.append(
             Time(f"an unnamed conversation's place kept, {where}", min(waits), statistics.median(waits))
         )
@@ -295,7 +295,7 @@ def _question(number: int) -> UserMessage:
 
 
 def _answer(number: int) -> Step:
-    return Step(Reply((Text(f"answer {number} ".ljust(REPLIED, "y")),)))
+    return Step(Response((Text(f"answer {number} ".ljust(REPLIED, "y")),)))
 
 
 def _talk(turns: int = TURNS) -> list[Request]:

@@ -42,23 +42,23 @@ class Passage(msgspec.Struct):
     last_turn_bytes: int
 
 
-def measure(turns: int, said: int, replied: int) -> list[Passage]:
+def measure(turns: int, said: int, responded: int) -> list[Passage]:
     """Hold a conversation each way, with questions and answers of this many characters."""
-    return [asyncio.run(_passage(contestant, turns, said, replied)) for contestant in WAYS]
+    return [asyncio.run(_passage(contestant, turns, said, responded)) for contestant in WAYS]
 
 
-async def _passage(contestant: str, turns: int, said: int, replied: int) -> Passage:
+async def _passage(contestant: str, turns: int, said: int, responded: int) -> Passage:
     async with asyncio.timeout(PATIENCE_S):
         with tempfile.TemporaryDirectory() as folder:
             async with openai_memory("responses") as server:
-                await _converse(server, Path(folder), contestant, turns, said, replied)
+                await _converse(server, Path(folder), contestant, turns, said, responded)
     bodies = [body for method, path, body in server.requests if (method, path) == ("POST", "/responses")]
     sizes = [len(msgspec.json.encode(body)) for body in bodies]
     return Passage(contestant, turns, len(server.told()), sum(sizes), sizes[0], sizes[-1])
 
 
 async def _converse(
-    server: OpenAIMemory, folder: Path, contestant: str, turns: int, said: int, replied: int
+    server: OpenAIMemory, folder: Path, contestant: str, turns: int, said: int, responded: int
 ) -> None:
     store = SQLiteStore(folder / "gateway.db")
     app = gateway(Pooled(server.upstream(), store), token=TOKEN, store=store)
@@ -73,6 +73,6 @@ async def _converse(
         for number in range(turns):
             messages.append({"role": "user", "content": f"question {number} ".ljust(said, "x")})
             await client.chat.completions.create(model="m", messages=messages, extra_headers=headers)
-            messages.append({"role": "assistant", "content": f"answer {number} ".ljust(replied, "y")})
+            messages.append({"role": "assistant", "content": f"answer {number} ".ljust(responded, "y")})
     stop.set()
     await serving

@@ -61,7 +61,9 @@ def transcript_bytes(entries: tuple[Entry, ...]) -> int:
         if isinstance(entry, UserMessage):
             count += said_bytes(entry)
         else:
-            count += len(entry.reply.text) + sum(min(len(result.content), 2000) for result in entry.results)
+            count += len(entry.response.text) + sum(
+                min(len(result.content), 2000) for result in entry.results
+            )
     return count
 
 

@@ -2,7 +2,7 @@
 
     python -m bench.steps [--json FILE] [--folder DIR] [--rounds N] [--sessions 1,10,100]
 
-A step is what the journal sees of one tool call with effects: `reply_completed` + `call_started`, synced, then
+A step is what the journal sees of one tool call with effects: `response_completed` + `call_started`, synced, then
 `call_ended` + `step_committed` + `attempt_started`, not synced by itself. Each session does one step after the
 other; sessions run at once. The ceiling is group commit on apsw with the same payload and without any check.
 
@@ -28,13 +28,13 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from midstream.history.messages import Call, Reply, Result, Text
+from midstream.history.messages import Call, Response, Result, Text
 from midstream.session.calls import CallPlan
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     CallStarted,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     Sync,
     encode,
@@ -86,7 +86,7 @@ def payload() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     said = Text("I will run the tests now and look at the first failure that they show me. " * 2)
     at = 1_790_000_000.123
     first = (
-        ReplyCompleted(3, 7, 1, Reply((said, call)), at, (CallPlan(call.id, "d" * 32),)),
+        ResponseCompleted(3, 7, 1, Response((said, call)), at, (CallPlan(call.id, "d" * 32),)),
         CallStarted(3, 7, call.id, 1, at),
     )
     second = (

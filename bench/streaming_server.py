@@ -33,7 +33,7 @@ from starlette.websockets import WebSocket
 from midstream.cli.listening import run_server
 from midstream.engine.agent import Agent
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import ModelEvent, ModelRequest, TextDelta
 from midstream.server.app import App, asgi
 from midstream.server.limits import Limits
 from midstream.server.uvicorn_server import listen, serve

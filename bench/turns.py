@@ -11,7 +11,7 @@ import msgspec
 from bench.steps import Counting
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
-from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import run_turn
 

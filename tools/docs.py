@@ -170,7 +170,7 @@ def durable_crashes() -> str:
     """Return what SIGKILL did to everybody, as `make bench-durable` found last."""
     rows = _result("durable")
     cases = [(each["scenario"], each["dies"]) for each in rows[0]["crashes"]]
-    named = {"seq": "one by one", "par": "in one reply"}
+    named = {"seq": "one by one", "par": "in one response"}
     heads = [f"{named[scenario]}, killed {dies.replace('_', ' ')}" for scenario, dies in cases]
     lines = [f"| | {' | '.join(heads)} | model calls |", "| --- |" + " --- |" * (len(cases) + 1)]
     for row in rows:

@@ -12,7 +12,7 @@ from bench.durable.play import ANSWER, STEP_ARGUMENT, Contestant, Play, Turn
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.history.messages import Finish, Step, UserMessage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.session.records import TurnEnded, decode
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
@@ -30,10 +30,10 @@ class PlayedModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """See `midstream.models.model.Model`."""
         steps = [each for each in request.history.entries if isinstance(each, Step)]
-        names = self._play.calls(sum(len(each.reply.calls) for each in steps))
+        names = self._play.calls(sum(len(each.response.calls) for each in steps))
         for name in names:
             arguments = msgspec.json.encode({"name": name, "text": STEP_ARGUMENT}).decode()
-            yield CallRequested(name, "act", arguments)
+            yield ToolCallRequested(name, "act", arguments)
         if not names:
             yield TextDelta(ANSWER)
         yield Finished(Finish.CALLS if names else Finish.STOP)
@@ -60,7 +60,7 @@ async def native(play: Play) -> AsyncIterator[Turn]:
                 after = stored.position
                 if isinstance(decode(stored.body), TurnEnded):
                     last = runner.state.history.entries[-1]
-                    return last.reply.text if isinstance(last, Step) else ""
+                    return last.response.text if isinstance(last, Step) else ""
             await runner.wait(after)
 
     yield turn

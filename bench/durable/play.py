@@ -1,6 +1,6 @@
 """The same turn for every contestant: what the model asks for, what the tools do, and where the process dies.
 
-Scenario `seq`: the model asks for c1, c2, c3 one after the other. `par`: for p1, p2, p3 in one reply. `steps`: for
+Scenario `seq`: the model asks for c1, c2, c3 one after the other. `par`: for p1, p2, p3 in one response. `steps`: for
 many calls one after the other that do nothing, to be timed. The ledger is the world outside: it counts effects.
 """
 
@@ -35,7 +35,7 @@ class Play:
         self._steps = steps
 
     def calls(self, asked: int) -> list[str]:
-        """Return the names of the calls in the model's next reply, none for the answer. `asked` were before."""
+        """Return the names of the calls in the model's next response, none for the answer. `asked` were before."""
         if self._scenario == "steps":
             return [f"s{asked}"] if asked < self._steps else []
         self._note(f"model {asked}")

@@ -20,8 +20,8 @@ def agent_of(
     play: Play, capabilities: Sequence[Any] = (), wrap: Callable[[Any], Any] = lambda tool: tool
 ) -> Agent[None, str]:
     def model(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
-        replies = [each for each in messages if isinstance(each, ModelResponse)]
-        names = play.calls(sum(isinstance(part, ToolCallPart) for each in replies for part in each.parts))
+        responses = [each for each in messages if isinstance(each, ModelResponse)]
+        names = play.calls(sum(isinstance(part, ToolCallPart) for each in responses for part in each.parts))
         calls: list[Any] = [
             ToolCallPart("act", {"name": name, "text": STEP_ARGUMENT}, name) for name in names
         ]

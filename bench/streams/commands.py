@@ -1,6 +1,6 @@
 """Durable commands: what is acknowledged is on the disk. midstream beside the reference, by turns, on one disk.
 
-A command of midstream's is the result of a client's tool: two records (that the chunk was taken, and what came of the
+A command of midstream's is the result of a client's tool: two records (that the command was taken, and what came of the
 call), decided, appended, synced, acknowledged, and every twentieth lets the model ask again. One of the reference is an
 append of the same 50 bytes. Writers wait for each ack before they send the next one.
 """
@@ -80,16 +80,16 @@ class Writer:
 
 
 def _result(seqno: int, turn: int = 1) -> bytes:
-    """Return the chunk with the next result. Reply `n` follows `n` entries of the history."""
-    reply, number = divmod(seqno - 1, CALLS)
-    result = f'{{"call_id":"c{reply + 1}-{number}","content":"{PAYLOAD}"}}'
-    payload = f'{{"type":"result","turn":{turn},"reply":{reply + 1},"result":{result}}}'
-    return f'{{"type":"chunk","seqno":{seqno},"payload":{payload}}}'.encode()
+    """Return the command with the next result. Response `n` follows `n` entries of the history."""
+    response, number = divmod(seqno - 1, CALLS)
+    result = f'{{"call_id":"c{response + 1}-{number}","content":"{PAYLOAD}"}}'
+    payload = f'{{"type":"result","turn":{turn},"response":{response + 1},"result":{result}}}'
+    return f'{{"type":"command","seqno":{seqno},"payload":{payload}}}'.encode()
 
 
 NOTE = '{"spec":{"name":"note","description":"","parameters":{"type":"object"}},"has_effects":false}'
 GO = '[{"type":"text","text":"go"}]'
-SAY = f'{{"type":"chunk","seqno":0,"payload":{{"type":"say","parts":{GO},"tools":[{NOTE}]}}}}'.encode()
+SAY = f'{{"type":"command","seqno":0,"payload":{{"type":"send","parts":{GO},"tools":[{NOTE}]}}}}'.encode()
 
 
 def _opening(stream: str) -> bytes:
@@ -126,7 +126,7 @@ async def websocket_writer(served: Served, session: str) -> Writer:
 async def post_writer(served: Served, session: str) -> Writer:
     """Midstream by plain HTTP."""
     line = wire.Kept(served.port)
-    target = f"/v1/sessions/{session}/chunks"
+    target = f"/v1/sessions/{session}/commands"
     seqno = 0
 
     async def post(text: bytes) -> bytes:

@@ -93,9 +93,9 @@ def _words(served: Served) -> Window:
         )
         await line.until(WELCOME, 1)
         said = f'[{{"type":"text","text":"{WORDS}"}}]'
-        chunk = f'{{"type":"chunk","seqno":0,"payload":{{"type":"say","parts":{said}}}}}'.encode()
+        command = f'{{"type":"command","seqno":0,"payload":{{"type":"send","parts":{said}}}}}'.encode()
         cpu_s = served.cpu_s()
-        line.transport.write(wire.message(chunk))
+        line.transport.write(wire.message(command))
         async with asyncio.timeout(PATIENCE_S):
             await line.until(word, WORDS)
         spent_s = served.cpu_s() - cpu_s

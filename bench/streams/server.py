@@ -19,7 +19,7 @@ from bench.steps import Counting
 from midstream.cli.listening import run_server
 from midstream.engine.agent import Agent
 from midstream.history.messages import Finish, Text, UserMessage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.store.contract import Store
@@ -28,7 +28,7 @@ from midstream.store.encryption.encrypted_store import encrypted
 from midstream.store.sqlite import SQLiteStore
 
 CALLS = 20
-"""Calls of one reply."""
+"""Calls of one response."""
 WORD = "@".ljust(50, ".")
 WORDS_AT_ONCE = 20
 """Words after which the model lets others work."""
@@ -49,9 +49,9 @@ class Asker:
                 yield TextDelta(WORD)
             yield Finished()
             return
-        reply = len(request.history.entries)
+        response = len(request.history.entries)
         for number in range(CALLS):
-            yield CallRequested(f"c{reply}-{number}", "note", "{}")
+            yield ToolCallRequested(f"c{response}-{number}", "note", "{}")
         yield Finished(Finish.CALLS)
 
 

@@ -57,17 +57,17 @@ MidstreamError
 ├── TurnFailedError       a turn ended without an answer: look at `status`, resume it or speak again
 └── ModelError            the model did not answer (see each class for whether to ask again)
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
-    │   ├── ModelCutError          the provider goes on with the reply: taken up where it was cut
+    │   ├── ModelCutError          the provider goes on with the response: taken up where it was cut
     │   ├── UpstreamBusyError      the agent is in another run
     │   └── UpstreamFailedError    its run failed and nobody said why
     ├── UpstreamGoneError      the agent is not remembered any more: a fresh one is told everything
     │   └── UpstreamMismatchError  another conversation was opened than the one that was named
     ├── ModelStalledError      silence past the budget: asked again
     ├── ModelEmptyError        nothing but whitespace came: asked again
-    ├── ModelForgotError       a cut reply cannot be taken up: asked anew
+    ├── ModelForgotError       a cut response cannot be taken up: asked anew
     ├── ModelRejectedError     the request will never be accepted as it is
     │   ├── ContextOverflowError   it is longer than the model can read: asked again once, shortened
-    │   ├── ModelFilteredError     a content filter withheld the reply, or refused the request
+    │   ├── ModelFilteredError     a content filter withheld the response, or refused the request
     │   └── ModelAccessError       key, account or name of the model: a person must act, then the turn can be resumed
     └── ModelMissingError      the model's software is not installed
 
@@ -303,7 +303,7 @@ class AnswerMismatchError(ConflictError):
 
 
 class SeqnoGapError(ConflictError):
-    """A chunk came before the ones it follows. `expected` is the number to send next."""
+    """A command came before the ones it follows. `expected` is the number to send next."""
 
     code = "seqno_gap"
 
@@ -488,7 +488,7 @@ class TurnFailedError(MidstreamError):
 
 
 class ModelError(MidstreamError):
-    """The model did not give a usable reply."""
+    """The model did not give a usable response."""
 
     code = "model"
 
@@ -501,7 +501,7 @@ class ModelUnavailableError(ModelError):
 
 
 class ModelCutError(ModelUnavailableError):
-    """The connection broke and the provider goes on with the reply: it is taken up where it was cut."""
+    """The connection broke and the provider goes on with the response: it is taken up where it was cut."""
 
     code = "model_cut"
 
@@ -539,7 +539,7 @@ class ModelStalledError(ModelError):
 
 
 class ModelEmptyError(ModelError):
-    """The model ended its reply without a word or a call. Asking again may help."""
+    """The model ended its response without a word or a call. Asking again may help."""
 
     code = "model_empty"
     retry = "later"
@@ -565,7 +565,7 @@ class ContextOverflowError(ModelRejectedError):
 
 
 class ModelFilteredError(ModelRejectedError):
-    """A content filter refused the request or withheld the whole reply. The same request will fare no better."""
+    """A content filter refused the request or withheld the whole response. The same request will fare no better."""
 
     code = "model_filtered"
 

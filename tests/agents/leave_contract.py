@@ -29,7 +29,7 @@ from midstream.session.records import (
     QuestionAsked,
     QuestionClosed,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
 )
@@ -96,13 +96,15 @@ class Room:
 
 
 def answer(question: Question, choice: Choice, *, text: str = "", arguments: str | None = None) -> Answer:
-    return Answer(question.turn, question.reply, question.call_id, question.digest, choice, text, arguments)
+    return Answer(
+        question.turn, question.response, question.call_id, question.digest, choice, text, arguments
+    )
 
 
 def tools_of(records: tuple[Record, ...]) -> list[UpstreamCall]:
-    """Return the tools that the agent ran, or did not, as the whole reply has them."""
-    replies = [each.body for each in records if isinstance(each, ReplyCompleted)]
-    return [part for part in replies[-1].parts if isinstance(part, UpstreamCall)]
+    """Return the tools that the agent ran, or did not, as the whole response has them."""
+    responses = [each.body for each in records if isinstance(each, ResponseCompleted)]
+    return [part for part in responses[-1].parts if isinstance(part, UpstreamCall)]
 
 
 class LeaveContract:
@@ -155,12 +157,12 @@ class LeaveContract:
                 await person.answer("s", question, "allow", arguments=edited)
                 with pytest.raises(QuestionClosedError):
                     await person.answer("s", question, "deny")
-                replies = []
+                responses = []
                 async for event in person.follow("s", "0-0"):
-                    replies += [event.record] if isinstance(event.record, ReplyCompleted) else []
+                    responses += [event.record] if isinstance(event.record, ResponseCompleted) else []
                     if event.is_end:
                         break
-            (tool,) = tools_of(tuple(replies))
+            (tool,) = tools_of(tuple(responses))
             assert tool.outcome is Outcome.OK
             assert leave_peer.ran() == [{"a": 1} if leave_peer.is_fixed else {"a": 2}]
         await pool.aclose()

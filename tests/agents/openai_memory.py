@@ -54,7 +54,7 @@ class OpenAIMemory(RememberingServer):
         """Answers to calls that arrived."""
         self._texts: dict[str, list[str]] = {}
         """What was said up to each response, or in each conversation."""
-        self._replies: dict[str, list[Json]] = {}
+        self._responses: dict[str, list[Json]] = {}
         self._running: dict[str, asyncio.Event] = {}
 
     def upstream(self) -> OpenAIChain | OpenAIConversation:
@@ -137,11 +137,11 @@ class OpenAIMemory(RememberingServer):
             if is_mute:
                 await until_gone(receive, asyncio.Event())
             return
-        self._replies[made] = self._events(made, named, SEPARATOR.join(texts))
+        self._responses[made] = self._events(made, named, SEPARATOR.join(texts))
         if self._hangs or self._dies:
-            types = [each["type"] for each in self._replies[made]]
+            types = [each["type"] for each in self._responses[made]]
             first_words = next(at for at, name in enumerate(types) if name.endswith("output_text.delta"))
-            self._replies[made] = self._replies[made][: 2 if self._hangs else first_words + 1]
+            self._responses[made] = self._responses[made][: 2 if self._hangs else first_words + 1]
         await self._stream(made, -1, receive, send)
 
     def _events(self, made: str, named: str, answer: str) -> list[Json]:
@@ -187,17 +187,17 @@ class OpenAIMemory(RememberingServer):
         return events
 
     async def _stream(self, name: str, after: int, receive: Receive, send: Send) -> None:
-        if name not in self._replies:
+        if name not in self._responses:
             await _refuse(send, 404, "")
             return
         self._running[name] = asyncio.Event()
         try:
             headers = [(b"content-type", b"text/event-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            events = [each for each in self._replies[name] if each["sequence_number"] > after]
+            events = [each for each in self._responses[name] if each["sequence_number"] > after]
             if self.cuts:
                 self.cuts -= 1
-                events = events[: len(self._replies[name]) // 3]
+                events = events[: len(self._responses[name]) // 3]
             for each in events:
                 await send(_piece(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode()))
             is_whole = bool(events) and events[-1]["type"] == "response.completed"

@@ -9,9 +9,16 @@ from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.agents.pool_turns import TurnReport
 from midstream.errors import ModelError
-from midstream.history.messages import Call, Finish, History, Reply, Result, Step, Text, UserMessage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, PoolJudged, TextDelta
-from midstream.session.records import Judgement
+from midstream.history.messages import Call, Finish, History, Response, Result, Step, Text, UserMessage
+from midstream.models.responses import (
+    Finished,
+    ModelEvent,
+    ModelRequest,
+    ReuseReported,
+    TextDelta,
+    ToolCallRequested,
+)
+from midstream.session.records import ReuseDecision
 from midstream.store.memory import Memory as Place
 from midstream.store.memory import MemoryStore
 from midstream.testing import FakeWorld
@@ -33,7 +40,7 @@ class Host:
         self.history = History()
         self.events: list[ModelEvent] = []
         """What the last answer was made of."""
-        self.judged: list[Judgement] = []
+        self.judged: list[ReuseDecision] = []
         """What the pool said of it."""
 
     async def say(self, *texts: str) -> TurnReport:
@@ -49,7 +56,7 @@ class Host:
 
         async def listen() -> None:
             async for event in self.pool.stream(request):
-                if isinstance(event, PoolJudged):
+                if isinstance(event, ReuseReported):
                     self.judged.append(event.judgement)
                 else:
                     self.events.append(event)
@@ -58,12 +65,12 @@ class Host:
         calls = [
             Call(each.id, each.name, each.arguments)
             for each in self.events
-            if isinstance(each, CallRequested)
+            if isinstance(each, ToolCallRequested)
         ]
         finish = Finish.CALLS if calls else Finish.STOP
         results = tuple(Result(call.id, f"result of {call.id}") for call in calls)
-        reply = Reply((Text(self.text), *calls), finish)
-        self.history = self.history.then(Step(reply, results))
+        response = Response((Text(self.text), *calls), finish)
+        self.history = self.history.then(Step(response, results))
         return self.report
 
     async def fail(self, *texts: str) -> ModelError:

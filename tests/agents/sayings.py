@@ -9,8 +9,8 @@ from midstream.history.messages import (
     Call,
     Entry,
     History,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -27,10 +27,10 @@ def said(text: str) -> UserMessage:
     return UserMessage.of(text)
 
 
-def replied(text: str = "Well.", calls: Sequence[str] = ()) -> Step:
-    """A reply, with the results of the calls it asked for."""
-    parts: tuple[ReplyPart, ...] = (Text(text), *(Call(call, "read") for call in calls))
-    return Step(Reply(parts), tuple(Result(call, "ok") for call in calls))
+def responded(text: str = "Well.", calls: Sequence[str] = ()) -> Step:
+    """A response, with the results of the calls it asked for."""
+    parts: tuple[ResponsePart, ...] = (Text(text), *(Call(call, "read") for call in calls))
+    return Step(Response(parts), tuple(Result(call, "ok") for call in calls))
 
 
 def sent(
@@ -45,10 +45,10 @@ def sent(
 
 
 def talk(*texts: str) -> tuple[Entry, ...]:
-    """User messages, each but the last with a reply."""
+    """User messages, each but the last with a response."""
     entries: list[Entry] = []
     for text in texts:
-        entries += [said(text), replied(f"on {text}")]
+        entries += [said(text), responded(f"on {text}")]
     return tuple(entries[:-1])
 
 

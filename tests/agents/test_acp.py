@@ -32,7 +32,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import File, Finish, Outcome, Text, Usage, UserMessage, UserPart
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     TextDelta,
     ThinkingDelta,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from midstream.history.messages import Finish, Outcome, Usage
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,

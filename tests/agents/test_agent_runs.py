@@ -12,7 +12,7 @@ from midstream.agents.upstreams import MessageTaken, Setup, UpstreamEvent, Upstr
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host as SessionHost
 from midstream.errors import ModelStalledError, UpstreamFailedError, UpstreamGoneError, UsageError
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     TextDelta,

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from midstream.agents.answer_shape import FOLDED_CHARS_MAX, Folded, Paired
 from midstream.history.messages import UPSTREAM_CUT, Finish, Outcome, Text, Thinking, UpstreamCall
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     ModelEvent,
-    ReplyBuilder,
+    ResponseBuilder,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
@@ -27,7 +27,7 @@ _events = st.lists(
         st.builds(UpstreamCallStarted, _ids, st.just("read"), st.just("{}")),
         st.builds(UpstreamCallEnded, _ids, st.just("x"), st.sampled_from(Outcome)),
         st.builds(TextDelta, st.sampled_from(["hi", ""])),
-        st.builds(CallRequested, _ids, st.just("ask"), st.just("{}")),
+        st.builds(ToolCallRequested, _ids, st.just("ask"), st.just("{}")),
     ),
     max_size=12,
 )
@@ -107,23 +107,23 @@ def test_a_folded_call_is_told_shortly_and_truly() -> None:
 @given(_events)
 def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
     shape = Folded()
-    builder = ReplyBuilder(1, 1, 1)
+    builder = ResponseBuilder(1, 1, 1)
     for event in [*passed(shape, *events, Finished(Finish.CALLS)), *shape.cut()]:
         builder.add(event)
 
-    reply = builder.reply()
-    assert reply is None or {type(part) for part in reply.parts} <= {Text, Thinking}
+    response = builder.response()
+    assert response is None or {type(part) for part in response.parts} <= {Text, Thinking}
 
 
 @spec("REUSE-54")
 def test_words_after_a_call_are_a_part_of_their_own() -> None:
-    builder = ReplyBuilder(1, 1, 1)
+    builder = ResponseBuilder(1, 1, 1)
     for event in (TextDelta("I look"), START, TextDelta("while it runs"), END, TextDelta(", on"), Finished()):
         builder.add(event)
 
-    reply = builder.reply()
-    assert reply is not None
-    assert reply.parts == (
+    response = builder.response()
+    assert response is not None
+    assert response.parts == (
         Text("I look"),
         UpstreamCall("a", "read", '{"path":"x"}', "words of x", Outcome.OK),
         Text("while it runs, on"),

@@ -24,7 +24,7 @@ from midstream.agents.pool_records import ForkPoint, PoolRecord, answered, asked
 from midstream.history.messages import Entry, File, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline, common_users
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.sayings import known, pending, replied, said, sent, talk
+from tests.agents.sayings import known, pending, responded, said, sent, talk
 from tests.spec import spec
 
 PLAIN = Abilities()
@@ -98,11 +98,11 @@ def test_several_new_messages_with_nothing_between_them_are_delivered_one_by_one
 
 
 @spec("REUSE-10")
-def test_a_queue_with_a_reply_in_it_is_a_divergence() -> None:
+def test_a_queue_with_a_response_in_it_is_a_divergence() -> None:
     record, outline = known(sent(said("a"))), sent(*talk("a", "b", "c"))
     judged = classify(record, outline)
     assert (judged.kind, judged.common, judged.new) == (RequestRelation.DIVERGENCE, 1, 2)
-    assert judged.reason == Reason("users", 1, "replies of others stand between the new messages")
+    assert judged.reason == Reason("users", 1, "responses of others stand between the new messages")
     for abilities in (PLAIN, FORKS):
         assert done(record, outline, abilities) == Fresh(is_pooled=True)
 
@@ -146,18 +146,18 @@ def test_a_rewritten_conversation_is_a_divergence_and_says_where(now: tuple[Entr
 @spec("REUSE-16")
 def test_a_swapped_image_is_an_edit() -> None:
     def with_image(data: str) -> Outline:
-        return sent(UserMessage((File("image/png", data),)), replied(), said("and this?"))
+        return sent(UserMessage((File("image/png", data),)), responded(), said("and this?"))
 
     assert kind_of(known(with_image("AAAA")), with_image("BBBB")) == RequestRelation.DIVERGENCE
 
 
 @spec("REUSE-16")
-def test_a_conversation_that_ends_with_a_reply_has_nothing_to_deliver() -> None:
+def test_a_conversation_that_ends_with_a_response_has_nothing_to_deliver() -> None:
     record = known(sent(said("a")))
     for entries in (
-        (said("a"), replied()),
-        (*talk("a", "b"), replied()),
-        (*talk("a", "b"), replied(calls=["c1"])),
+        (said("a"), responded()),
+        (*talk("a", "b"), responded()),
+        (*talk("a", "b"), responded(calls=["c1"])),
     ):
         judged = classify(record, sent(*entries))
         assert (judged.kind, judged.reason.field, judged.delivery) == (
@@ -308,7 +308,7 @@ def test_a_repeated_request_is_never_sent_to_the_agent_that_has_it() -> None:
 @spec("REUSE-11")
 def test_the_results_that_the_agent_waits_for_are_a_continuation() -> None:
     record = known(sent(said("a")), calls=["c1", "c2"])
-    outline = sent(said("a"), replied(calls=["c2", "c1"]))
+    outline = sent(said("a"), responded(calls=["c2", "c1"]))
     judged = classify(record, outline)
     assert (judged.kind, judged.reason.field, judged.new) == (RequestRelation.CONTINUATION, "results", 0)
     assert done(record, outline) == ResumeAgent(Delivery(0, ("c2", "c1")))
@@ -317,7 +317,7 @@ def test_the_results_that_the_agent_waits_for_are_a_continuation() -> None:
 @spec("REUSE-11")
 def test_results_and_new_words_go_together() -> None:
     record = known(sent(said("a")), calls=["c1"])
-    outline = sent(said("a"), replied(calls=["c1"]), said("b"), said("c"))
+    outline = sent(said("a"), responded(calls=["c1"]), said("b"), said("c"))
     assert kind_of(record, outline) == RequestRelation.CONTINUATION_MULTI
     assert done(record, outline) == ResumeAgent(Delivery(2, ("c1",)))
 
@@ -326,14 +326,14 @@ def test_results_and_new_words_go_together() -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        (said("a"), replied(), said("b")),
+        (said("a"), responded(), said("b")),
         (said("a"), said("b")),
-        (said("a"), replied(calls=["c1"]), said("b")),
-        (said("a"), replied(calls=["c1", "x"]), said("b")),
-        (said("a"), replied(calls=["c1", "c2", "x"]), said("b")),
-        (said("a"), replied(calls=["x"]), replied(calls=["c1", "c2"]), said("b")),
-        (said("a"), replied(calls=["c1", "c2"]), replied(), said("b")),
-        (said("a"), replied(calls=["c1"])),
+        (said("a"), responded(calls=["c1"]), said("b")),
+        (said("a"), responded(calls=["c1", "x"]), said("b")),
+        (said("a"), responded(calls=["c1", "c2", "x"]), said("b")),
+        (said("a"), responded(calls=["x"]), responded(calls=["c1", "c2"]), said("b")),
+        (said("a"), responded(calls=["c1", "c2"]), responded(), said("b")),
+        (said("a"), responded(calls=["c1"])),
     ],
 )
 def test_an_agent_is_given_all_results_it_waits_for_and_no_others(entries: tuple[Entry, ...]) -> None:
@@ -343,16 +343,16 @@ def test_an_agent_is_given_all_results_it_waits_for_and_no_others(entries: tuple
 
 @spec("REUSE-11")
 def test_results_of_calls_that_the_agent_never_made_are_a_divergence() -> None:
-    outline = sent(said("a"), replied(calls=["x"]), said("b"))
+    outline = sent(said("a"), responded(calls=["x"]), said("b"))
     assert classify(known(sent(said("a"))), outline).reason.field == "results"
     assert (
-        kind_of(known(sent(said("a"))), sent(said("a"), replied(calls=["x"]))) == RequestRelation.DIVERGENCE
+        kind_of(known(sent(said("a"))), sent(said("a"), responded(calls=["x"]))) == RequestRelation.DIVERGENCE
     )
 
 
 @spec("REUSE-11", "REUSE-12")
 def test_ids_that_are_used_again_do_not_make_old_results_new_ones() -> None:
-    once = sent(said("a"), replied(calls=["c1"]))
+    once = sent(said("a"), responded(calls=["c1"]))
     record = answered(
         asked_again(known(sent(said("a")), calls=["c1"]), once, now=4.0),
         agent="agent-1",
@@ -362,32 +362,32 @@ def test_ids_that_are_used_again_do_not_make_old_results_new_ones() -> None:
     )
     assert kind_of(record, once) == RequestRelation.REPEAT
     assert done(record, once) == Fresh(is_pooled=True)
-    assert kind_of(record, sent(said("a"), replied(calls=["c1"]), said("b"))) == RequestRelation.DIVERGENCE
-    twice = sent(said("a"), replied(calls=["c1"]), replied(calls=["c1"]))
+    assert kind_of(record, sent(said("a"), responded(calls=["c1"]), said("b"))) == RequestRelation.DIVERGENCE
+    twice = sent(said("a"), responded(calls=["c1"]), responded(calls=["c1"]))
     assert done(record, twice) == ResumeAgent(Delivery(0, ("c1",)))
 
 
 @spec("REUSE-11")
 def test_a_host_that_leaves_out_what_tools_said_is_still_a_continuation() -> None:
-    given_results = sent(said("a"), replied(calls=["c1"]))
+    given_results = sent(said("a"), responded(calls=["c1"]))
     record = asked_again(known(sent(said("a")), calls=["c1"]), given_results, now=4.0)
     record = answered(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
-    for entries in (talk("a", "b"), (said("a"), replied(calls=["c1"]), replied(), said("b"))):
+    for entries in (talk("a", "b"), (said("a"), responded(calls=["c1"]), responded(), said("b"))):
         assert done(record, sent(*entries)) == ResumeAgent(Delivery(1))
-    assert done(record, sent(said("a"), replied(calls=["c1"]), said("b"))) == ResumeAgent(Delivery(1))
+    assert done(record, sent(said("a"), responded(calls=["c1"]), said("b"))) == ResumeAgent(Delivery(1))
 
 
 @spec("REUSE-11", "REUSE-13")
 def test_results_under_a_new_system_prompt_are_a_rebase() -> None:
     record = known(sent(said("a")), calls=["c1"])
-    outline = sent(said("a"), replied(calls=["c1"]), system="New.")
+    outline = sent(said("a"), responded(calls=["c1"]), system="New.")
     assert kind_of(record, outline) == RequestRelation.REBASE
     assert done(record, outline, FOLLOWS) == ResumeAgent(Delivery(0, ("c1",)))
 
 
 @spec("REUSE-11")
 def test_results_before_messages_that_are_known_are_no_news() -> None:
-    seen = (said("a"), replied(calls=["c1"]), said("b"))
+    seen = (said("a"), responded(calls=["c1"]), said("b"))
     after = sent(*seen, said("c"))
     assert done(known(sent(*seen)), after) == ResumeAgent(Delivery(1))
     assert kind_of(known(sent(*seen), calls=["c1"]), after) == RequestRelation.DIVERGENCE
@@ -405,11 +405,11 @@ def test_results_before_messages_that_are_known_are_no_news() -> None:
         (talk("a", "B"), (1, 1)),
         (talk("a", "b"), (1, 1)),
         (talk("a", "b", "c"), (2, 1)),
-        ((said("a"), replied(), said("b"), said("c"), said("d")), None),
+        ((said("a"), responded(), said("b"), said("c"), said("d")), None),
         (talk("a", "B", "c"), None),
         (talk("A", "b"), None),
         (said("a"), None),
-        ((said("a"), replied(), replied(calls=["x"]), said("B")), None),
+        ((said("a"), responded(), responded(calls=["x"]), said("B")), None),
     ],
 )
 def test_a_fork_starts_at_the_last_mark_with_only_users_behind_it(
@@ -420,7 +420,7 @@ def test_a_fork_starts_at_the_last_mark_with_only_users_behind_it(
     expected: Action = Fresh(is_pooled=True)
     if fork is not None:
         expected = Fork(ForkPoint(fork[0], "agent-1", f"mark-{fork[0]}"), fork[1])
-    elif entries == (said("a"), replied(), said("b"), said("c"), said("d")):
+    elif entries == (said("a"), responded(), said("b"), said("c"), said("d")):
         expected = ResumeAgent(Delivery(1))
     assert done(record, sent(*entries), FORKS) == expected
 
@@ -440,9 +440,9 @@ def test_a_resume_at_an_age_that_was_seen_to_die_is_not_tried() -> None:
 _entries = st.lists(
     st.one_of(
         st.builds(said, st.sampled_from("ab")),
-        st.just(replied()),
-        st.just(replied(calls=["c1"])),
-        st.just(replied(calls=["c1", "c2"])),
+        st.just(responded()),
+        st.just(responded(calls=["c1"])),
+        st.just(responded(calls=["c1", "c2"])),
     ),
     max_size=6,
 )

@@ -35,7 +35,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import File, Outcome, Text, UserMessage, UserPart
-from midstream.models.replies import Finished, TextDelta, ThinkingDelta, UpstreamCallEnded
+from midstream.models.responses import Finished, TextDelta, ThinkingDelta, UpstreamCallEnded
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import CLOSE_S, LIMIT_S, PeerMessage, Trait, UpstreamContract

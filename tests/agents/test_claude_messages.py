@@ -9,7 +9,7 @@ import pytest
 from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamFailedError, UpstreamGoneError
 from midstream.history.messages import Finish, Outcome, Usage
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     TextDelta,

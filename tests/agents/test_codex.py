@@ -30,7 +30,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Outcome, UserMessage
-from midstream.models.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import PeerMessage, Trait, UpstreamContract
 from midstream.tools.forwarded_servers import ForwardedMcpServer

@@ -30,7 +30,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import UserMessage
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.testing.pool_contract import PoolContract
 from midstream.testing.upstream_contract import UpstreamContract

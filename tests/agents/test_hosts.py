@@ -32,7 +32,7 @@ from midstream.agents.pool_records import (
 )
 from midstream.history.messages import Entry, Step, Text, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline
-from tests.agents.sayings import replied, said, sent
+from tests.agents.sayings import responded, said, sent
 from tests.search import tried
 from tests.spec import spec
 
@@ -40,7 +40,7 @@ TURNS = 60
 
 
 class Mind(Struct):
-    """What an agent was told, by `view`, under which model; and the reply whose results it waits for."""
+    """What an agent was told, by `view`, under which model; and the response whose results it waits for."""
 
     told: list[str]
     model: str
@@ -53,8 +53,8 @@ def view(entries: list[Entry]) -> list[str]:
     for entry in entries:
         if isinstance(entry, UserMessage):
             told += [part.text for part in entry.parts if isinstance(part, Text)]
-        elif entry.reply.text.startswith("foreign"):
-            told.append(entry.reply.text)
+        elif entry.response.text.startswith("foreign"):
+            told.append(entry.response.text)
     return told
 
 
@@ -65,7 +65,7 @@ class Host:
         self.chance = chance
         self.abilities = abilities
         self.ids = ids
-        """`own`: each call has its own id; `again`: each reply uses the same ones."""
+        """`own`: each call has its own id; `again`: each response uses the same ones."""
         self.entries: list[Entry] = []
         self.system = "s0"
         self.tools: tuple[ToolSpec, ...] = ()
@@ -83,12 +83,12 @@ class Host:
         if self.chance.random() < 0.1:
             title: list[Entry] = [said(f"title {self.chance.randrange(3)}")]
             self._ask(title, "title")
-        reply = self._ask(self.entries, self.system)
-        while reply is not None:
-            self.entries.append(reply)
-            if not reply.results or self.chance.random() < 0.2:
+        response = self._ask(self.entries, self.system)
+        while response is not None:
+            self.entries.append(response)
+            if not response.results or self.chance.random() < 0.2:
                 return
-            reply = self._ask(self.entries, self.system)
+            response = self._ask(self.entries, self.system)
 
     def _rewrite(self) -> None:
         chance, entries = self.chance, self.entries
@@ -120,7 +120,7 @@ class Host:
             case "tools":
                 self.tools = () if self.tools else (ToolSpec("read"),)
             case "forget":  # what tools said before
-                entries[:] = [entry if view([entry]) else replied() for entry in entries]
+                entries[:] = [entry if view([entry]) else responded() for entry in entries]
             case "elsewhere":
                 entries += [self._said(), self._foreign(chance.randrange(2))]
             case "answered elsewhere" if users:
@@ -133,14 +133,14 @@ class Host:
     def _foreign(self, calls: int) -> Step:
         """What another model did. Its bare words in the place of ours are not seen: they may be ours, written anew."""
         self.words += 1
-        return replied(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
+        return responded(f"foreign {self.words}", calls=[f"foreign-{self.words}"][:calls])
 
     def _said(self) -> UserMessage:
         self.words += 1
         return said(f"word {self.words}")
 
     def _ask(self, entries: list[Entry], system: str) -> Step | None:
-        """Do what a pool does, with a process that may die anywhere; return the reply of the agent, or None."""
+        """Do what a pool does, with a process that may die anywhere; return the response of the agent, or None."""
         outline = sent(*entries, system=system, tools=self.tools, identity={"model": self.model})
         record = self.record if self.record is None else decode(encode(self.record))
         judged = classify(record, outline)
@@ -154,7 +154,7 @@ class Host:
             assert chosen.delivery.results == ()
         if isinstance(chosen, Fresh) and not chosen.is_pooled:
             self.record = None if record is None else noted(record, outline)
-            return replied()
+            return responded()
         self.record = pending
         if self.chance.random() < 0.05:  # died before it was sent
             return None
@@ -167,7 +167,7 @@ class Host:
         self.record = confirmed(pending, agent, now=2.0)
         if self.chance.random() < 0.05:  # died before the end
             return None
-        return self._reply(agent, mind)
+        return self._response(agent, mind)
 
     def _opened(
         self, chosen: Action, record: PoolRecord | None, outline: Outline, told: list[str]
@@ -193,22 +193,22 @@ class Host:
                 mind = self.minds[fresh] = Mind([], self.model)
                 return fresh, mind, told, asked_fresh(outline, upstream="scripted", now=1.0)
 
-    def _reply(self, agent: str, mind: Mind) -> Step:
+    def _response(self, agent: str, mind: Mind) -> Step:
         count = self.chance.choice([0, 0, 1, 2]) if self.abilities.takes_tools else 0
         self.calls += count
         first = self.calls if self.ids == "own" else 0
         calls = tuple(f"c{first + number}" for number in range(count))
-        reply = replied(calls=calls)
-        mind.waits = reply if calls else None
+        response = responded(calls=calls)
+        mind.waits = response if calls else None
         mark = f"mark-{len(self.marks)}"
         self.marks[mark] = Mind(list(mind.told), mind.model)
         assert self.record is not None
         self.record = answered(self.record, agent=agent, mark=mark, open_calls=calls, now=3.0)
-        return reply
+        return response
 
 
 REWRITES = {
-    "say": 14,
+    "send": 14,
     "queue": 2,
     "edit": 1,
     "revert": 1,
@@ -257,4 +257,4 @@ def test_a_clean_conversation_sends_each_user_message_once() -> None:
             else asked_again(host.record, outline, now=1.0)
         )
         host.record = confirmed(asked, "agent-1", now=2.0)
-        host.entries.append(replied())
+        host.entries.append(responded())

@@ -13,7 +13,7 @@ from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConv
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, UpstreamEvent, UpstreamMessage
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 from midstream.history.messages import Result, ToolSpec, UserMessage
-from midstream.models.replies import CallRequested, TextDelta
+from midstream.models.responses import TextDelta, ToolCallRequested
 from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.session.model_settings import ModelSettings
 from midstream.testing.pool_contract import PoolContract
@@ -132,7 +132,7 @@ async def test_a_server_that_is_full_may_ask_for_a_pause_until_a_date() -> None:
 
 async def test_an_answer_is_made_as_it_was_wished() -> None:
     settings = ModelSettings(
-        temperature=0.0, tokens_max=9, stop=("END",), reply_format={"type": "json_object"}
+        temperature=0.0, tokens_max=9, stop=("END",), response_format={"type": "json_object"}
     )
     for model, expected in (("gpt-4o", {"temperature": 0.0}), ("gpt-5", {})):
         async with openai_memory("responses") as server:
@@ -149,7 +149,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
         assert told == {"max_output_tokens": 9, "text": {"format": {"type": "json_object"}}, **expected}
 
 
-async def test_a_background_reply_goes_on_over_new_connections() -> None:
+async def test_a_background_response_goes_on_over_new_connections() -> None:
     async with openai_memory("responses", is_background=True) as server:
         upstream = server.upstream()
         server.cuts = 2
@@ -177,7 +177,7 @@ async def test_tools_of_the_host_are_asked_for_and_answered_in_the_chain() -> No
         resumed = await upstream.open(Setup("be brief", (tool,)), resume=opened.agent)
         await _said(resumed, UpstreamMessage(UserMessage(()), (Result("call_7", "what stands in a"),)))
         await upstream.aclose()
-    assert CallRequested("call_7", "read", '{"path": "a"}') in first
+    assert ToolCallRequested("call_7", "read", '{"path": "a"}') in first
     assert server.outputs == [
         {"type": "function_call_output", "call_id": "call_7", "output": "what stands in a"}
     ]

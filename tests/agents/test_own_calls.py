@@ -19,7 +19,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -27,7 +27,7 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.models.fingerprint import ConversationDigest
-from midstream.models.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from tests.spec import spec
 
 ASKED, MORE = UserMessage.of("pay"), UserMessage.of("and more")
@@ -46,10 +46,10 @@ def _kept(*events: ModelEvent, after: tuple[UserMessage | Step, ...] = (ASKED,))
 @spec("REUSE-80")
 def test_a_call_stands_where_it_was_made() -> None:
     answer = _kept(*SAID).kept(is_whole=True)
-    history = History((ASKED, Step(Reply((Text("I pay. Paid."),))), MORE))
+    history = History((ASKED, Step(Response((Text("I pay. Paid."),))), MORE))
     restored = with_own_calls(history, decode_calls(encode_calls((answer,))))
     parts = (Text("I pay. "), CALL, Text("Paid."))
-    assert restored == History((ASKED, Step(Reply(parts)), MORE))
+    assert restored == History((ASKED, Step(Response(parts)), MORE))
     told = transcript(restored)
     assert told.index("I pay.") < told.index("pay 3") < told.index("\npaid\n") < told.index("Paid.")
 
@@ -57,20 +57,20 @@ def test_a_call_stands_where_it_was_made() -> None:
 @spec("REUSE-80")
 def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
     answer = _kept(*SAID).kept(is_whole=True)
-    whole = History((ASKED, Step(Reply((Text("I pay. "), CALL, Text("Paid.")))), MORE))
-    other = History((MORE, Step(Reply((Text("I pay. Paid."),)))))
+    whole = History((ASKED, Step(Response((Text("I pay. "), CALL, Text("Paid.")))), MORE))
+    other = History((MORE, Step(Response((Text("I pay. Paid."),)))))
     for history in (whole, other, History((ASKED,))):
         assert with_own_calls(history, (answer,)) == history
 
 
 @spec("REUSE-80")
 def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None:
-    asks = Step(Reply((Text("First."), Call("h", "look")), Finish.CALLS), (Result("h", "seen"),))
+    asks = Step(Response((Text("First."), Call("h", "look")), Finish.CALLS), (Result("h", "seen"),))
     first = _kept(STARTED).kept(is_whole=True)
     second = _kept(TextDelta("Then."), STARTED, after=(ASKED, asks)).kept(is_whole=True)
-    restored = with_own_calls(History((ASKED, asks, Step(Reply((Text("Then."),))))), (first, second))
+    restored = with_own_calls(History((ASKED, asks, Step(Response((Text("Then."),))))), (first, second))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
-    assert [each.reply.parts for each in restored.entries if isinstance(each, Step)] == [
+    assert [each.response.parts for each in restored.entries if isinstance(each, Step)] == [
         (doubtful, Text("First."), Call("h", "look")),
         (Text("Then."), doubtful),
     ]
@@ -81,7 +81,7 @@ def test_an_answer_that_was_cut_is_the_end_of_the_history() -> None:
     answer = _kept(*SAID[:2]).kept(is_whole=False)
     restored = with_own_calls(History((ASKED,)), (answer,))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
-    assert restored.entries[1:] == (Step(Reply((Text("I pay. "), doubtful), Finish.INTERRUPTED)),)
+    assert restored.entries[1:] == (Step(Response((Text("I pay. "), doubtful), Finish.INTERRUPTED)),)
 
 
 @spec("REUSE-80")

@@ -32,14 +32,14 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Finish, History, Step, Text, Thinking, Usage, UserMessage
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     ModelRequest,
-    PoolJudged,
+    ReuseReported,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 from midstream.store.memory import MemoryStore
@@ -132,7 +132,7 @@ async def test_stopped_between_two_of_several_nothing_more_is_sent_and_no_record
 async def test_an_agent_that_wants_tools_in_between_is_replaced() -> None:
     def answer(talk: AgentConversation) -> list[UpstreamEvent]:
         if words_of(talk.heard[-1].said) == "two":
-            return [CallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
+            return [ToolCallRequested("c", "look", "{}"), Finished(Finish.CALLS)]
         return [TextDelta("ok"), Finished()]
 
     bench = Bench(ScriptedUpstream(answer=answer))
@@ -146,7 +146,7 @@ async def test_results_go_to_the_agent_that_asked() -> None:
     def answer(talk: AgentConversation) -> list[UpstreamEvent]:
         if talk.heard[-1].said.results:
             return [TextDelta("done"), Finished()]
-        return [CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)]
+        return [ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)]
 
     bench = Bench(ScriptedUpstream(answer=answer, abilities=Abilities(takes_tools=True)))
     host = await bench.host()
@@ -539,7 +539,9 @@ async def test_a_rebuilt_conversation_is_noted_once_and_the_note_is_told_to_no_a
     assert host.events[0] == ThinkingDelta(REBUILT_NOTE)
     noted = host.history.entries[-1]
     assert isinstance(noted, Step)
-    thought = replace(noted, reply=replace(noted.reply, parts=(Thinking(REBUILT_NOTE), *noted.reply.parts)))
+    thought = replace(
+        noted, response=replace(noted.response, parts=(Thinking(REBUILT_NOTE), *noted.response.parts))
+    )
     host.history = History((*host.history.entries[:-1], thought))
     await host.say("three")
     assert [event for event in host.events if isinstance(event, ThinkingDelta)] == []
@@ -769,7 +771,7 @@ async def _stream(pool: Pooled, request: ModelRequest) -> AsyncGenerator[ModelEv
     events = cast("AsyncGenerator[ModelEvent, None]", pool.stream(request))
     async with contextlib.aclosing(events):
         async for event in events:
-            if not isinstance(event, PoolJudged):
+            if not isinstance(event, ReuseReported):
                 yield event
 
 

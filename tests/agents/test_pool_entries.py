@@ -9,7 +9,7 @@ from midstream.agents.pool_records import PoolRecord, answered, asked_fresh, con
 from midstream.errors import EntryMovedError, StoreBusyError, UsageError
 from midstream.history.messages import History, UserMessage
 from midstream.models.fingerprint import Outline, outline
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.store.memory import MemoryStore
 from midstream.testing import FakeWorld
 from midstream.testing.scripted_upstream import ScriptedUpstream

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from midstream.agents.pool import Pooled
-from midstream.history.messages import Entry, History, Reply, Step, Text, UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.history.messages import Entry, History, Response, Step, Text, UserMessage
+from midstream.models.responses import ModelRequest
 from midstream.testing.scripted_upstream import words_of
 from tests.agents.pooling import Bench
 from tests.lines import lines_run
@@ -17,15 +17,15 @@ from tests.spec import spec
 Entries = list[Entry]
 
 
-def replied(text: str) -> Step:
-    return Step(Reply((Text(text),)))
+def responded(text: str) -> Step:
+    return Step(Response((Text(text),)))
 
 
 def told(count: int) -> Entries:
     """So many questions, all but the last answered."""
     entries: Entries = []
     for number in range(count):
-        entries += [UserMessage.of(f"question {number}"), replied(f"answer {number}")]
+        entries += [UserMessage.of(f"question {number}"), responded(f"answer {number}")]
     return entries[:-1]
 
 
@@ -33,7 +33,7 @@ async def ask(pool: Pooled, entries: Entries) -> None:
     """Have a history answered, and take the answer in."""
     async for _ in pool.stream(ModelRequest("", History(tuple(entries)), session="s")):
         pass
-    entries.append(replied("well"))
+    entries.append(responded("well"))
 
 
 async def nothing(pool: Pooled) -> None:

@@ -15,8 +15,8 @@ from midstream.agents.pool import Pooled
 from midstream.agents.pool_turns import AgentOrigin
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.errors import ModelError
-from midstream.history.messages import History, Reply, Step, Text, UserMessage
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.history.messages import History, Response, Step, Text, UserMessage
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_upstream import (
     AgentConversation,
@@ -66,12 +66,12 @@ async def test_no_message_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
             answers = await asyncio.gather(*(_ask(pool, history) for pool in asked))
             wanted = " ".join(f"#{told}" for told in range(number + 1))
             assert {answer for answer in answers if answer} <= {wanted}
-            history = history.then(Step(Reply((Text("noted"),))))
+            history = history.then(Step(Response((Text("noted"),))))
         for pool in pools:
             _upstream_of(pool).troubles.clear()
         history = history.then(UserMessage.of("word-last"))
         await _ask(pools[0], history)
-        history = history.then(Step(Reply((Text("noted"),)))).then(UserMessage.of("word-after"))
+        history = history.then(Step(Response((Text("noted"),)))).then(UserMessage.of("word-after"))
         await _ask(pools[1], history)
         report = pools[1].last("s")
         assert report is not None

@@ -24,7 +24,7 @@ from midstream.agents.pool_records import (
     noted,
 )
 from midstream.models.fingerprint import LINK_BYTES
-from tests.agents.sayings import known, pending, replied, said, sent, talk
+from tests.agents.sayings import known, pending, responded, said, sent, talk
 from tests.spec import spec
 
 RECORD = noted(known(sent(*talk("a", "b")), calls=["c1", "c2"]), sent(said("title"), system="Titles."))
@@ -57,7 +57,7 @@ def test_a_confirmed_record_without_a_name_cannot_be_resumed() -> None:
 def test_no_place_to_fork_from_while_calls_are_open() -> None:
     record = known(sent(said("a")), calls=["c1"])
     assert (record.marks, record.open_calls, record.answered) == ((), ("c1",), ())
-    record = asked_again(record, sent(said("a"), replied(calls=["c1"])), now=4.0)
+    record = asked_again(record, sent(said("a"), responded(calls=["c1"])), now=4.0)
     assert (record.open_calls, record.answered) == ((), ("c1",))
     record = answered(record, agent="agent-1", mark="m", open_calls=(), now=5.0)
     assert record.marks == (ForkPoint(1, "agent-1", "m"),)

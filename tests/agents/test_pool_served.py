@@ -22,7 +22,7 @@ import json
 from pathlib import Path
 
 from midstream import Agent, Pooled
-from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted, Working
+from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted, Working
 from midstream.errors import UpstreamFailedError
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
 from midstream.environment import World

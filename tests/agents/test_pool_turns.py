@@ -17,7 +17,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -27,16 +27,16 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.models.fingerprint import ConversationDigest
-from midstream.models.replies import ModelEvent, ModelRequest, PoolJudged
+from midstream.models.responses import ModelEvent, ModelRequest, ReuseReported
 from midstream.session.model_settings import ModelSettings
-from midstream.session.records import Judgement
+from midstream.session.records import ReuseDecision
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble, words_of
 from tests.agents.pooling import Bench, Host
 from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
-ANSWER = Step(Reply((Text("yes"),)))
-CALLED = Step(Reply((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
+ANSWER = Step(Response((Text("yes"),)))
+CALLED = Step(Response((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
 TAKES_HISTORY = Abilities(takes_history=True)
 
 
@@ -87,8 +87,8 @@ def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
 def test_the_pools_own_note_is_no_part_of_a_conversation(
     parts: tuple[Text | Thinking, ...], kept: tuple[Text | Thinking, ...]
 ) -> None:
-    history = History((ONE, Step(Reply(parts))))
-    assert without_notes(history) == History((ONE, Step(Reply(kept))))
+    history = History((ONE, Step(Response(parts))))
+    assert without_notes(history) == History((ONE, Step(Response(kept))))
 
 
 def test_keys_differ_by_agent_session_and_what_is_said() -> None:
@@ -124,12 +124,12 @@ async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anyt
     bench = Bench()
     host = await bench.host()
     await host.say("one")
-    assert host.judged == [Judgement("new", "nothing is known of it", "fresh", "record", new=1)]
+    assert host.judged == [ReuseDecision("new", "nothing is known of it", "fresh", "record", new=1)]
     await host.say("two")
-    assert host.judged == [Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
+    assert host.judged == [ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
     host.history = host.history.then(UserMessage.of("three"))
     events = host.pool.stream(ModelRequest("", host.history, session="s"))
-    assert isinstance(await anext(events), PoolJudged)
+    assert isinstance(await anext(events), ReuseReported)
     assert len(bench.told()) == 2
     await cast("AsyncGenerator[ModelEvent, None]", events).aclose()
 
@@ -152,7 +152,7 @@ async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_
 @spec("REUSE-79")
 @pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
 def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -> None:
-    cut = Step(Reply((Text("half"),), Finish.INTERRUPTED))
+    cut = Step(Response((Text("half"),), Finish.INTERRUPTED))
     (said,) = _turn(History((ONE, cut, TWO)), abilities).sends
     text = words_of(said)
     assert text.index("half") < text.index(DONE) < text.rindex("two")
@@ -164,7 +164,7 @@ async def test_a_resumed_agent_is_told_what_it_did_in_an_answer_that_was_cut() -
     host = await bench.host()
     await host.say("one")
     call = UpstreamCall("c", "shell", "{}", "receipt 77", Outcome.OK)
-    cut = Step(Reply((Text("half"), call), Finish.INTERRUPTED))
+    cut = Step(Response((Text("half"), call), Finish.INTERRUPTED))
     host.history = History((*host.history.entries[:-1], cut))
     report = await host.say("two")
     assert report.way is AgentOrigin.RESUMED

@@ -16,7 +16,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -33,12 +33,12 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ" * 20
 
 
 def answer(text: str) -> Step:
-    return Step(Reply((Text(text),)))
+    return Step(Response((Text(text),)))
 
 
 def ran(content: str, outcome: Outcome = Outcome.OK, arguments: str = '{"path":"a"}') -> Step:
-    reply = Reply((Call("c", "read", arguments),), Finish.CALLS)
-    return Step(reply, (Result("c", content, outcome),))
+    response = Response((Call("c", "read", arguments),), Finish.CALLS)
+    return Step(response, (Result("c", content, outcome),))
 
 
 def told(*entries: UserMessage | Step, budget: TranscriptBudget | None = None) -> str:
@@ -141,8 +141,8 @@ def test_how_a_call_ended_is_said_truly(outcome: Outcome, words: str) -> None:
     assert headings(told(ran("what it said", outcome)))[2] == f"1.1 result ({words})"
 
 
-def test_a_reply_that_was_cut_says_so_and_thoughts_are_left_out() -> None:
-    cut = Step(Reply((Thinking("hm"), Text("I wi")), Finish.INTERRUPTED))
+def test_a_response_that_was_cut_says_so_and_thoughts_are_left_out() -> None:
+    cut = Step(Response((Thinking("hm"), Text("I wi")), Finish.INTERRUPTED))
     text = told(UserMessage.of("hi"), cut)
 
     assert headings(text)[2] == "2 the assistant said, interrupted before it was whole"
@@ -250,7 +250,7 @@ def test_what_is_behind_a_large_file_in_a_result_is_told() -> None:
 def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
     own = UpstreamCall("u", "grep", '{"for":"x"}', "r" * 2001, Outcome.OK)
     open_one = UpstreamCall("v", "build", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
-    text = told(Step(Reply((Text("I look."), own, Text("Found."), open_one))))
+    text = told(Step(Response((Text("I look."), own, Text("Found."), open_one))))
 
     assert headings(text)[1:-1] == [
         "1 the assistant said",
@@ -264,7 +264,7 @@ def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
 
 
 def test_a_tools_name_is_one_word_of_a_heading() -> None:
-    reply = Reply((Call("c", "a\n--- b", "{}"),), Finish.CALLS)
-    text = told(Step(reply, (Result("c", ""),)))
+    response = Response((Call("c", "a\n--- b", "{}"),), Finish.CALLS)
+    text = told(Step(response, (Result("c", ""),)))
 
     assert headings(text)[1:-1] == ["1.1 the assistant called the tool a --- b, with", "1.1 result (ok)"]

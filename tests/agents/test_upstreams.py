@@ -9,7 +9,7 @@ from midstream.agents.upstreams import (
     UpstreamMessage,
 )
 from midstream.history.messages import Text, UserMessage
-from midstream.models.replies import Finished, TextDelta
+from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_upstream import ScriptedUpstream
 
 

@@ -10,14 +10,14 @@ from msgspec import Struct, field
 
 from midstream.client.local_tools import offered
 from midstream.history.messages import Outcome, Result, UserMessage
-from midstream.protocol.frames import AbortPayload, EventId, ResultPayload, SayPayload, digest_of, encode
+from midstream.protocol.frames import CancelPayload, EventId, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     CallEnded,
     CommandAccepted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StreamOpened,
     TurnEnded,
     TurnStatus,
@@ -26,7 +26,7 @@ from midstream.session.records import (
 from midstream.session.turn.states import SUSPECTED_CODE
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
-from tests.chaos.turns import ASK_REPLY, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
+from tests.chaos.turns import ASK_RESPONSE, TURNS, WAYS, WORDS, client_tools, is_stopped, message_of
 from tests.fault.client_process import Shown, read_notes
 from tests.fault.matrix import read_ledger
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger
@@ -39,7 +39,7 @@ class Verdict(Struct):
         events: Records of all journals.
         shown: Events that clients wrote down, those who only read too.
         lost: Events that one who should have been shown them was not.
-        duplicated: Events shown twice, and messages or chunks that stand in a journal twice.
+        duplicated: Events shown twice, and messages or commands that stand in a journal twice.
         executions: Runs of tools, none of which may run twice.
         repeated: Runs of a call that had run before.
         interrupted: Turns that were given up, as so many servers died on them one after the other.
@@ -99,7 +99,7 @@ def _judge_session(
     verdict.events += len(stored)
     verdict.shown += len(seen) + len(read)
     verdict.executions += len(ledger)
-    calls = Counter((each.turn, each.reply, each.call_id) for each in ledger)
+    calls = Counter((each.turn, each.response, each.call_id) for each in ledger)
     verdict.repeated += sum(calls.values()) - len(calls)
     for log in logs:
         verdict.lost += len(
@@ -137,19 +137,19 @@ class _Payloads:
         self._tools = offered(client_tools(ledger))
 
     def sent(self, turn: int, stream: str, records: Sequence[Record]) -> dict[int, str]:
-        """Return the digest of each chunk of a stream: first the message, then any of what may follow it."""
-        say = SayPayload(UserMessage.of(message_of(turn)).parts, self._tools)
+        """Return the digest of each command of a stream: first the message, then any of what may follow it."""
+        say = SendPayload(UserMessage.of(message_of(turn)).parts, self._tools)
         number = turn + 1
         later = (
-            ResultPayload(number, ASK_REPLY, Result("b", ANSWER_OF_CLIENT)),
-            ResultPayload(number, ASK_REPLY, Result("b", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
-            AbortPayload(),
-            AbortPayload(number),
+            ResultPayload(number, ASK_RESPONSE, Result("b", ANSWER_OF_CLIENT)),
+            ResultPayload(number, ASK_RESPONSE, Result("b", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+            CancelPayload(),
+            CancelPayload(number),
         )
         possible = {digest_of(encode(each)) for each in later}
-        chunks = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
+        commands = [each for each in records if isinstance(each, CommandAccepted) and each.stream == stream]
         return {0: digest_of(encode(say))} | {
-            each.seqno: each.digest for each in chunks if each.seqno and each.digest in possible
+            each.seqno: each.digest for each in commands if each.seqno and each.digest in possible
         }
 
 
@@ -181,7 +181,9 @@ def _judge_turns(name: str, records: Sequence[Record], verdict: Verdict) -> None
     verdict.turns += len(ends)
     for turn, end in enumerate(ends):
         texts = tuple(
-            each.body.text for each in records if isinstance(each, ReplyCompleted) and each.turn == end.turn
+            each.body.text
+            for each in records
+            if isinstance(each, ResponseCompleted) and each.turn == end.turn
         )
         verdict.stopped += end.status is TurnStatus.CANCELLED
         verdict.interrupted += end.status is TurnStatus.INTERRUPTED

@@ -25,7 +25,7 @@ OVERTAKEN_S = 1.0
 GATHERS_S = 0.05
 """Seconds for which a connection that will be overtaken hears its client."""
 _CONTENT_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
-_OPENING = re.compile(rb"/(stream|events|poll(?=\?n=0 )|chunks)[? ]")
+_OPENING = re.compile(rb"/(stream|events|poll(?=\?n=0 )|commands)[? ]")
 
 Way = Literal["up", "down"]
 
@@ -76,7 +76,8 @@ class Proxy:
         self.cuts: Counter[str] = Counter()
         """Connections that were cut, by how."""
         self.requests: Counter[str] = Counter()
-        """Whole requests: `stream` a WebSocket, `events`, `poll` the first of a connection, `chunks` those that say."""
+        """Whole requests: `stream` a WebSocket, `events`, `poll` the first of a connection, `commands` those that
+        say."""
         self.repeated = 0
         """Requests that arrived once more."""
         self.overtaken = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from midstream.environment import Fault, World
 from midstream.history.messages import Finish
-from midstream.models.replies import CallRequested, Finished, ThinkingDelta
+from midstream.models.responses import Finished, ThinkingDelta, ToolCallRequested
 from midstream.testing.scripted_model import ScriptedStep
 from midstream.tools.function_tools import Tool, tool
 from tests.fault.turn import ANSWER_OF_CLIENT, Ledger, spoken
@@ -22,9 +22,9 @@ SESSIONS_AT_ONCE = 8
 ENOUGH = "enough"
 """A file that says to begin no further session."""
 WORDS = tuple(" ".join(f"{word}{number}ü漢🙂" for number in range(40)) for word in ("look", "then", "done"))
-"""What the model says in each reply, with characters of one to four bytes."""
-ASK_REPLY = 1
-"""The reply in which the client's tool is called."""
+"""What the model says in each response, with characters of one to four bytes."""
+ASK_RESPONSE = 1
+"""The response in which the client's tool is called."""
 
 
 class Told:
@@ -58,10 +58,10 @@ def is_stopped(session: str, turn: int) -> bool:
 def script() -> list[list[ScriptedStep]]:
     first, second, third = WORDS
     calls = Finished(Finish.CALLS)
-    server, client = CallRequested("a", "write", "{}"), CallRequested("b", "ask", "{}")
+    server, client = ToolCallRequested("a", "write", "{}"), ToolCallRequested("b", "ask", "{}")
     return [
         [ThinkingDelta("both sides"), *spoken(first), server, client, calls],
-        [*spoken(second), CallRequested("a", "work_slowly", "{}"), calls],
+        [*spoken(second), ToolCallRequested("a", "work_slowly", "{}"), calls],
         [*spoken(third), Finished()],
     ]
 

@@ -39,16 +39,16 @@ def pay(sum: int) -> str:
     return f"paid {sum}"
 
 
-def clerk_reply(request):
+def clerk_response(request):
     said = request.history.entries[-1]
     return text("It is paid.") if not hasattr(said, "parts") else calls(("pay", '{"sum": 7}'), say="I pay.")
 
 
-clerk = Agent(ScriptedModel(clerk_reply), tools=[pay], name="clerk")
+clerk = Agent(ScriptedModel(clerk_response), tools=[pay], name="clerk")
 failures = []
 
 
-def reply(request):
+def response(request):
     said = request.history.entries[-1]
     if not hasattr(said, "parts"):
         results = [result.content for result in said.results]
@@ -75,13 +75,13 @@ def reply(request):
     return text(f"You said: {words}.")
 
 
-agent = Agent(ScriptedModel(reply, delay_s=0.002), name="tested").with_tools(
+agent = Agent(ScriptedModel(response, delay_s=0.002), name="tested").with_tools(
     look, pay, question(), sub_agent(clerk, description="Pays.")
 )
 # Defects as nobody foresees them: one when a session is opened, one when it decides.
-unopened = Agent(ScriptedModel(reply))
+unopened = Agent(ScriptedModel(response))
 unopened.model = "openai:gpt-5"
-undecided = Agent(ScriptedModel(reply))
+undecided = Agent(ScriptedModel(response))
 undecided.stalls = None
 """
 

@@ -16,7 +16,7 @@ from midstream.client import Event
 from midstream.errors import ConnectionLostError
 from midstream.session.calls import CHOICES, Choice, QuestionKind
 from midstream.session.questions import Question
-from midstream.session.records import QuestionAsked, QuestionClosed, WhyClosed
+from midstream.session.records import CloseReason, QuestionAsked, QuestionClosed
 from midstream.testing.worlds import FakeWorld
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import Serving, run
@@ -224,5 +224,5 @@ async def test_a_question_that_is_closed_is_no_longer_put_to_anybody() -> None:
     )
     await answering.look()
     assert answering.work is not None
-    await answering.take(Event("1-9", QuestionClosed(1, 1, "c1", WhyClosed.WITHDRAWN, 6.0)))
+    await answering.take(Event("1-9", QuestionClosed(1, 1, "c1", CloseReason.WITHDRAWN, 6.0)))
     assert answering.work is None

@@ -13,7 +13,7 @@ from midstream.cli.terminal import width_of
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.history.messages import Usage, UserMessage
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.session.turn.commands import SendMessage
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import ScriptedModel, run_turn
@@ -27,10 +27,10 @@ def spending(*usages: Usage) -> ScriptedModel:
     """Make a model that answers with these counts, one after the other."""
     counts = iter(usages)
 
-    def reply(_: ModelRequest) -> list[ScriptedStep]:
+    def response(_: ModelRequest) -> list[ScriptedStep]:
         return [TextDelta("hi"), Finished(model="m", usage=next(counts))]
 
-    return ScriptedModel(reply)
+    return ScriptedModel(response)
 
 
 @pytest.fixture

@@ -225,8 +225,8 @@ def answer_next(server: Serving, words: str) -> dict[str, Any]:
         for _ in events:
             if found := http(f"{server.url}/v1/questions?session=mine")["questions"]:
                 break
-    place = {name: found[0][name] for name in ("turn", "reply", "call_id", "digest")}
-    http(f"{server.url}/v1/sessions/mine/answer", {**place, "choice": "reply", "text": words})
+    place = {name: found[0][name] for name in ("turn", "response", "call_id", "digest")}
+    http(f"{server.url}/v1/sessions/mine/answer", {**place, "choice": "respond", "text": words})
     return dict(found[0])
 
 
@@ -254,7 +254,7 @@ def test_the_interrupt_of_a_node_is_answered_by_the_command_line(tmp_path: Path)
         ask(server, "go")
         server.kill()
     with Serving(tmp_path, app=APP, agent="asking") as again:
-        done = run("sessions", "answer", "mine", "reply", "--text", "yes", "--url", again.url)
+        done = run("sessions", "answer", "mine", "respond", "--text", "yes", "--url", again.url)
         assert done.returncode == 0, done.stderr
         assert answer_after(again) == "There were 0 messages.\n\nYou said yes."
     assert ledger(tmp_path) == ["plan", "asked", "confirmed"]

@@ -8,7 +8,7 @@ from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
-    Reply,
+    Response,
     Result,
     Text,
     Thinking,
@@ -26,7 +26,7 @@ from midstream.session.records import (
     EpochStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StallEnded,
     StallNoticed,
     ToolsChanged,
@@ -35,7 +35,7 @@ from midstream.session.records import (
 )
 from midstream.timing import StalledOn
 
-CALLED = ReplyCompleted(1, 1, 1, Reply((Text("Hm."), Call("c1", "look", "{}")), Finish.CALLS), 1.0)
+CALLED = ResponseCompleted(1, 1, 1, Response((Text("Hm."), Call("c1", "look", "{}")), Finish.CALLS), 1.0)
 STARTED = CallStarted(1, 1, "c1", 1, 1.0)
 ENDED = CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 2.0)
 
@@ -114,8 +114,8 @@ def test_where_words_came_between_the_end_is_a_line_of_its_own() -> None:
     )
 
 
-def test_through_a_pipe_replies_come_whole_and_talk_goes_apart() -> None:
-    done = ReplyCompleted(1, 2, 1, Reply((Text("Done now."),), Finish.STOP), 3.0)
+def test_through_a_pipe_responses_come_whole_and_talk_goes_apart() -> None:
+    done = ResponseCompleted(1, 2, 1, Response((Text("Done now."),), Finish.STOP), 3.0)
     said, told = through_pipe(
         words("Hm"), words("."), CALLED, STARTED, ENDED, words("Done "), words("now."), done
     )
@@ -138,7 +138,7 @@ def test_a_line_that_is_no_longer_the_last_one_is_not_written_over() -> None:
     ]
 
 
-def test_a_call_whose_reply_was_not_seen_still_ends() -> None:
+def test_a_call_whose_response_was_not_seen_still_ends() -> None:
     assert on_terminal(STARTED, ENDED) == "       ✓ call c1 ok\n"
 
 
@@ -164,21 +164,21 @@ def test_what_happens_to_the_turn_is_told() -> None:
 
 
 def test_thinking_stands_apart_from_words() -> None:
-    whole = ReplyCompleted(1, 1, 1, Reply((Thinking("hm"), Text("Hello.")), Finish.STOP), 1.0)
+    whole = ResponseCompleted(1, 1, 1, Response((Thinking("hm"), Text("Hello.")), Finish.STOP), 1.0)
     ended = TurnEnded(1, TurnStatus.COMPLETED, 2.0)
     said, told = through_pipe(words("hm", "thinking"), words("Hello."), whole, ended)
     assert (said, told) == ("Hello.\n", "thinking: hm\n")
 
 
 def test_escape_sequences_in_words_are_taken_out() -> None:
-    whole = ReplyCompleted(1, 1, 1, Reply((Text("a\x1b[2Jb\u202e"),), Finish.STOP), 1.0)
+    whole = ResponseCompleted(1, 1, 1, Response((Text("a\x1b[2Jb\u202e"),), Finish.STOP), 1.0)
     assert through_pipe(whole)[0] == "ab\n"
 
 
 def test_a_pipe_gets_no_words_that_may_become_void() -> None:
     begun = (AttemptStarted(1, 1, 1, 1.0), words("Hel"), AttemptStarted(1, 1, 2, 2.0), words("Hello"))
     assert through_pipe(*begun)[0] == ""
-    whole = ReplyCompleted(1, 1, 2, Reply((Text("Hello."),), Finish.STOP), 3.0)
+    whole = ResponseCompleted(1, 1, 2, Response((Text("Hello."),), Finish.STOP), 3.0)
     assert through_pipe(*begun, whole, TurnEnded(1, TurnStatus.COMPLETED, 4.0))[0] == "Hello.\n"
     said, told = through_pipe(*begun, TurnEnded(1, TurnStatus.FAILED, 4.0, "model", "it broke"))
     assert (said, "the answer was cut: Hello\n" in told) == ("", True)

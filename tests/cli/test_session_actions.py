@@ -13,7 +13,7 @@ from midstream.local_keys import shown_to
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import OnTerminal
 from tests.cli.processes import Serving
-from tests.server.serving import Json, chunk
+from tests.server.serving import Json, command
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def keys(server: Serving, key: str) -> dict[str, str]:
 
 def say(server: Serving, session: str, words: str, *, until: str, key: str = "k1") -> None:
     """Say something and read the events until a record of this kind comes."""
-    url = f"{server.url}/v1/sessions/{session}/chunks"
-    sent = httpx2.post(url, json=chunk(words=words), headers=keys(server, key), timeout=20)
+    url = f"{server.url}/v1/sessions/{session}/commands"
+    sent = httpx2.post(url, json=command(words=words), headers=keys(server, key), timeout=20)
     assert sent.status_code == 200
     follow(server, session, until=until, key=key)
 
@@ -72,7 +72,7 @@ def test_on_a_terminal_a_question_stands_with_the_command_that_answers_it(
 
 def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
     say(server, "a", "pay", until="question_asked")
-    wrong = run("sessions", "answer", "a", "reply", "--text", "yes", "--url", server.url)
+    wrong = run("sessions", "answer", "a", "respond", "--text", "yes", "--url", server.url)
     assert (wrong.exit_code, "[answer_mismatch]" in wrong.stderr) == (4, True)
     other = run("sessions", "answer", "a", "allow", "--digest", "00", "--url", server.url)
     assert (other.exit_code, "[answer_mismatch]" in other.stderr) == (4, True)
@@ -110,7 +110,7 @@ def test_a_sub_agents_question_is_answered_through_the_session_that_called_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["answer", "a", "reply"], 2, "give --text"),
+        (["answer", "a", "respond"], 2, "give --text"),
         (["answer", "a", "perhaps"], 2, "'perhaps' is not one of"),
         (["answer", "a", "allow", "--call", "c9"], 3, "no question about call 'c9' is open"),
         (["answer", "nowhere", "allow"], 3, "[session_not_found]"),

@@ -115,10 +115,10 @@ async def test_looking_does_not_disturb_a_server_that_works_on_the_store(run: Ru
     working = SQLiteStore(store)
     await working.open()
     await working.claim("harbour-1", at=1.0)
-    owners = sorted((store.parent / "sessions.db.owners").iterdir())
+    nodes = sorted((store.parent / "sessions.db.nodes").iterdir())
     shown = await asyncio.to_thread(run, "sessions", "show", "harbour-1")
     assert shown.exit_code == 0
-    assert sorted((store.parent / "sessions.db.owners").iterdir()) == owners
+    assert sorted((store.parent / "sessions.db.nodes").iterdir()) == nodes
     refused = await asyncio.to_thread(run, "sessions", "delete", "--yes", "harbour-1")
     assert (refused.exit_code, "[lease_held]" in refused.stderr) == (4, True)
     await working.close()

@@ -6,7 +6,16 @@ import msgspec
 
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import PLAIN
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UpstreamCall, UserMessage
+from midstream.history.messages import (
+    Call,
+    Finish,
+    Outcome,
+    Response,
+    Result,
+    Text,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.session.calls import QuestionKind
 from midstream.session.records import (
     CallEnded,
@@ -17,7 +26,7 @@ from midstream.session.records import (
     MessageAccepted,
     QuestionAsked,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     encode,
@@ -26,7 +35,9 @@ from midstream.session.records import (
 WORK: tuple[Record, ...] = (
     MessageAccepted(1, UserMessage.of("find it"), 1.0),
     Delta(1, 1, 1, 0, "text", "I lo"),
-    ReplyCompleted(1, 1, 1, Reply((Text("I look."), Call("c1", "look", '{"at":1}')), Finish.CALLS), 1.0),
+    ResponseCompleted(
+        1, 1, 1, Response((Text("I look."), Call("c1", "look", '{"at":1}')), Finish.CALLS), 1.0
+    ),
     QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d", 1.0),
     CallStarted(1, 1, "c1", 1, 2.0, arguments='{"at":2}'),
     CallProgressed(1, 1, "c1", 1, "half\x1b[2J way", 2.5),
@@ -52,8 +63,8 @@ def test_words_come_whole_and_calls_when_they_end() -> None:
 
 
 def test_what_its_upstream_ran_stands_among_its_words() -> None:
-    reply = Reply((UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK), Text("Found.")))
-    assert shown(said(ReplyCompleted(1, 1, 1, reply, 1.0))) == [
+    response = Response((UpstreamCall("u", "grep", "{}", "line 1", Outcome.OK), Text("Found.")))
+    assert shown(said(ResponseCompleted(1, 1, 1, response, 1.0))) == [
         "       │ ✓ grep {} ok, elsewhere",
         "       │ Found.",
     ]
@@ -80,5 +91,5 @@ def test_how_it_ended_is_told_where_it_did_not_end_well() -> None:
     assert shown(said(well), said(badly)) == ["       │ ~ the sub-agent failed: no key [model_rejected]"]
 
 
-def test_a_call_whose_reply_was_not_seen_is_shown_all_the_same() -> None:
+def test_a_call_whose_response_was_not_seen_is_shown_all_the_same() -> None:
     assert shown(said(WORK[-1])) == ["       │ ✓ call c1 ok"]

@@ -21,7 +21,7 @@ from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
-    Reply,
+    Response,
     Result,
     Text,
     Thinking,
@@ -34,12 +34,13 @@ from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
     AttemptStarted,
-    CallDoubted,
     CallEnded,
+    CallInDoubt,
     CallProgressed,
     CallStarted,
     CancelRequested,
     ChildDelta,
+    CloseReason,
     Delta,
     EpochStarted,
     MessageAccepted,
@@ -49,7 +50,7 @@ from midstream.session.records import (
     QuestionAsked,
     QuestionClosed,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
     StallNoticed,
     StepCommitted,
@@ -57,7 +58,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnResumed,
     TurnStatus,
-    WhyClosed,
     encode,
 )
 from midstream.session.session import fold, pruned
@@ -75,9 +75,9 @@ def entries(*records: Record) -> list[SpokenText | Called | Noted]:
     return turn.entries[1:]
 
 
-def test_a_whole_reply_takes_the_place_of_its_words() -> None:
-    reply = Reply((Thinking("hm"), Text("Hello.")))
-    found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), ReplyCompleted(1, 1, 1, reply, 11.0))
+def test_a_whole_response_takes_the_place_of_its_words() -> None:
+    response = Response((Thinking("hm"), Text("Hello.")))
+    found = entries(AttemptStarted(1, 1, 1, 10.0), said("Hel"), ResponseCompleted(1, 1, 1, response, 11.0))
     assert found == [SpokenText("thinking", "hm"), SpokenText("agent", "Hello.")]
 
 
@@ -95,8 +95,8 @@ def test_a_tool_that_ran_upstream_stands_where_it_began() -> None:
     assert entries(*begun) == [cut[0], running, cut[1]]
     assert entries(*begun, told(ran("line 1", Outcome.OK))) == [cut[0], ended, cut[1]]
 
-    reply = Reply((Text("I look"), ran("line 1", Outcome.OK), Text("found")))
-    whole = entries(*begun, ReplyCompleted(1, 1, 1, reply, 11.0))
+    response = Response((Text("I look"), ran("line 1", Outcome.OK), Text("found")))
+    whole = entries(*begun, ResponseCompleted(1, 1, 1, response, 11.0))
     assert whole == [SpokenText("agent", "I look"), ended, SpokenText("agent", "found")]
     assert call_line(running, PLAIN, 60) == "       · grep {} running, elsewhere"
     assert call_line(ended, PLAIN, 60) == "       ✓ grep {} ok, elsewhere"
@@ -137,9 +137,9 @@ def test_an_attempt_that_goes_on_keeps_its_words_and_silence_is_noted() -> None:
 
 
 def test_a_call_has_its_outcome_and_how_often_it_ran() -> None:
-    reply = Reply((Call("c1", "look", "{}"),), Finish.CALLS)
+    response = Response((Call("c1", "look", "{}"),), Finish.CALLS)
     found = entries(
-        ReplyCompleted(1, 1, 1, reply, 11.0),
+        ResponseCompleted(1, 1, 1, response, 11.0),
         CallStarted(1, 1, "c1", 1, 11.0),
         EpochStarted(2, "other", 12.0),
         CallStarted(1, 1, "c1", 2, 12.0),
@@ -172,7 +172,7 @@ def test_no_line_is_wider_than_the_terminal_and_long_results_are_cut() -> None:
         [
             ASKED,
             said("word " * 100),
-            ReplyCompleted(1, 1, 1, Reply((Text("word " * 100), call), Finish.CALLS), 11.0),
+            ResponseCompleted(1, 1, 1, Response((Text("word " * 100), call), Finish.CALLS), 11.0),
             CallEnded(1, 1, Result("c1", "\n".join("line" for _ in range(9))), 12.0),
         ]
     )
@@ -199,15 +199,15 @@ def test_tools_that_came_and_went_are_named_but_not_all_of_many() -> None:
 
 def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
     call = Call("c1", "clerk", '{"task":"pay"}')
-    replied = ReplyCompleted(1, 1, 1, Reply((call,), Finish.CALLS), 11.0)
+    responded = ResponseCompleted(1, 1, 1, Response((call,), Finish.CALLS), 11.0)
     inner: tuple[Record, ...] = (
         MessageAccepted(1, UserMessage.of("pay"), 11.0),
-        ReplyCompleted(1, 1, 1, Reply((Text("It is paid."),)), 12.0),
+        ResponseCompleted(1, 1, 1, Response((Text("It is paid."),)), 12.0),
     )
     turns = read(
         [
             ASKED,
-            replied,
+            responded,
             QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d", 11.0, "Sure?"),
             QuestionAnswered(
                 1, 1, "c1", QuestionKind.APPROVAL, "d", Choice.ALLOW, 11.5, arguments="{}", by="ann"
@@ -215,7 +215,7 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
             CallStarted(1, 1, "c1", 1, 12.0, arguments='{"task":"pay 2"}'),
             *(ChildDelta(1, 1, "c1", "s::1.1.0", at, Raw(encode(each))) for at, each in enumerate(inner, 1)),
             CallProgressed(1, 1, "c1", 1, "half way", 12.5),
-            CallDoubted(1, 1, "c1", 12.6),
+            CallInDoubt(1, 1, "c1", 12.6),
             CallEnded(1, 1, Result("c1", "unknown", Outcome.UNKNOWN), 13.0),
             MessageQueued(1, UserMessage.of("and then?"), 13.0),
             MessageWithdrawn(1, 13.5),
@@ -242,12 +242,12 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
 
 
 def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times() -> None:
-    call = Reply((Text("look"), Call("a", "read", "{}")), Finish.CALLS)
+    call = Response((Text("look"), Call("a", "read", "{}")), Finish.CALLS)
     records: list[Record] = [
         EpochStarted(1, "me", 9.0),
         ASKED,
         AttemptStarted(1, 1, 1, 11.0),
-        ReplyCompleted(1, 1, 1, call, 12.0),
+        ResponseCompleted(1, 1, 1, call, 12.0),
         CallStarted(1, 1, "a", 1, 13.0),
         CallEnded(1, 1, Result("a", "it says"), 14.0),
         StepCommitted(1, 1),
@@ -271,9 +271,9 @@ def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it()
         1, 1, "leave-1", QuestionKind.APPROVAL, "d", 11.0, attempt=1, name="Bash", arguments='{"a":1}'
     )
     assert note_of(wants) == 'wants leave for Bash {"a":1}'
-    closed = QuestionClosed(1, 1, "leave-1", WhyClosed.EXPIRED, 12.0)
+    closed = QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, 12.0)
     assert note_of(closed) == "the question is closed: nobody answered in time"
-    assert note_of(replace(closed, why=WhyClosed.WITHDRAWN)) == "the question is closed: it waits no more"
+    assert note_of(replace(closed, why=CloseReason.WITHDRAWN)) == "the question is closed: it waits no more"
     assert note_of(AnswerUsed(1, 1, 1, "leave-1", 12.0)) == ""
 
 

@@ -12,7 +12,7 @@ from midstream.cli.upstream_options import KINDS, UpstreamOptions, find_upstream
 from midstream.errors import UsageError
 from midstream.history.messages import History, UserMessage
 from midstream.models.openai_compatible import OpenAICompatible
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.store.memory import MemoryStore
 
 NAMESPACE = MemoryStore()

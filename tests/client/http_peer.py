@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from midstream.protocol import frames
-from midstream.protocol.frames import Ack, Chunk, Open, decode_client, secret_digest_of
-from midstream.protocol.server_stream import NATIVE, FrameEncoding, ServerStream, read_chunk
+from midstream.protocol.frames import Ack, CommandFrame, Open, decode_client, secret_digest_of
+from midstream.protocol.server_stream import NATIVE, FrameEncoding, ServerStream, read_command
 from midstream.protocol.sse import ServerSentEvent, encode, event_of_frame, events_of_records
 from midstream.server.api.problems import problem_of
 from midstream.session.turn.commands import Refused
@@ -71,7 +71,7 @@ class HttpPeer:
         """Send what the journal gained."""
         for writer, stream in [*self._following.items()]:
             self.host.serve(stream, now=time.monotonic())
-            _write_chunk(writer, b"".join(stream.frames_to_send()))
+            _write_command(writer, b"".join(stream.frames_to_send()))
         async with self._news:
             self._news.notify_all()
 
@@ -92,7 +92,7 @@ class HttpPeer:
             writer.close()
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-        if asked.path.endswith("/chunks"):
+        if asked.path.endswith("/commands"):
             _write_whole(writer, *self._take(asked))
             await self.feed()
             return
@@ -131,12 +131,12 @@ class HttpPeer:
 
     def _take(self, asked: Asked) -> tuple[int, bytes]:
         frame = decode_client(asked.body)
-        if not isinstance(frame, Chunk):
+        if not isinstance(frame, CommandFrame):
             return 204, b""
         stream = asked.headers["x-idempotency-key"]
         digest = secret_digest_of(asked.headers["x-idempotent-encryption-key"])
         try:
-            self.host.do(read_chunk(frame, stream=stream, secret_digest=digest), at=time.monotonic())
+            self.host.do(read_command(frame, stream=stream, secret_digest=digest), at=time.monotonic())
         except Refused as refused:
             problem = problem_of(refused.error)
             return problem.status, msgspec.json.encode(problem)
@@ -150,8 +150,8 @@ async def _follow_script(asked: Asked, script: Script, writer: asyncio.StreamWri
         writer.write(b"transfer-encoding: chunked\r\n\r\n")
         for frame in script.frames:
             for event in _as_events(frame):
-                _write_chunk(writer, encode(event))
-        _write_chunk(writer, b"id: 1-2\nevent: record\ndata: {" if script.is_broken else b"")
+                _write_command(writer, encode(event))
+        _write_command(writer, b"id: 1-2\nevent: record\ndata: {" if script.is_broken else b"")
     elif script.is_broken:
         body = b'{"frames":[%b,%b' % (b",".join(script.frames), HALF)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body) + 100, body))
@@ -197,6 +197,6 @@ def _write_polled(writer: asyncio.StreamWriter, said: Sequence[bytes], *, more: 
     _write_whole(writer, 200, b'{"frames":[%b],"more":%b}' % (b",".join(said), more))
 
 
-def _write_chunk(writer: asyncio.StreamWriter, piece: bytes) -> None:
+def _write_command(writer: asyncio.StreamWriter, piece: bytes) -> None:
     if piece and not writer.is_closing():
         writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))

@@ -32,7 +32,7 @@ async def test_the_agent_asks_what_the_program_answers(
 
     def decide(question: Question) -> tuple[str, str]:
         asked.append((question.kind.value, question.name))
-        return ("reply", "the large one") if question.kind == "question" else ("allow", "")
+        return ("respond", "the large one") if question.kind == "question" else ("allow", "")
 
     async with served(asgi(names["agent"], store=MemoryStore())) as server, asyncio.timeout(WAIT_S):
         said = await names["ask"](server.url, "Pay the invoice.", decide)

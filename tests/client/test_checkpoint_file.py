@@ -28,18 +28,25 @@ from midstream.client.secret_store import SecretStore
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
 from midstream.history.messages import Call, Outcome, Result, Text
-from midstream.protocol.checkpoint import FILLER, Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.protocol.checkpoint import (
+    FILLER,
+    Checkpoint,
+    CommandKept,
+    CommandsAcked,
+    CursorMoved,
+    Forgotten,
+)
 from midstream.protocol.durable_positions import KnownEpoch
-from midstream.protocol.frames import EventId, ResultPayload, SayPayload, digest_of, encode
+from midstream.protocol.frames import EventId, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import CallPlan, CallState, Site
 from midstream.testing.worlds import Crashed, FakeWorld
 from tests.client.keyrings import FileKeyring
 from tests.spec import spec
 
 SERVER = "http://127.0.0.1:8000"
-ONE, TWO = (b'{"type":"abort","turn":%d}' % turn for turn in (1, 2))
-ABORT = b'{"type":"abort"}'
-BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), ChunkKept(0, ABORT)]
+ONE, TWO = (b'{"type":"cancel","turn":%d}' % turn for turn in (1, 2))
+ABORT = b'{"type":"cancel"}'
+BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), CommandKept(0, ABORT)]
 CALL = Call("c1", "look", "{}")
 PLAN = CallPlan("c1", "digest", Site.CLIENT)
 
@@ -68,9 +75,9 @@ async def file(path: Path, secrets: SecretStore) -> AsyncIterator[CheckpointFile
 async def test_a_stream_comes_back_as_it_was_left(
     file: CheckpointFile, path: Path, secrets: SecretStore
 ) -> None:
-    await file.write("a", [*BEGUN, ChunkKept(1, ONE), ChunkKept(2, TWO)])
+    await file.write("a", [*BEGUN, CommandKept(1, ONE), CommandKept(2, TWO)])
     known = KnownEpoch(2, 1763832700.123457)
-    await file.write("a", [ChunksAcked(0), CursorMoved(EventId(2, 7), EventId(2, 6), known)])
+    await file.write("a", [CommandsAcked(0), CursorMoved(EventId(2, 7), EventId(2, 6), known)])
     await file.close()
 
     again = CheckpointFile(path, server=SERVER, secrets=secrets, world=FakeWorld())
@@ -106,7 +113,7 @@ async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, pat
     assert [kept.checkpoint.stream for kept in await file.streams()] == ["b"]
     await file.close()
     with sqlite3.connect(path) as connection:
-        for table in ("stream", "chunk", "call"):
+        for table in ("stream", "command", "call"):
             assert connection.execute(f"SELECT count(*) FROM {table} WHERE stream = 'a'").fetchone() == (0,)
     connection.close()
 
@@ -153,11 +160,11 @@ async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path, secrets:
 @pytest.mark.parametrize(
     ("write", "is_full"),
     [
-        (ChunkKept(1, b"x"), True),
+        (CommandKept(1, b"x"), True),
         (CallIntended(1, 1, "c1", 1, 1), True),
         (CallAnswered(1, 1, Result("c1", "x")), True),
         (CursorMoved(EventId(1, 1)), False),
-        (ChunksAcked(0), False),
+        (CommandsAcked(0), False),
         (CallNoted(1, 1, CALL, PLAN), False),
         (Forgotten(), False),
     ],
@@ -184,7 +191,7 @@ async def test_fault_points_stand_around_every_write(secrets: SecretStore) -> No
 async def test_a_write_is_all_or_nothing(file: CheckpointFile) -> None:
     await file.write("a", BEGUN)
     with pytest.raises(StoreDamagedError):
-        await file.write("a", [ChunkKept(1, b"new"), ChunkKept(0, b"twice")])
+        await file.write("a", [CommandKept(1, b"new"), CommandKept(0, b"twice")])
     assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
 
 
@@ -209,12 +216,12 @@ async def test_a_second_process_is_refused(file: CheckpointFile, path: Path, sec
 
 
 DAMAGES = {
-    "another byte": ("UPDATE chunk SET payload = x'00' WHERE seqno = 1", (ABORT, FILLER), 2),
-    "a lost row": ("DELETE FROM chunk WHERE seqno = 1", (ABORT, FILLER), 2),
+    "another byte": ("UPDATE command SET payload = x'00' WHERE seqno = 1", (ABORT, FILLER), 2),
+    "a lost row": ("DELETE FROM command WHERE seqno = 1", (ABORT, FILLER), 2),
     "the numbers of the acks": ("UPDATE stream SET acked = 'one' WHERE stream = 'a'", (ABORT, ONE), 2),
-    "every row": ("DELETE FROM chunk WHERE stream = 'a'", (FILLER, FILLER), 2),
+    "every row": ("DELETE FROM command WHERE stream = 'a'", (FILLER, FILLER), 2),
     "a later version": (
-        f"UPDATE chunk SET payload = x'7b7d', digest = '{digest_of(b'{}')}' WHERE seqno = 1",
+        f"UPDATE command SET payload = x'7b7d', digest = '{digest_of(b'{}')}' WHERE seqno = 1",
         (ABORT, FILLER),
         2,
     ),
@@ -238,7 +245,7 @@ DAMAGES = {
 async def test_damage_costs_what_is_damaged_and_not_the_stream(
     file: CheckpointFile, path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await file.write("a", [*BEGUN, ChunkKept(1, ONE), CursorMoved(EventId(1, 3), EventId(1, 2))])
+    await file.write("a", [*BEGUN, CommandKept(1, ONE), CursorMoved(EventId(1, 3), EventId(1, 2))])
     await file.write("b", BEGUN)
     change, payloads, next_seqno = DAMAGES[damage]
     await _changed(file, path, change)
@@ -246,31 +253,34 @@ async def test_damage_costs_what_is_damaged_and_not_the_stream(
     damaged = kept["a"]
     assert (damaged.damage, damaged.checkpoint.next_seqno) == ("", next_seqno)
     assert tuple(payload for _, payload in damaged.checkpoint.unacked) == payloads
-    assert damaged.has_lost_chunks == (FILLER in payloads)
+    assert damaged.has_lost_commands == (FILLER in payloads)
     assert (kept["b"].damage, len(kept["b"].checkpoint.unacked)) == ("", 1)
     assert "stream a" in caplog.text
 
 
 @spec("STREAM-48")
-async def test_the_last_chunk_is_missed_where_its_row_is_gone_and_those_before_were_acknowledged(
+async def test_the_last_command_is_missed_where_its_row_is_gone_and_those_before_were_acknowledged(
     file: CheckpointFile, path: Path
 ) -> None:
-    await file.write("a", [*BEGUN, ChunksAcked(0), ChunkKept(1, ONE)])
-    await _changed(file, path, "DELETE FROM chunk")
+    await file.write("a", [*BEGUN, CommandsAcked(0), CommandKept(1, ONE)])
+    await _changed(file, path, "DELETE FROM command")
     [kept] = await file.streams()
-    assert (kept.damage, kept.has_lost_chunks) == ("", True)
+    assert (kept.damage, kept.has_lost_commands) == ("", True)
     assert (kept.checkpoint.next_seqno, kept.checkpoint.unacked) == (2, ((1, FILLER),))
-    await file.write("a", [ChunksAcked(1)])
+    await file.write("a", [CommandsAcked(1)])
     [kept] = await file.streams()
-    assert (kept.has_lost_chunks, kept.checkpoint.next_seqno, kept.checkpoint.unacked) == (False, 2, ())
+    assert (kept.has_lost_commands, kept.checkpoint.next_seqno, kept.checkpoint.unacked) == (False, 2, ())
 
 
 @spec("STREAM-48")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("UPDATE chunk SET payload = x'00'", "chunk 0 in the state file is damaged"),
-        ("UPDATE stream SET next_seqno = 'two'; DELETE FROM chunk", "its place in the state file is damaged"),
+        ("UPDATE command SET payload = x'00'", "command 0 in the state file is damaged"),
+        (
+            "UPDATE stream SET next_seqno = 'two'; DELETE FROM command",
+            "its place in the state file is damaged",
+        ),
     ],
 )
 async def test_a_message_that_is_lost_and_numbers_that_are_lost_are_told(
@@ -358,7 +368,7 @@ async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile)
     await file.write("a", BEGUN)
     await file._call(lambda: file._execute("PRAGMA max_page_count = 1"))
     with pytest.raises(StoreFullError):
-        await file.write("a", [ChunkKept(1, b"x" * 100_000)])
+        await file.write("a", [CommandKept(1, b"x" * 100_000)])
     assert [kept.checkpoint.next_seqno for kept in await file.streams()] == [1]
 
 
@@ -393,14 +403,14 @@ async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
     assert first.state.result == result
     assert (second.state.result, second.state.runs) == (None, 1)
     assert "is damaged" in caplog.text
-    await file.write("a", [ChunkKept(1, encode(ResultPayload(1, 1, Result("c2", "seen"))))])
+    await file.write("a", [CommandKept(1, encode(ResultPayload(1, 1, Result("c2", "seen"))))])
     assert (await file.calls("a"))[1].state.result == Result("c2", "seen")
 
 
 # --- the secrets ------------------------------------------------------------------------------------------------
 
 SECRET = "a-secret-of-thirty-two-random-bytes"
-SECRETIVE: list[FileWrite] = [StreamBegun("s1", SECRET), ChunkKept(0, ONE)]
+SECRETIVE: list[FileWrite] = [StreamBegun("s1", SECRET), CommandKept(0, ONE)]
 
 
 def _bytes_beside(path: Path) -> bytes:
@@ -410,7 +420,7 @@ def _bytes_beside(path: Path) -> bytes:
 @spec("STREAM-76")
 async def test_no_byte_of_a_secret_is_ever_in_the_checkpoint(file: CheckpointFile, path: Path) -> None:
     await file.write("a", SECRETIVE)
-    await file.write("a", [CursorMoved(EventId(1, 1)), ChunkKept(1, TWO)])
+    await file.write("a", [CursorMoved(EventId(1, 1)), CommandKept(1, TWO)])
     while_open = _bytes_beside(path)
     await file.close()
     assert (ONE in while_open, SECRET.encode() in while_open + _bytes_beside(path)) == (True, False)
@@ -460,10 +470,10 @@ async def test_a_stream_that_is_over_leaves_no_secret(
     ring: FileKeyring, file: CheckpointFile, secrets: SecretStore
 ) -> None:
     await file.write("a", SECRETIVE)
-    await file.write("b", [StreamBegun("s2", "another"), ChunkKept(0, ONE)])
+    await file.write("b", [StreamBegun("s2", "another"), CommandKept(0, ONE)])
     await file.write("a", [Forgotten()])
     assert ring.kept() == ["another"]
-    await file.write("c", [StreamBegun("s2", "short-lived"), ChunkKept(0, ONE), Forgotten()])
+    await file.write("c", [StreamBegun("s2", "short-lived"), CommandKept(0, ONE), Forgotten()])
     assert ring.kept() == ["another"]
 
 
@@ -505,11 +515,11 @@ def _sizes(path: Path) -> tuple[int, int]:
 
 
 async def test_a_change_is_appended_whatever_is_kept_beside(file: CheckpointFile, path: Path) -> None:
-    payload = encode(SayPayload((Text("x" * 1000),)))
-    await file.write("a", [StreamBegun("s1", SECRET), *(ChunkKept(n, payload) for n in range(1000))])
+    payload = encode(SendPayload((Text("x" * 1000),)))
+    await file.write("a", [StreamBegun("s1", SECRET), *(CommandKept(n, payload) for n in range(1000))])
     await file._call(lambda: file._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
     content = _read(path)
-    for change in (ChunkKept(1000, payload), CursorMoved(EventId(1, 1)), ChunksAcked(0)):
+    for change in (CommandKept(1000, payload), CursorMoved(EventId(1, 1)), CommandsAcked(0)):
         _, log = _sizes(path)
         await file.write("a", [change])
         assert 0 < _sizes(path)[1] - log <= 8 * (4096 + 24) + 32, change
@@ -517,19 +527,19 @@ async def test_a_change_is_appended_whatever_is_kept_beside(file: CheckpointFile
 
 
 async def test_a_file_does_not_grow_with_what_was_in_it(file: CheckpointFile, path: Path) -> None:
-    payload = encode(SayPayload((Text("x" * 16_000),)))
+    payload = encode(SendPayload((Text("x" * 16_000),)))
     await file.write("a", BEGUN)
     for n in range(1, 250):
-        await file.write("a", [ChunkKept(n, payload)])
-        await file.write("a", [ChunksAcked(n), CursorMoved(EventId(1, n))])
+        await file.write("a", [CommandKept(n, payload)])
+        await file.write("a", [CommandsAcked(n), CursorMoved(EventId(1, n))])
     written, (size, log) = 250 * 16_000, _sizes(path)
     assert (size < written / 20, log <= LOG_BYTES_MAX + 64 * 4120) == (True, True)
 
 
 async def test_what_was_much_once_is_given_back(file: CheckpointFile, path: Path) -> None:
-    payload = encode(SayPayload((Text("x" * 250_000),)))
-    await file.write("a", [StreamBegun("s1", SECRET), *(ChunkKept(n, payload) for n in range(40))])
-    await file.write("a", [ChunksAcked(39)])
+    payload = encode(SendPayload((Text("x" * 250_000),)))
+    await file.write("a", [StreamBegun("s1", SECRET), *(CommandKept(n, payload) for n in range(40))])
+    await file.write("a", [CommandsAcked(39)])
     for n in range(20):
         await file.write("a", [CursorMoved(EventId(1, n + 1))])
     await file.close()

@@ -29,14 +29,14 @@ from midstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
-from midstream.history.messages import Call, Finish, Outcome, Reply, Text
-from midstream.models.replies import TextDelta
-from midstream.protocol.checkpoint import ChunkKept
+from midstream.history.messages import Call, Finish, Outcome, Response, Text
+from midstream.models.responses import TextDelta
+from midstream.protocol.checkpoint import CommandKept
 from midstream.protocol.frames import Ack, Error, Gone, Welcome
 from midstream.session import records
 from midstream.session.calls import CallPlan, OnDoubtName, Site
 from midstream.session.records import CallEnded, CallStarted, Delta, StreamOpened, TurnEnded, TurnStatus
-from midstream.session.turn.commands import ModelReplied
+from midstream.session.turn.commands import ModelResponded
 from midstream.session.turn.states import AwaitingModel
 from midstream.store.memory import MemoryStore
 from midstream.testing import Gate, calls, text
@@ -271,7 +271,7 @@ async def _left_and_damaged(dial: Dial, url: str, state: Path) -> None:
         turn = client.send("s1", "hi")
         await anext(turn)
         await turn.aclose()
-    _damage(state, "UPDATE stream SET next_seqno = 'two'; DELETE FROM chunk")
+    _damage(state, "UPDATE stream SET next_seqno = 'two'; DELETE FROM command")
 
 
 def _damage(state: Path, change: str) -> None:
@@ -327,8 +327,8 @@ async def test_a_lost_playback_is_said_again_until_it_was_heard_and_a_session_at
 @spec("STREAM-48")
 async def test_a_playback_that_nobody_ever_saw_is_lost_with_an_error(tmp_path: Path) -> None:
     async with served(make_app()) as server, connect(server.url, state=tmp_path / "s.db") as client:
-        chunk = ChunkKept(0, b"what is this")
-        await client._file.write("stream-1", [StreamBegun("s1", "secret"), chunk])
+        command = CommandKept(0, b"what is this")
+        await client._file.write("stream-1", [StreamBegun("s1", "secret"), command])
         (turn,) = await client.resume_interrupted()
         with pytest.raises(StoreDamagedError, match="say it again"):
             await _all(aiter(turn))
@@ -502,8 +502,8 @@ async def test_a_client_that_dies_anywhere_is_taken_up_by_the_next(
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE chunk SET payload = x'00'",
-        "DELETE FROM chunk",
+        "UPDATE command SET payload = x'00'",
+        "DELETE FROM command",
         "UPDATE call SET plan = 'what'",
         "UPDATE stream SET position = 'what'",
         "UPDATE call SET result = substr(result, 1, 9)",
@@ -523,7 +523,7 @@ async def test_a_damaged_row_costs_no_stored_outcome(tmp_path: Path, change: str
             await _live(first, f"s{life}", seen)
             with contextlib.closing(sqlite3.connect(state)) as db:
                 stored = db.execute("SELECT count(*) FROM call WHERE result IS NOT NULL").fetchone()
-                unsent = db.execute("SELECT count(*) FROM chunk WHERE seqno > 0").fetchone()
+                unsent = db.execute("SELECT count(*) FROM command WHERE seqno > 0").fetchone()
             if (stored, unsent) == ((1,), (1,)):
                 break
             await _second_life(connect, server, state, hand, seen)
@@ -713,9 +713,9 @@ async def _turn_at(peer: Peer | HttpPeer, client: Client) -> list[Event]:
 
 async def _ask_for_push(peer: Peer | HttpPeer) -> None:
     """Let the peer's model ask for the client's tool."""
-    reply = Reply((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
+    response = Response((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
-    peer.host.do(ModelReplied(1, 1, 1, reply, plans), at=1.0)
+    peer.host.do(ModelResponded(1, 1, 1, response, plans), at=1.0)
     await peer.feed()
 
 
@@ -724,8 +724,8 @@ async def _answer(peer: Peer | HttpPeer) -> None:
     async with asyncio.timeout(WAIT_S):
         while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell
             await asyncio.sleep(0)
-    reply = Reply((Text("done"),))
-    peer.host.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply), at=1.0)
+    response = Response((Text("done"),))
+    peer.host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response), at=1.0)
     await peer.feed()
 
 

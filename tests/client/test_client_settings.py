@@ -28,7 +28,7 @@ WORDS = "one two three four five six"
 
 
 def _held(gate: asyncio.Event) -> list[ScriptedStep]:
-    """A reply that waits before its first word."""
+    """A response that waits before its first word."""
     return [Gate(gate), *text(WORDS)]
 
 

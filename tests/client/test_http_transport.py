@@ -20,7 +20,17 @@ from midstream.client.http_transport import (
 )
 from midstream.errors import AccessError, ConnectionLostError, DrainingError, MidstreamError
 from midstream.protocol import frames
-from midstream.protocol.frames import Ack, Chunk, Close, Error, Events, HeartbeatFrame, Open, Ping, Welcome
+from midstream.protocol.frames import (
+    Ack,
+    Close,
+    CommandFrame,
+    Error,
+    Events,
+    HeartbeatFrame,
+    Open,
+    Ping,
+    Welcome,
+)
 from midstream.server.api.problems import problem_of
 from tests.client.http_peer import HttpPeer
 from tests.client.peer import Script, asks_to_wait, breaks_in_a_frame, says
@@ -29,7 +39,7 @@ from tests.spec import spec
 WAIT_S = 30.0
 OPENING = Open("k1", "the secret", "1-4", 3, 5)
 WELCOME = Welcome("k1", "1-4", "1-4")
-SAY = Chunk(3, msgspec.Raw(b'{"type":"say","parts":[{"type":"text","text":"hi"}]}'))
+SAY = CommandFrame(3, msgspec.Raw(b'{"type":"send","parts":[{"type":"text","text":"hi"}]}'))
 Ways = type[EventStream] | type[LongPoll]
 
 
@@ -83,7 +93,7 @@ class Answers:
 
     async def _answer(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(request)
-        if request.url.path.endswith("/chunks"):
+        if request.url.path.endswith("/commands"):
             status, body = self.posts.pop(0)
         elif self.polls:
             status, body = self.polls.pop(0)
@@ -154,7 +164,7 @@ async def test_nothing_is_said_before_the_welcome() -> None:
             frames.encode(Ack(3)),
         ]
         posted = next(request for request in answers.asked if request.content == frames.encode(SAY))
-        assert (posted.url.path, posted.content) == ("/v1/sessions/s1/chunks", frames.encode(SAY))
+        assert (posted.url.path, posted.content) == ("/v1/sessions/s1/commands", frames.encode(SAY))
         assert posted.headers["x-idempotent-encryption-key"] == OPENING.secret
         assert posted.headers["x-idempotency-connection"] == str(OPENING.connection)
 
@@ -172,7 +182,7 @@ async def test_what_is_posted_is_answered_by_a_frame() -> None:
         (204, b""),
     ]
     async with answers.transport() as transport:
-        said = (OPENING, SAY, Ping(), Chunk(4, SAY.payload), Ping())
+        said = (OPENING, SAY, Ping(), CommandFrame(4, SAY.payload), Ping())
         await transport.send([frames.encode(frame) for frame in said])
         heard = [frames.decode_server(await transport.receive()) for _ in range(4)]
         assert heard[1:] == [
@@ -194,7 +204,7 @@ async def test_a_close_that_waits_is_said_and_what_was_not_acknowledged_is_left_
         await transport.send([frames.encode(OPENING)])
         await transport.receive()
         await transport.send([frames.encode(SAY), frames.encode(Close())])
-    said = [request.content for request in answers.asked if request.url.path.endswith("/chunks")]
+    said = [request.content for request in answers.asked if request.url.path.endswith("/commands")]
     assert said == [frames.encode(Close())]
 
 

@@ -32,7 +32,7 @@ from midstream.protocol.frames import (
     Events,
     HeartbeatFrame,
     Open,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     Welcome,
 )
@@ -43,7 +43,7 @@ from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
 
 WAIT_S = 30.0
-HI = SayPayload((Text("hi"),))
+HI = SendPayload((Text("hi"),))
 
 
 class Wire:
@@ -150,14 +150,14 @@ async def test_what_is_sent_is_kept_first() -> None:
         assert kept.checkpoint.unacked == ((0, frames.encode(HI)),)
 
 
-async def test_a_chunk_that_cannot_be_kept_is_not_sent() -> None:
+async def test_a_command_that_cannot_be_kept_is_not_sent() -> None:
     bench = Bench()
     async with bench:
         wire = await bench.connected()
         wire.hears(Welcome("a", "0-0", "0-0"))
         await bench.file._call(lambda: bench.file._execute("PRAGMA max_page_count = 1"))
         sent = len(wire.sent)
-        bench.stream.submit(SayPayload((Text("x" * 50_000),)))
+        bench.stream.submit(SendPayload((Text("x" * 50_000),)))
         with pytest.raises(StoreFullError):
             await asyncio.wait_for(bench.attachment.next(), WAIT_S)
         assert (len(wire.sent), wire.is_closed) == (sent, True)

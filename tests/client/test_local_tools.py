@@ -14,10 +14,10 @@ from midstream.client.local_tools import (
     refuse_foreign,
 )
 from midstream.errors import ToolDefinitionError
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result
+from midstream.history.messages import Call, Finish, Outcome, Response, Result
 from midstream.protocol.frames import ResultPayload, encode
 from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
-from midstream.session.records import CallEnded, CallStarted, ReplyCompleted
+from midstream.session.records import CallEnded, CallStarted, ResponseCompleted
 from midstream.tools.function_tools import (
     DidNotHappen,
     Happened,
@@ -43,7 +43,7 @@ def look(path: str) -> str:
 
 def test_a_call_is_noted_then_asked_then_run() -> None:
     tools = _tools()
-    tools.take(_reply())
+    tools.take(_response())
     assert (tools.writes(), tools.to_start()) == ([CallNoted(1, 1, CALL, PLAN)], [])
     tools.take(STARTED)
     assert tools.writes() == [CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
@@ -64,7 +64,7 @@ def test_an_outcome_is_kept_and_answered_once() -> None:
 
 def test_events_that_come_again_start_nothing_again() -> None:
     tools = _started()
-    tools.take(_reply())
+    tools.take(_response())
     tools.take(STARTED)
     assert (tools.writes(), tools.to_start()) == ([CallAsked(*PLACE)], [])
 
@@ -75,7 +75,7 @@ def test_events_that_come_again_start_nothing_again() -> None:
 )
 def test_the_calls_of_others_and_impossible_ones_are_left_alone(plan: CallPlan) -> None:
     tools = _tools()
-    tools.take(_reply(plan))
+    tools.take(_response(plan))
     tools.take(STARTED)
     assert (tools.writes(), tools.to_start()) == ([], [])
 
@@ -123,7 +123,7 @@ def test_another_call_in_the_same_place_is_another_call() -> None:
     tools.ended(PLACE, Result("c1", "of the first"))
     tools.writes()
     other = CallPlan("c1", "another digest", Site.CLIENT)
-    tools.take(_reply(other))
+    tools.take(_response(other))
     tools.take(STARTED)
     assert tools.writes() == [CallNoted(1, 1, CALL, other), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
     assert tools.to_start() == [StartLocally(PLACE, CALL, 1)]
@@ -168,19 +168,19 @@ EDITED = CallStarted(1, 1, "c1", 1, 0.0, arguments='{"path":"b"}')
 @spec("TURN-33")
 def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next() -> None:
     tools = _tools()
-    tools.take(_reply())
+    tools.take(_response())
     tools.writes()
     tools.take(EDITED)
     edited = Call("c1", "look", '{"path":"b"}')
     assert tools.writes() == [CallNoted(1, 1, edited, PLAN), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
     assert tools.to_start() == [StartLocally(PLACE, edited, 1)]
-    for again in (_reply(), EDITED):  # events that come again
+    for again in (_response(), EDITED):  # events that come again
         tools.take(again)
     assert (tools.writes(), tools.to_start()) == ([CallAsked(*PLACE)], [])
 
     kept = KeptCall(1, 1, CallState(edited, PLAN), is_asked=True)
     later = _tools(kept)
-    later.take(_reply())
+    later.take(_response())
     assert later.to_start() == [StartLocally(PLACE, edited, 1)]
 
 
@@ -270,15 +270,15 @@ def _tools(*kept: KeptCall) -> LocalTools:
 
 def _started() -> LocalTools:
     tools = _tools()
-    tools.take(_reply())
+    tools.take(_response())
     tools.take(STARTED)
     tools.writes()
     assert len(tools.to_start()) == 1
     return tools
 
 
-def _reply(plan: CallPlan = PLAN) -> ReplyCompleted:
-    return ReplyCompleted(1, 1, 1, Reply((CALL,), Finish.CALLS), 0.0, (plan,))
+def _response(plan: CallPlan = PLAN) -> ResponseCompleted:
+    return ResponseCompleted(1, 1, 1, Response((CALL,), Finish.CALLS), 0.0, (plan,))
 
 
 def _kept(on_doubt: OnDoubt, *, runs: int) -> KeptCall:

@@ -22,7 +22,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Outcome
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.server.app import asgi
 from midstream.session.records import (
     CallEnded,
@@ -91,7 +91,7 @@ async def test_a_question_is_answered_by_another_client_and_once() -> None:
                 if asked := event.question:
                     assert purse.paid == []
                     with pytest.raises(AnswerMismatchError):
-                        await boss.answer("s1", asked, "reply", text="yes")
+                        await boss.answer("s1", asked, "respond", text="yes")
                     await boss.answer("s1", asked, "allow")
                     with pytest.raises(QuestionClosedError):
                         await speaker.answer("s1", asked, "deny")
@@ -209,11 +209,11 @@ async def test_what_a_person_answers_at_the_server_is_no_tool_of_a_client() -> N
 async def test_a_message_while_a_turn_runs_waits_and_then_has_its_turn() -> None:
     gate = asyncio.Event()
 
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         users = sum(entry.__class__.__name__ == "UserMessage" for entry in request.history.entries)
         return [Gate(gate), *text("first")] if users == 1 else text("second")
 
-    async with served(make_app(reply)) as server, connect(server.url) as client:
+    async with served(make_app(response)) as server, connect(server.url) as client:
         first, second = client.send("s1", "one"), client.send("s1", "two")
         await anext(first)
         records = [await anext(second), await anext(second), await anext(second)]

@@ -13,13 +13,13 @@ from midstream.client.transport_selection import RememberedTransports, Transport
 from midstream.client.transports import Transport
 from midstream.errors import MidstreamError
 from midstream.history.messages import Text
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.protocol import frames
 from midstream.protocol.frames import (
-    AbortPayload,
     Ack,
-    Chunk,
+    CancelPayload,
     Close,
+    CommandFrame,
     Error,
     Events,
     Gone,
@@ -27,7 +27,7 @@ from midstream.protocol.frames import (
     Open,
     Payload,
     Ping,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     Welcome,
 )
@@ -106,14 +106,14 @@ def opening(
     return Open(stream, secret, event_id, next_seqno)
 
 
-def chunk(seqno: int, payload: Payload = SayPayload((Text("hi"),))) -> Chunk:  # noqa: B008 - a frozen value
-    return Chunk(seqno, msgspec.Raw(frames.encode(payload)))
+def command(seqno: int, payload: Payload = SendPayload((Text("hi"),))) -> CommandFrame:  # noqa: B008 - a frozen value
+    return CommandFrame(seqno, msgspec.Raw(frames.encode(payload)))
 
 
 @spec("STREAM-3", "STREAM-7", "STREAM-13", "STREAM-20")
 async def test_a_turn_is_welcome_ack_and_events_in_order(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server, raw(server, way) as peer:
-        await peer.say(opening(), chunk(0))
+        await peer.say(opening(), command(0))
         welcome = await peer.hear()
         assert isinstance(welcome, Welcome)
         assert (welcome.stream, welcome.acked, welcome.resume_from) == ("k1", 0, "0-0")
@@ -128,7 +128,7 @@ async def test_a_turn_is_welcome_ack_and_events_in_order(way: TransportKind) -> 
 async def test_who_comes_back_hears_exactly_what_follows(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), chunk(0))
+            await first.say(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as again:
             await again.say(opening(first.ids[3], 1))
@@ -140,19 +140,19 @@ async def test_who_comes_back_hears_exactly_what_follows(way: TransportKind) -> 
 
 
 @spec("STREAM-12", "STREAM-28")
-async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: TransportKind) -> None:
+async def test_a_repeated_command_a_gap_and_a_used_number_are_told_apart(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), chunk(0))
+        await peer.say(opening(), command(0))
         await peer.until("delta")
         if Ack(0) not in peer.heard:
             await peer.until(Ack)
-        await peer.say(chunk(0))
+        await peer.say(command(0))
         assert await peer.until(Ack) == Ack(0)
-        await peer.say(chunk(5, AbortPayload()))
+        await peer.say(command(5, CancelPayload()))
         refused = await peer.until(Error)
         assert isinstance(refused, Error)
         assert (refused.code, refused.seqno, refused.expected) == ("seqno_gap", 5, 1)
-        await peer.say(chunk(0, SayPayload((Text("something else"),))))
+        await peer.say(command(0, SendPayload((Text("something else"),))))
         reused = await peer.until(Error)
         assert isinstance(reused, Error)
         assert (reused.code, reused.seqno, reused.retry) == ("stream_reused", 0, "never")
@@ -161,7 +161,7 @@ async def test_a_repeated_chunk_a_gap_and_a_used_number_are_told_apart(way: Tran
 @spec("STREAM-8", "STREAM-40")
 async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as older:
-        await older.say(opening(), chunk(0))
+        await older.say(opening(), command(0))
         await older.until("delta")
         async with raw(server, way) as newer:
             await newer.say(opening(older.ids[-1], 1))
@@ -169,7 +169,7 @@ async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: Tr
             ended = await older.until(Error)
             assert isinstance(ended, Error)
             assert (ended.code, ended.seqno) == ("stream_fenced", None)
-            await newer.say(chunk(1, AbortPayload()))
+            await newer.say(command(1, CancelPayload()))
             await newer.until("turn_ended")
 
 
@@ -177,10 +177,10 @@ async def test_a_newer_connection_ends_the_older_one_whatever_carries_it(way: Tr
 async def test_an_abort_ends_the_turn_and_a_disconnect_does_not(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), chunk(0))
+            await first.say(opening(), command(0))
             await first.until("delta")
         async with raw(server, way) as again:
-            await again.say(opening(first.ids[-1], 1), chunk(1, AbortPayload()))
+            await again.say(opening(first.ids[-1], 1), command(1, CancelPayload()))
             await again.until("turn_ended")
             last = msgspec.json.decode(again.heard[-1].events[-1].record)  # type: ignore[union-attr] # they are events
             assert last["status"] == "cancelled"
@@ -191,7 +191,7 @@ async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_s
     way: TransportKind,
 ) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(Open("k1", SECRET, cancel_after_s=29.5), chunk(0))
+        await peer.say(Open("k1", SECRET, cancel_after_s=29.5), command(0))
         await peer.until("delta")
         kept = (await server.app.host.session("s1")).state.streams["k1"].cancel_after_s
         assert kept == (29.5 if way is TransportKind.WEBSOCKET else 30.0)
@@ -200,7 +200,7 @@ async def test_what_shall_become_of_a_turn_without_its_client_is_kept_with_its_s
 @spec("STREAM-31", "STREAM-39")
 async def test_a_ping_is_answered_by_a_heartbeat(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), chunk(0))
+        await peer.say(opening(), command(0))
         await peer.until("delta")
         await peer.say(Ping())
         heartbeat = await peer.until(HeartbeatFrame)
@@ -210,7 +210,7 @@ async def test_a_ping_is_answered_by_a_heartbeat(way: TransportKind) -> None:
 @spec("STREAM-25", "STREAM-39")
 async def test_a_close_gives_the_place_back(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), chunk(0))
+        await peer.say(opening(), command(0))
         await peer.until("delta")
         await peer.say(Close())
         with contextlib.suppress(TimeoutError):
@@ -225,7 +225,7 @@ async def test_a_close_gives_the_place_back(way: TransportKind) -> None:
 async def test_an_event_of_another_line_is_gone(way: TransportKind) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), chunk(0))
+            await first.say(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as again:
             await again.say(opening("7-3", 1))
@@ -248,7 +248,7 @@ async def test_an_event_of_another_line_is_gone(way: TransportKind) -> None:
 async def test_who_is_not_let_in_is_told_why(way: TransportKind, said: Open, code: str) -> None:
     async with served(make_app([text(WORDS)])) as server:
         async with raw(server, way) as first:
-            await first.say(opening(), chunk(0))
+            await first.say(opening(), command(0))
             await first.until("turn_ended")
         async with raw(server, way) as other:
             await other.say(said)
@@ -259,7 +259,7 @@ async def test_who_is_not_let_in_is_told_why(way: TransportKind, said: Open, cod
 
 async def test_a_server_that_drains_says_so_and_asks_to_come_back(way: TransportKind) -> None:
     async with served(make_app(stuck())) as server, raw(server, way) as peer:
-        await peer.say(opening(), chunk(0))
+        await peer.say(opening(), command(0))
         await peer.until("delta")
         server.app.drain()
         ended = await peer.until(Error)
@@ -273,7 +273,7 @@ async def test_a_reader_says_nothing_and_hears_what_comes(way: TransportKind) ->
         raw(server, way) as speaker,
         raw(server, way) as reader,
     ):
-        await speaker.say(opening(), chunk(0))
+        await speaker.say(opening(), command(0))
         await speaker.until("turn_ended")
         await reader.say(Open(event_id="0-0"))
         await reader.until("turn_ended")

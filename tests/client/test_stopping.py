@@ -9,7 +9,7 @@ import pytest
 
 from midstream.client import Event, connect
 from midstream.errors import SessionNotFoundError
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.session.records import MessageQueued, MessageWithdrawn, TurnEnded, TurnStatus
 from midstream.testing.scripted_model import Gate
 from tests.server.serving import Served, make_app, served

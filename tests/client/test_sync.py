@@ -16,7 +16,7 @@ from midstream.client import ClientSettings, sync
 from midstream.client import client as asynchronous
 from midstream.client.sync import Portal, connect
 from midstream.errors import SessionNotFoundError, UsageError
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.session.records import TurnEnded, TurnStatus
 from midstream.testing import Gate, calls, text
 from midstream.testing.scripted_model import Script, Stall
@@ -122,7 +122,7 @@ def test_a_person_answers_and_takes_back(serve: Serve) -> None:
         (listed,) = client.questions("s1")
         assert listed.text == "Which one?"
         client.withdraw("s1")
-        client.answer("s1", asked, "reply", text="the red one")
+        client.answer("s1", asked, "respond", text="the red one")
         assert "".join(event.text for event in turn) == "ok"
 
 

@@ -212,7 +212,7 @@ async def test_a_transport_that_is_named_is_taken_and_no_other(tmp_path: Path) -
     async with served(make_app([text(WORDS)])) as server, Proxy(server.url).listening() as proxy:
         events = await _all(proxy.url, tmp_path / "state.db", transport="poll")
         assert "".join(event.text for event in events) == WORDS
-        assert {*proxy.asked} == {"POST /v1/sessions/s1/poll", "POST /v1/sessions/s1/chunks"}
+        assert {*proxy.asked} == {"POST /v1/sessions/s1/poll", "POST /v1/sessions/s1/commands"}
     assert not (tmp_path / REMEMBERED).exists()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from midstream.demo.check import DemoVerdict, Journaled, PrintedText, journal_of, judge
 from midstream.demo.folder import LedgerEntry
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, UserMessage
 from midstream.session.calls import CallPlan
 from midstream.session.records import (
     AttemptStarted,
@@ -16,25 +16,25 @@ from midstream.session.records import (
     EpochStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     TurnEnded,
     TurnStatus,
 )
 
-ANSWER = Reply((Text("one two"),))
+ANSWER = Response((Text("one two"),))
 
 
-def delta(text: str, *, reply: int = 2) -> Delta:
-    return Delta(1, reply, 1, 0, "text", text)
+def delta(text: str, *, response: int = 2) -> Delta:
+    return Delta(1, response, 1, 0, "text", text)
 
 
 RECORDS: list[Record] = [
     EpochStarted(1, "me", 1.0),
     MessageAccepted(1, UserMessage.of("hi"), 1.0),
     AttemptStarted(1, 1, 1, 1.0),
-    ReplyCompleted(
-        1, 1, 1, Reply((Call("c1", "write_note", "{}"),), Finish.CALLS), 1.0, (CallPlan("c1", ""),)
+    ResponseCompleted(
+        1, 1, 1, Response((Call("c1", "write_note", "{}"),), Finish.CALLS), 1.0, (CallPlan("c1", ""),)
     ),
     CallStarted(1, 1, "c1", 1, 1.0),
     CallEnded(1, 1, Result("c1", "done", Outcome.OK), 2.0),
@@ -42,7 +42,7 @@ RECORDS: list[Record] = [
     AttemptStarted(1, 2, 1, 2.0),
     delta("one "),
     delta("two"),
-    ReplyCompleted(1, 2, 1, ANSWER, 3.0),
+    ResponseCompleted(1, 2, 1, ANSWER, 3.0),
     StepCommitted(1, 2),
     TurnEnded(1, TurnStatus.COMPLETED, 3.0),
 ]

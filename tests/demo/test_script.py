@@ -10,13 +10,13 @@ from midstream.demo.demo_agent import tools_over
 from midstream.demo.folder import Folder
 from midstream.demo.script import LINES, scripted_model
 from midstream.environment import World
-from midstream.history.messages import Call, Finish, History, Reply, Result, Step, UserMessage
-from midstream.models.replies import CallRequested, ModelEvent, ModelRequest, TextDelta
+from midstream.history.messages import Call, Finish, History, Response, Result, Step, UserMessage
+from midstream.models.responses import ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import by_name, plan_call
 
 
-async def reply_to(history: History) -> list[ModelEvent]:
+async def response_to(history: History) -> list[ModelEvent]:
     world = FakeWorld()
 
     async def all_of_it() -> list[ModelEvent]:
@@ -30,18 +30,18 @@ async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: st
     tools = by_name(tools_over(Folder(tmp_path), World()))
     history = History().then(UserMessage.of(words))
     for _ in range(5):
-        events = await reply_to(history)
-        asked = [event for event in events if isinstance(event, CallRequested)]
+        events = await response_to(history)
+        asked = [event for event in events if isinstance(event, ToolCallRequested)]
         if not asked:
             break
         calls = tuple(Call(event.id, event.name, event.arguments) for event in asked)
         assert [plan_call(call, tools).problem for call in calls] == [None] * len(calls)
         results = tuple(Result(call.id, "done") for call in calls)
-        history = history.then(Step(Reply(calls, Finish.CALLS), results))
+        history = history.then(Step(Response(calls, Finish.CALLS), results))
     assert sum(isinstance(event, TextDelta) for event in events) > 15
 
 
 async def test_another_message_gets_an_honest_answer() -> None:
-    events = await reply_to(History().then(UserMessage.of("hello?")))
+    events = await response_to(History().then(UserMessage.of("hello?")))
     said = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert said == "I only know the demo's three messages by heart."

@@ -103,10 +103,10 @@ class Host:
     def answered(self, words: str) -> None:
         """Take an answer in."""
         if self._has_shapes and self.chance.random() < 0.2:
-            self.messages.append(self.reply(""))  # an answer that was stopped before its first word
+            self.messages.append(self.response(""))  # an answer that was stopped before its first word
             return
-        reply = self.reply(words)
-        self.messages.append(shape(self.chance, self.dialect, reply) if self._has_shapes else reply)
+        response = self.response(words)
+        self.messages.append(shape(self.chance, self.dialect, response) if self._has_shapes else response)
 
     def user(self) -> Json:
         """Say something new."""
@@ -121,7 +121,7 @@ class Host:
             case _:
                 return {"role": "user", "content": words}
 
-    def reply(self, words: str) -> Json:
+    def response(self, words: str) -> Json:
         """An answer."""
         return {"role": "assistant", "content": words}
 
@@ -201,7 +201,7 @@ class Host:
             case 1:
                 messages.extend(self.calls(["late"])[1:])
             case 2:
-                messages.insert(at, self.reply(chance.choice(["", " ", "twice"])))
+                messages.insert(at, self.response(chance.choice(["", " ", "twice"])))
             case 3:
                 messages.insert(at, chance.choice(["words", "", None, 7, [], {}]))
             case 4 if messages:
@@ -213,7 +213,7 @@ class Host:
             case 7:
                 messages.insert(at, {"role": "robot", "content": "beep", "tool_calls": None})
             case _:
-                messages.append(self.reply("the end"))
+                messages.append(self.response("the end"))
 
     def _marked(self) -> list[Any]:
         """Mark the last two of the user's messages for a provider's cache, as Anthropic's hosts do."""

@@ -10,7 +10,7 @@ import pytest
 
 from midstream.agents.pool import Pooled
 from midstream.history.messages import Text, UserMessage
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedStep, text
 from midstream.testing.scripted_upstream import ScriptedUpstream, words_of
@@ -116,7 +116,7 @@ async def test_side_calls_are_marked(body: dict[str, Any], headers: dict[str, st
 @spec("REUSE-74")
 async def test_a_host_may_say_that_it_is_no_side_call() -> None:
     async with served(echo) as gateway:
-        body = chat(("user", "Please reply with a title for the chat"))
+        body = chat(("user", "Please response with a title for the chat"))
         await gateway.http.post("/v1/chat/completions", json=body, headers={"x-midstream-ephemeral": "no"})
         assert not gateway.model.requests[0].is_ephemeral
 

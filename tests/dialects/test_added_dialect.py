@@ -13,7 +13,7 @@ from midstream.dialects import dialect_registry
 from midstream.dialects.api_errors import ApiError
 from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field
-from midstream.models.replies import Finished, ModelEvent, TextDelta
+from midstream.models.responses import Finished, ModelEvent, TextDelta
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import text
 from tests.dialects.serving import served

@@ -8,7 +8,7 @@ from midstream.dialects.anthropic import MessagesWriter, estimated_tokens, read_
 from midstream.dialects.dialect import Asked
 from midstream.dialects.fields import fields_of
 from midstream.history.messages import Finish, Usage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 NAMED = ("msg_1", "m", 7)
 THINKING = {"type": "enabled", "budget_tokens": 1024}
@@ -38,7 +38,7 @@ def test_blocks_open_and_close_in_turn_and_add_up_to_the_whole() -> None:
         ThinkingDelta("", "signed"),
         TextDelta("a"),
         TextDelta("b"),
-        CallRequested("t1", "look", '{"at": 1}'),
+        ToolCallRequested("t1", "look", '{"at": 1}'),
         TextDelta("c"),
         Finished(Finish.CALLS, "", Usage(10, 5, 3)),
         thinking=THINKING,
@@ -66,7 +66,9 @@ def test_blocks_open_and_close_in_turn_and_add_up_to_the_whole() -> None:
 
 
 def test_arguments_that_are_no_object_travel_inside_one() -> None:
-    _, whole = written(CallRequested("t1", "look", "at it"), CallRequested("t2", "look", "NaN"), Finished())
+    _, whole = written(
+        ToolCallRequested("t1", "look", "at it"), ToolCallRequested("t2", "look", "NaN"), Finished()
+    )
     assert [block["input"] for block in whole["content"]] == [{"_raw": "at it"}, {"_raw": "NaN"}]
 
 

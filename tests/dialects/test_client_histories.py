@@ -14,7 +14,7 @@ from midstream.history.messages import (
     File,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -31,10 +31,10 @@ HISTORY = History(
         UserMessage.of("a"),
         UserMessage.of("b"),
         Step(
-            Reply((Text("I look."), Call("c1", "look", '{"at": 1}'), Call("c2", "look", "{}"))),
+            Response((Text("I look."), Call("c1", "look", '{"at": 1}'), Call("c2", "look", "{}"))),
             (Result("c1", "a tree"), Result("c2", "a hill")),
         ),
-        Step(Reply((Text("Done."),))),
+        Step(Response((Text("Done."),))),
         UserMessage((Text("c"), File("image/png", data=PNG))),
     )
 )
@@ -104,12 +104,12 @@ def test_thinking_and_failures_of_anthropics_hosts_are_kept() -> None:
     read = transcript_of(messages, "anthropic", "").history.entries
     assert read == (
         UserMessage.of("a"),
-        Step(Reply((Thinking("hm", "s"), Call("t1", "look", "{}"))), (Result("t1", "no", Outcome.ERROR),)),
+        Step(Response((Thinking("hm", "s"), Call("t1", "look", "{}"))), (Result("t1", "no", Outcome.ERROR),)),
         UserMessage.of("b"),
     )
 
 
-def test_items_of_a_response_are_one_reply_up_to_their_results() -> None:
+def test_items_of_a_response_are_one_response_up_to_their_results() -> None:
     items = [
         {"type": "message", "role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
@@ -127,7 +127,9 @@ def test_items_of_a_response_are_one_reply_up_to_their_results() -> None:
     assert read.instructions == "Be brief."
     assert read.history.entries == (
         UserMessage.of("a"),
-        Step(Reply((Thinking("hm"), Text("I look."), Call("c1", "look", "{}"))), (Result("c1", "a tree"),)),
+        Step(
+            Response((Thinking("hm"), Text("I look."), Call("c1", "look", "{}"))), (Result("c1", "a tree"),)
+        ),
     )
 
 

@@ -20,7 +20,7 @@ from midstream.history.messages import (
     Call,
     File,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -35,10 +35,10 @@ def asked(**fields: Any) -> Asked:  # noqa: ANN401 - whatever the struct takes
 
 
 def told(*words: str) -> History:
-    """A history: a user's words and a reply's in turn."""
+    """A history: a user's words and a response's in turn."""
     return History(
         tuple(
-            Step(Reply((Text(each),))) if number % 2 else UserMessage.of(each)
+            Step(Response((Text(each),))) if number % 2 else UserMessage.of(each)
             for number, each in enumerate(words)
         )
     )
@@ -70,26 +70,26 @@ def test_a_long_name_is_kept_as_its_digest() -> None:
 
 
 @spec("REUSE-73")
-def test_a_conversation_goes_on_where_its_newest_reply_stands() -> None:
+def test_a_conversation_goes_on_where_its_newest_response_stands() -> None:
     openings = ConversationIndex()
     first = place_of("m", told("hi"))
     assert openings.look_up(first) == ""
-    openings.said("s1", first, Reply((Text("ho"),)))
+    openings.said("s1", first, Response((Text("ho"),)))
     second = place_of("m", told("hi", " h o\n", "more"))
     assert openings.look_up(second) == "s1"
     assert openings.look_up(place_of("other", told("hi", "ho", "more"))) == ""
-    openings.said("s1", second, Reply((Text("end"),)))
+    openings.said("s1", second, Response((Text("end"),)))
     assert openings.look_up(second) == ""  # it has gone on from there: whoever stands there is somebody else
     assert openings.look_up(place_of("m", told("hi", "ho", "more", "end", "again"))) == "s1"
     assert len(openings) == 1
 
 
 @spec("REUSE-73")
-def test_results_belong_to_the_conversation_whose_reply_asked_for_them() -> None:
+def test_results_belong_to_the_conversation_whose_response_asked_for_them() -> None:
     openings = ConversationIndex()
-    openings.said("s1", place_of("m", told("hi")), Reply((Call("c1", "look"),)))
-    asks = Step(Reply((Call("c1", "look"),)), (Result("c1", "a tree"),))
-    other = Step(Reply((Call("c2", "look"),)), (Result("c2", "a tree"),))
+    openings.said("s1", place_of("m", told("hi")), Response((Call("c1", "look"),)))
+    asks = Step(Response((Call("c1", "look"),)), (Result("c1", "a tree"),))
+    other = Step(Response((Call("c2", "look"),)), (Result("c2", "a tree"),))
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), asks)))) == "s1"
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), other)))) == ""
 
@@ -102,7 +102,7 @@ def test_files_count_by_their_content() -> None:
 def test_the_longest_silent_conversation_is_forgotten_first() -> None:
     openings = ConversationIndex(limit=2)
     for number in range(3):
-        openings.said(f"s{number}", place_of("m", told(f"{number}")), Reply((Text("x"),)))
+        openings.said(f"s{number}", place_of("m", told(f"{number}")), Response((Text("x"),)))
     found = [openings.look_up(place_of("m", told(f"{number}", "x", "y"))) for number in range(3)]
     assert found == ["", "s1", "s2"]
 

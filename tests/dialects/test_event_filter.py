@@ -3,7 +3,7 @@ from __future__ import annotations
 from midstream.dialects.event_filter import shown_call
 from midstream.history.messages import Outcome
 from midstream.history.upstream_calls import ended, started
-from midstream.models.replies import ThinkingDelta
+from midstream.models.responses import ThinkingDelta
 from tests.spec import spec
 
 

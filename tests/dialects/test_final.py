@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from midstream.dialects import live_responses
 from midstream.errors import ModelError, ModelStalledError, ModelUnavailableError, UpstreamBusyError
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     ModelRequest,

@@ -27,14 +27,14 @@ from midstream.errors import (
     UpstreamBusyError,
 )
 from midstream.history.messages import Finish, Step, Text, Thinking, Usage, UserMessage
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
@@ -88,7 +88,7 @@ async def test_openais_client_is_answered_with_chat_completions() -> None:
 async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
     asks: list[ModelEvent] = [
         TextDelta("I look."),
-        CallRequested("call_7", "look", '{"at": "it"}'),
+        ToolCallRequested("call_7", "look", '{"at": "it"}'),
         Finished(Finish.CALLS),
     ]
     async with served([asks, text("It is there.")]) as gateway, gateway.openai() as client:
@@ -122,7 +122,7 @@ async def test_openais_client_calls_a_tool_and_brings_its_result() -> None:
 async def test_openais_client_is_answered_with_responses() -> None:
     asks: list[ModelEvent] = [
         *HELLO[:-1],
-        CallRequested("call_7", "look", '{"at":1}'),
+        ToolCallRequested("call_7", "look", '{"at":1}'),
         Finished(Finish.CALLS),
     ]
     async with served([asks]) as gateway, gateway.openai() as client:
@@ -155,7 +155,7 @@ async def test_anthropics_client_is_answered_with_messages() -> None:
     asks: list[ModelEvent] = [
         ThinkingDelta("hm", "signed"),
         TextDelta("I look."),
-        CallRequested("toolu_7", "look", '{"at": "it"}'),
+        ToolCallRequested("toolu_7", "look", '{"at": "it"}'),
         Finished(Finish.CALLS, "m-1", Usage(10, 5, 3, 2)),
     ]
     async with served([asks, text("It is there.")]) as gateway, gateway.anthropic() as client:
@@ -214,7 +214,11 @@ async def test_what_the_upstream_runs_itself_never_looks_like_a_call_of_the_host
 
 @spec("REUSE-67")
 async def test_a_host_without_tools_gets_no_calls() -> None:
-    script: list[ModelEvent] = [CallRequested("c1", "look", "{}"), TextDelta("Done."), Finished(Finish.CALLS)]
+    script: list[ModelEvent] = [
+        ToolCallRequested("c1", "look", "{}"),
+        TextDelta("Done."),
+        Finished(Finish.CALLS),
+    ]
     async with served([script]) as gateway, gateway.openai() as client:
         choice = (await client.chat.completions.create(model="m", messages=ASK)).choices[0]
         assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (
@@ -442,7 +446,7 @@ async def test_a_gateway_that_was_stopped_is_not_started_by_a_late_request() -> 
         await app.stop()
         late = await client.get("/v1/responses/resp_1")
     assert (late.status_code, late.headers["retry-after"]) == (503, "2")
-    assert store.owner == "", "it was not opened again"
+    assert store.node == "", "it was not opened again"
 
 
 async def test_it_lives_as_long_as_the_server_it_is_mounted_in() -> None:
@@ -536,4 +540,4 @@ async def test_no_transcript_is_so_broken_that_it_is_a_fault_of_ours(messages: l
     (request,) = model.requests
     for entry in request.history.entries:
         if isinstance(entry, Step):
-            assert all(isinstance(part, Text | Thinking) or part.id for part in entry.reply.parts)
+            assert all(isinstance(part, Text | Thinking) or part.id for part in entry.response.parts)

@@ -13,8 +13,8 @@ import pytest
 
 from midstream.dialects import live_responses
 from midstream.errors import ModelUnavailableError
-from midstream.models import replies
-from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models import responses
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.dialects.serving import WAIT_S, Json, Served, make_gateway, say, served, serving, words_of
 from tests.spec import spec
@@ -25,7 +25,7 @@ ASK: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def gated(event: asyncio.Event) -> list[ScriptedStep]:
-    """A reply that waits for the test after its second word."""
+    """A response that waits for the test after its second word."""
     steps = text(WORDS)
     return [*steps[:2], Gate(event), *steps[2:]]
 
@@ -152,10 +152,10 @@ async def test_an_idempotency_key_is_one_run_and_no_other_requests() -> None:
 
 @spec("REUSE-70")
 async def test_a_failure_is_not_played_again_to_who_asks_again() -> None:
-    replies: list[Sequence[ScriptedStep]] = [[ModelUnavailableError("not now")], text("done")]
+    responses: list[Sequence[ScriptedStep]] = [[ModelUnavailableError("not now")], text("done")]
 
     def script(_: ModelRequest) -> Sequence[ScriptedStep]:
-        return replies.pop(0)
+        return responses.pop(0)
 
     async with served(script) as gateway, gateway.openai(max_retries=1) as client:
         answer = await client.chat.completions.create(model="m", messages=ASK)
@@ -204,7 +204,7 @@ async def test_the_next_words_of_a_person_stop_what_nobody_reads() -> None:
 
 
 async def test_an_answer_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "RESPONSE_CHARS_MAX", 10_000)
+    monkeypatch.setattr(responses, "RESPONSE_CHARS_MAX", 10_000)
     model: Any = Endless()
     async with serving(make_gateway(model), model) as gateway:
         last = (await read(gateway, say("hi")))[-1]
@@ -233,7 +233,7 @@ async def test_finished_responses_leave_the_memory(monkeypatch: pytest.MonkeyPat
         assert len(gateway.gateway.responses.all()) == 1
 
 
-async def test_a_reply_that_breaks_off_is_an_error() -> None:
+async def test_a_response_that_breaks_off_is_an_error() -> None:
     async with served([[TextDelta("Hel")]]) as gateway:
         answer = await gateway.http.post("/v1/chat/completions", json=say("hi"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_unavailable")

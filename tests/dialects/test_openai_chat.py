@@ -8,14 +8,14 @@ from midstream.dialects.api_errors import ApiError
 from midstream.dialects.fields import fields_of
 from midstream.dialects.openai_chat import DONE, ChatWriter, read_chat
 from midstream.history.messages import Finish, Usage
-from midstream.models.openai_stream import ReplyReader
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.openai_stream import ChatStreamReader
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 from tests.spec import spec
@@ -24,8 +24,8 @@ NAMED = ("chatcmpl-1", "m", 7)
 EVENTS: list[ModelEvent] = [
     ThinkingDelta("hm"),
     TextDelta('Hello "you"\n'),
-    CallRequested("c1", "look", '{"at": 1}', "signed"),
-    CallRequested("c2", "look", "{}"),
+    ToolCallRequested("c1", "look", '{"at": 1}', "signed"),
+    ToolCallRequested("c2", "look", "{}"),
     Finished(Finish.CALLS, "", Usage(10, 5, 3)),
 ]
 
@@ -38,7 +38,7 @@ def writer(**fields: object) -> ChatWriter:
 def test_what_is_written_is_what_was_said() -> None:
     writing = writer(stream=True, stream_options={"include_usage": True})
     pieces = [*writing.begin(), *(piece for event in EVENTS for piece in writing.write(event))]
-    reader = ReplyReader()
+    reader = ChatStreamReader()
     read: list[ModelEvent] = []
     for piece in pieces:
         assert piece.startswith(b"data: ")

@@ -13,13 +13,13 @@ from midstream.dialects.fields import fields_of
 from midstream.dialects.openai_responses_api import ResponsesWriter, listed_items, read_responses
 from midstream.history.messages import Finish, Usage
 from midstream.models.openai_responses_stream import ResponsesReader
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_what_was_said() -> None:
         ThinkingDelta("hm"),
         TextDelta("Hello "),
         TextDelta("you"),
-        CallRequested("c1", "look", '{"at": 1}'),
+        ToolCallRequested("c1", "look", '{"at": 1}'),
         Finished(Finish.CALLS, "m", Usage(10, 5, 3)),
     ]
     writer = ResponsesWriter(asked(metadata={"a": "b"}, temperature=0.5).form(*NAMED))

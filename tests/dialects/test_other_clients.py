@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from midstream.history.messages import Finish, Step, Usage
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
 )
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
 from tests.dialects.serving import TOKEN, Served, served
@@ -42,7 +42,7 @@ HELLO: list[ModelEvent] = [
     TextDelta("you"),
     Finished(Finish.STOP, "m-1", Usage(10, 5, 3)),
 ]
-CALL: list[ModelEvent] = [CallRequested("call_7", "look", '{"at": "it"}'), Finished(Finish.CALLS)]
+CALL: list[ModelEvent] = [ToolCallRequested("call_7", "look", '{"at": "it"}'), Finished(Finish.CALLS)]
 
 needs_node = pytest.mark.skipif(
     bool(node_lacking()) or not PROVIDER.exists(),

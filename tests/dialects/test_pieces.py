@@ -23,7 +23,7 @@ FORMS = {
     dialect_registry.MESSAGES: "anthropic",
 }
 USER: Json = {"role": "user", "content": "hi"}
-REPLY: Json = {"role": "assistant", "content": "yes"}
+RESPONSE: Json = {"role": "assistant", "content": "yes"}
 RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "ok"}
 ITEM: Json = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT: Json = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
@@ -33,10 +33,10 @@ THOUGHT: Json = {"type": "reasoning", "summary": [{"type": "summary_text", "text
 
 
 def calling(call: Json | None = None, function: Json | None = None, **fields: Any) -> list[Json]:  # noqa: ANN401 - JSON
-    """A reply with a call, and its result."""
+    """A response with a call, and its result."""
     whole = {"type": "function", **(call or {}), "id": "c1", "function": {"name": "f", **(function or {})}}
-    reply = {"role": "assistant", "tool_calls": [whole], **fields}
-    return [USER, reply, RESULT]
+    response = {"role": "assistant", "tool_calls": [whole], **fields}
+    return [USER, response, RESULT]
 
 
 def read_in_pieces(messages: list[Json], form: str, cut: int = 0) -> Transcript | None:
@@ -60,14 +60,14 @@ def read_in_pieces(messages: list[Json], form: str, cut: int = 0) -> Transcript 
 CHAT: dict[str, list[Json]] = {
     "a dump of openai": [
         USER,
-        {**REPLY, "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
+        {**RESPONSE, "refusal": None, "annotations": [], "audio": None, "tool_calls": None},
     ],
     "a dump of litellm": [
         USER,
-        {**REPLY, "function_call": None, "tool_calls": None, "thinking_blocks": None},
+        {**RESPONSE, "function_call": None, "tool_calls": None, "thinking_blocks": None},
     ],
-    "no calls": [USER, {**REPLY, "tool_calls": []}],
-    "no calls of a user": [{**USER, "tool_calls": None}, REPLY],
+    "no calls": [USER, {**RESPONSE, "tool_calls": []}],
+    "no calls of a user": [{**USER, "tool_calls": None}, RESPONSE],
     "calls without content": calling(function={"arguments": "{}"}),
     "calls with null": calling(function={"arguments": "{}"}, content=None, function_call=None),
     "calls with a blank (Continue)": calling(function={"arguments": "{}"}, content=" "),
@@ -79,10 +79,10 @@ CHAT: dict[str, list[Json]] = {
     "a gathered call": calling({"type": None, "index": 0}, {"arguments": None}, content=None),
     "a result of nothing": [*calling(function={"arguments": "{}"})[:2], {**RESULT, "content": None}],
     "a result of blanks": [*calling(function={"arguments": "{}"})[:2], {**RESULT, "content": " \n"}],
-    "a stopped reply": [USER, {"role": "assistant", "content": ""}, USER],
-    "a stopped reply as a dump": [USER, {"role": "assistant", "content": None, "tool_calls": []}, USER],
+    "a stopped response": [USER, {"role": "assistant", "content": ""}, USER],
+    "a stopped response as a dump": [USER, {"role": "assistant", "content": None, "tool_calls": []}, USER],
     "a refusal": [USER, {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None}],
-    "no system prompt": [{"role": "system", "content": ""}, USER, REPLY],
+    "no system prompt": [{"role": "system", "content": ""}, USER, RESPONSE],
     "blank words": [{"role": "user", "content": " "}, {"role": "assistant", "content": "\n"}],
     "an image without words": [
         {
@@ -102,20 +102,26 @@ MESSAGES: dict[str, list[Json]] = {
         {"role": "assistant", "content": [{"type": "text", "text": ""}, USE]},
         USED,
     ],
-    "a stopped reply": [USER, {"role": "assistant", "content": []}, USER],
-    "a reply of an empty text": [
+    "a stopped response": [USER, {"role": "assistant", "content": []}, USER],
+    "a response of an empty text": [
         USER,
         {"role": "assistant", "content": [{"type": "text", "text": ""}]},
         USER,
     ],
-    "blank words": [{"role": "user", "content": [{"type": "text", "text": " "}]}, REPLY],
+    "blank words": [{"role": "user", "content": [{"type": "text", "text": " "}]}, RESPONSE],
 }
 RESPONSES: dict[str, list[Json]] = {
-    "ids that are null": [USER, {**REPLY, "id": None}, {**ITEM, "id": None}, {**OUTPUT, "id": None}],
+    "ids that are null": [USER, {**RESPONSE, "id": None}, {**ITEM, "id": None}, {**OUTPUT, "id": None}],
     "no arguments": [USER, {**ITEM, "arguments": ""}, OUTPUT],
     "no output": [USER, ITEM, {**OUTPUT, "output": ""}],
-    "reasoning without an id (Codex)": [USER, {**THOUGHT, "encrypted_content": "gAAAA"}, ITEM, OUTPUT, REPLY],
-    "reasoning whose id is null": [USER, {**THOUGHT, "id": None}, REPLY],
+    "reasoning without an id (Codex)": [
+        USER,
+        {**THOUGHT, "encrypted_content": "gAAAA"},
+        ITEM,
+        OUTPUT,
+        RESPONSE,
+    ],
+    "reasoning whose id is null": [USER, {**THOUGHT, "id": None}, RESPONSE],
     "a message of nothing": [USER, {"type": "message", "role": "assistant", "content": []}, USER],
 }
 CASES = [

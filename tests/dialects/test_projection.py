@@ -10,30 +10,30 @@ import pytest
 from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.dialect_registry import DIALECTS, MESSAGES, RESPONSES
 from midstream.dialects.projection import Projection
-from midstream.history.messages import Call, Finish, Reply, Text, Usage, UserMessage
-from midstream.models.replies import (
-    CallRequested,
+from midstream.history.messages import Call, Finish, Response, Text, Usage, UserMessage
+from midstream.models.responses import (
     Finished,
     ModelEvent,
-    ReplyBuilder,
+    ResponseBuilder,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
 )
-from midstream.session.applications import Response
+from midstream.session.applications import ApplicationResponse
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
     Delta,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     TurnEnded,
     TurnStatus,
 )
 from tests.spec import spec
 
-RESPONSE = Response(1, "r1", "", turn=2, reply=1, position=9, entries=1, at=1.0)
+RESPONSE = ApplicationResponse(1, "r1", "", turn=2, response=1, position=9, entries=1, at=1.0)
 LOOK = Call("c1", "look", "{}")
 
 
@@ -44,18 +44,18 @@ def projection(dialect: Dialect, *, is_background: bool = False) -> Projection:
 
 def records() -> list[Record]:
     """A response with a thought, text and a call, as a session journals it."""
-    builder = ReplyBuilder(2, 1, 1, is_announcing=True)
+    builder = ResponseBuilder(2, 1, 1, is_announcing=True)
     events: list[ModelEvent] = [
         ThinkingDelta("hm"),
         ThinkingDelta("", "signed"),
         TextDelta("I look."),
-        CallRequested("c1", "look", "{}"),
+        ToolCallRequested("c1", "look", "{}"),
     ]
     deltas = [delta for event in events for delta in builder.add(event)]
     builder.add(Finished(Finish.CALLS, "m-1", Usage(10, 5)))
-    reply = builder.reply()
-    assert reply is not None
-    return [AttemptStarted(2, 1, 1, 1.0), *deltas, ReplyCompleted(2, 1, 1, reply, 2.0)]
+    response = builder.response()
+    assert response is not None
+    return [AttemptStarted(2, 1, 1, 1.0), *deltas, ResponseCompleted(2, 1, 1, response, 2.0)]
 
 
 @spec("REUSE-70")
@@ -66,7 +66,7 @@ def test_every_reader_gets_the_same_events_and_the_same_whole(dialect: Dialect) 
     assert sent[0] == sent[1]
     assert all(reader.is_over and reader.is_open for reader in readers)
     assert readers[0].whole() == readers[1].whole()
-    assert readers[0].reply == Reply((Text("I look."), LOOK))
+    assert readers[0].model_response == Response((Text("I look."), LOOK))
 
 
 def test_the_signature_of_a_thought_and_a_call_come_where_the_model_sent_them() -> None:
@@ -94,15 +94,15 @@ def test_records_of_other_turns_are_no_part_of_it() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 def test_a_response_goes_on_behind_what_was_sent_before_its_process_died(dialect: Dialect) -> None:
     reader = projection(dialect)
-    cut = Reply((Text("one "),), Finish.INTERRUPTED)
+    cut = Response((Text("one "),), Finish.INTERRUPTED)
     journal: list[Record] = [
         AttemptStarted(2, 1, 1, 1.0),
         Delta(2, 1, 1, 0, "text", "one "),
-        ReplyCompleted(2, 1, 1, cut, 2.0),
+        ResponseCompleted(2, 1, 1, cut, 2.0),
         StepCommitted(2, 1),
         AttemptStarted(2, 2, 1, 2.0),
         Delta(2, 2, 1, 0, "text", "two"),
-        ReplyCompleted(2, 2, 1, Reply((Text("two"),), usage=Usage(3, 1)), 3.0),
+        ResponseCompleted(2, 2, 1, Response((Text("two"),), usage=Usage(3, 1)), 3.0),
         StepCommitted(2, 2),
         TurnEnded(2, TurnStatus.COMPLETED, 3.0),
     ]
@@ -110,7 +110,7 @@ def test_a_response_goes_on_behind_what_was_sent_before_its_process_died(dialect
         reader.take(record)
     assert reader.is_over
     assert b'"one two"' in reader.whole()
-    assert reader.reply == Reply((Text("one two"),))
+    assert reader.model_response == Response((Text("one two"),))
 
 
 @spec("REUSE-68")

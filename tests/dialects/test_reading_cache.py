@@ -4,7 +4,7 @@ import msgspec
 
 from midstream.dialects.client_histories import Transcript
 from midstream.dialects.reading_cache import Gist, Memo, digests, joined
-from midstream.history.messages import History, Reply, Step, Text, UserMessage
+from midstream.history.messages import History, Response, Step, Text, UserMessage
 
 RAWS = [msgspec.Raw(b'{"n":%d}' % number) for number in range(5)]
 ENDS = digests(RAWS, range(1, 6))
@@ -17,7 +17,7 @@ def gist(number: int, *, newest: str = "") -> Gist:
 
 def said(*words: str, instructions: str = "") -> Transcript:
     entries = tuple(
-        Step(Reply((Text(each),))) if at % 2 else UserMessage.of(each) for at, each in enumerate(words)
+        Step(Response((Text(each),))) if at % 2 else UserMessage.of(each) for at, each in enumerate(words)
     )
     return Transcript(instructions, History(entries))
 

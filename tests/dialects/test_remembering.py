@@ -16,7 +16,7 @@ import pytest
 
 from midstream.agents.pool import Pooled
 from midstream.agents.upstreams import Upstream, UpstreamEvent
-from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, UpstreamMemory, words_of
 from midstream.testing.upstream_contract import SEPARATOR

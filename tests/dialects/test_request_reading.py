@@ -32,7 +32,7 @@ def kept() -> Memo:
 
 
 def chat(*words: str, **more: Any) -> bytes:  # noqa: ANN401 - what a body may hold
-    """A body of chat completions: a user's words and a reply's in turn."""
+    """A body of chat completions: a user's words and a response's in turn."""
     messages = [{"role": ("user", "assistant")[at % 2], "content": each} for at, each in enumerate(words)]
     return msgspec.json.encode({"model": "m", "messages": messages, **more})
 

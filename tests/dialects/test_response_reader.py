@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.dialects import response_reader
-from midstream.models.replies import Finished, TextDelta
+from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_model import Gate
 from tests.dialects.serving import say, served
 

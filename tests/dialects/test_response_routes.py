@@ -11,7 +11,7 @@ import pytest
 
 from midstream.dialects import live_responses
 from midstream.errors import ModelRejectedError
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, text
 from tests.dialects.serving import called, make_gateway, served
@@ -157,10 +157,10 @@ async def test_items_are_listed_in_pages() -> None:
 @spec("REUSE-75")
 async def test_a_response_survives_its_gateway() -> None:
     memory = Memory()
-    replies = {"hi": text(WORDS)}
-    async with called(make_gateway(_Told(replies), store=MemoryStore(memory))) as client:
+    responses = {"hi": text(WORDS)}
+    async with called(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
         made = (await client.post("/v1/responses", json={"input": "hi", "model": "m"})).json()
-    async with called(make_gateway(_Told(replies), store=MemoryStore(memory))) as client:
+    async with called(make_gateway(_Told(responses), store=MemoryStore(memory))) as client:
         assert (await client.get(f"/v1/responses/{made['id']}")).json() == made
         following = {"input": "more", "model": "m", "previous_response_id": made["id"]}
         assert (await client.post("/v1/responses", json=following)).status_code == 200
@@ -189,12 +189,12 @@ class _Told:
 
     name = "told"
 
-    def __init__(self, replies: dict[str, Any]) -> None:
-        self._replies = replies
+    def __init__(self, responses: dict[str, Any]) -> None:
+        self._responses = responses
 
     async def stream(self, request: Any) -> Any:  # noqa: ANN401 - a fake
         words = request.history.entries[-1].parts[0].text
-        for step in self._replies.get(words, text("done")):
+        for step in self._responses.get(words, text("done")):
             if isinstance(step, Gate):
                 await step.event.wait()
             else:

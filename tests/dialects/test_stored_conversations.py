@@ -6,13 +6,13 @@ from midstream.agents.pool_records import RECORD_AGE_MAX_S
 from midstream.dialects.conversation_index import ConversationPlace, place_of
 from midstream.dialects.stored_conversations import CONVERSATIONS, SWEEP_S, Conversations
 from midstream.errors import StoreBusyError
-from midstream.history.messages import History, Reply, Step, Text, UserMessage
+from midstream.history.messages import History, Response, Step, Text, UserMessage
 from midstream.store.contract import KeyValueEntry
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.worlds import FakeWorld
 from tests.spec import spec
 
-ANSWER = Reply((Text("hello"),))
+ANSWER = Response((Text("hello"),))
 
 
 def place(*words: str) -> ConversationPlace:

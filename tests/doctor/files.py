@@ -53,13 +53,13 @@ def prompt(words: str) -> Json:
     return {"role": "user", "content": words}
 
 
-def said(reply: str, words: str) -> Json:
-    return {"id": reply, "role": "assistant", "content": [{"type": "text", "text": words}]}
+def said(response: str, words: str) -> Json:
+    return {"id": response, "role": "assistant", "content": [{"type": "text", "text": words}]}
 
 
-def called(reply: str, *ids: str) -> Json:
+def called(response: str, *ids: str) -> Json:
     calls = [{"type": "tool_use", "id": each, "name": "Read", "input": {"path": each}} for each in ids]
-    return {"id": reply, "role": "assistant", "content": calls}
+    return {"id": response, "role": "assistant", "content": calls}
 
 
 def answered(*ids: str) -> Json:

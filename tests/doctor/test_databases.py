@@ -212,7 +212,7 @@ def test_the_rules_can_be_those_of_a_provider(rows: Rows) -> None:
     rows.message("msg_1", "assistant", {"type": "text", "text": "I begin."})
     assert examine(rows.path).report.status is Status.CLEAN
     told = examine(rows.path, profile="anthropic").report
-    assert (told.profile, [found.code for found in told.findings]) == ("anthropic", ["starts-with-reply"])
+    assert (told.profile, [found.code for found in told.findings]) == ("anthropic", ["starts-with-response"])
 
 
 def test_a_wrong_name_is_refused(rows: Rows) -> None:

@@ -192,8 +192,8 @@ def test_an_empty_list_is_a_finding(tmp_path: Path) -> None:
 def test_entries_that_are_no_messages_surrogates_and_line_breaks_in_ids_are_findings(tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     call = {"id": "a\nb", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    reply = {"role": "assistant", "content": None, "tool_calls": [call]}
-    path.write_text(json.dumps([{"role": "user", "content": "half \ud83d"}, 42, reply]))
+    response = {"role": "assistant", "content": None, "tool_calls": [call]}
+    path.write_text(json.dumps([{"role": "user", "content": "half \ud83d"}, 42, response]))
     done = examine(path)
     assert [(found.code, found.message) for found in done.report.findings] == [
         ("lone-surrogate", 0),

@@ -66,10 +66,10 @@ def test_codex_reads_items_with_and_without_an_envelope() -> None:
     assert [ledger.is_break(each) for each in (item, kept)] == [False, True]
 
 
-def test_facts_tell_prompts_replies_and_results_apart() -> None:
+def test_facts_tell_prompts_responses_and_results_apart() -> None:
     facts = facts_of("anthropic")
     told = [facts([each]) for each in (prompt("hi"), called("m", "a"), answered("a"))]
-    assert [(each.is_prompt, each.is_reply, each.ids) for each in told] == [
+    assert [(each.is_prompt, each.is_response, each.ids) for each in told] == [
         (True, False, frozenset()),
         (False, True, frozenset({"a"})),
         (False, False, frozenset({"a"})),

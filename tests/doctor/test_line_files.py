@@ -60,7 +60,7 @@ def test_parallel_results_on_branches_of_their_own_are_results(tmp_path: Path) -
     assert (report.status, report.conversations, report.messages) == (Status.CLEAN, 1, 6)
 
 
-def test_results_that_came_while_the_reply_was_streaming_are_results(tmp_path: Path) -> None:
+def test_results_that_came_while_the_response_was_streaming_are_results(tmp_path: Path) -> None:
     session = [
         line(1, 0, prompt("Read both.")),
         line(2, 1, called("m1", "a")),
@@ -228,7 +228,7 @@ def test_a_line_beyond_the_limit_is_told_and_not_read(
 
 @st.composite
 def sessions(draw: st.DrawFn) -> list[Json]:
-    """Sessions with parallel calls, lost, late and repeated results, rewinds and cut replies."""
+    """Sessions with parallel calls, lost, late and repeated results, rewinds and cut responses."""
     lines: list[Json] = []
     tips = [0]
     late: list[str] = []
@@ -321,7 +321,7 @@ def tangles(draw: st.DrawFn) -> list[Json]:
             case 3 if calls:
                 add(parent, answered(draw(st.sampled_from(calls))))
             case _:
-                add(parent, said(f"m{number}", f"that was reply {number}"))
+                add(parent, said(f"m{number}", f"that was response {number}"))
     return lines
 
 

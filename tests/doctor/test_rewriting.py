@@ -42,7 +42,7 @@ def test_a_moved_message_takes_its_line_along_and_the_others_stay() -> None:
     assert (patch.replaced, patch.inserted) == ({4: None}, {1: [encoded(messages[3])]})
 
 
-def test_pieces_of_one_reply_are_one_message_and_longer_states_take_the_place_of_shorter() -> None:
+def test_pieces_of_one_response_are_one_message_and_longer_states_take_the_place_of_shorter() -> None:
     lines = [
         line(1, 0, said("m", "He")),
         line(2, 1, said("m", "Hello")),

@@ -38,7 +38,7 @@ def _call(id_: str, **more: object) -> Json:
     }
 
 
-def _reply(*blocks: Json) -> Json:
+def _response(*blocks: Json) -> Json:
     return {"role": "assistant", "content": list(blocks), "stop_reason": "stop", "usage": {"input": 1}}
 
 
@@ -60,17 +60,17 @@ def test_a_valid_session_comes_back_as_the_same_list() -> None:
     image = {"type": "image", "url": "data:image/png;base64,AA=="}
     messages = [
         {"role": "user", "content": [_text("Look."), image]},
-        _reply(THOUGHT, _text("I look."), _call("a"), _call("b")),
+        _response(THOUGHT, _text("I look."), _call("a"), _call("b")),
         _result("a"),
         _result("b"),
-        _reply(_text("Done.")),
+        _response(_text("Done.")),
     ]
     done = repaired(messages, None)
     assert (done.is_changed, done.messages is messages) == (False, True)
 
 
 def test_an_open_call_gets_a_result_and_the_rest_is_the_same_objects() -> None:
-    messages = [_user("x"), _reply(THOUGHT, _call("a"), _call("b")), _result("a"), _user("and?")]
+    messages = [_user("x"), _response(THOUGHT, _call("a"), _call("b")), _result("a"), _user("and?")]
     done = repaired(messages, None)
     assert [edit.code for edit in done.edits] == ["dangling-call"]
     assert [each is old for each, old in zip(done.messages[:3], messages[:3], strict=True)] == [True] * 3
@@ -88,23 +88,23 @@ def test_an_open_call_gets_a_result_and_the_rest_is_the_same_objects() -> None:
 def test_what_is_changed_keeps_what_stands_around_it() -> None:
     messages = [
         _user("x"),
-        _reply(THOUGHT, _text("y"), _call("a", name="ba sh")),
+        _response(THOUGHT, _text("y"), _call("a", name="ba sh")),
         _result("a"),
-        _reply(_text("z")),
+        _response(_text("z")),
     ]
     done = repaired(messages, None)
-    reply = done.messages[1]
-    assert (reply["usage"], reply["content"][:2]) == ({"input": 1}, [THOUGHT, _text("y")])
-    assert reply["content"][2] == _call("a", name="ba_sh")
+    response = done.messages[1]
+    assert (response["usage"], response["content"][:2]) == ({"input": 1}, [THOUGHT, _text("y")])
+    assert response["content"][2] == _call("a", name="ba_sh")
 
 
 def test_arguments_that_are_no_object_become_one() -> None:
-    done = repaired([_user("x"), _reply(_call("a", arguments='{"cut')), _result("a")], None)
+    done = repaired([_user("x"), _response(_call("a", arguments='{"cut')), _result("a")], None)
     assert done.messages[1]["content"][0]["arguments"] == {"_raw": '{"cut'}
 
 
-def test_thoughts_of_a_reply_that_is_not_sent_are_told_as_lost() -> None:
-    done = repaired([_user("x"), _reply(THOUGHT), _user("y")], None)
+def test_thoughts_of_a_response_that_is_not_sent_are_told_as_lost() -> None:
+    done = repaired([_user("x"), _response(THOUGHT), _user("y")], None)
     assert [edit.lost for edit in done.edits if edit.lost] == ["hm"]
 
 
@@ -120,14 +120,14 @@ def _session(*messages: Any) -> Json:  # noqa: ANN401 - any JSON
 
 def test_a_session_without_calls_is_known_by_what_stands_around_it(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
-    path.write_text(json.dumps(_session(_user("x"), _reply(_text("y")))))
+    path.write_text(json.dumps(_session(_user("x"), _response(_text("y")))))
     told = examine(path).report
     assert (told.format, told.profile, told.status) == ("tunacode", "neutral", Status.CLEAN)
 
 
 def test_the_rules_can_be_those_of_a_provider(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
-    path.write_text(json.dumps(_session(_user("x"), _reply(_call("a" * 50)), _result("a" * 50))))
+    path.write_text(json.dumps(_session(_user("x"), _response(_call("a" * 50)), _result("a" * 50))))
     assert examine(path, profile="anthropic").report.status is Status.CLEAN
     assert examine(path, profile="mistral-v3").report.profile == "mistral-v3"
     assert {each.code for each in examine(path, profile="mistral-v3").report.findings} == {"bad-id"}
@@ -135,14 +135,14 @@ def test_the_rules_can_be_those_of_a_provider(tmp_path: Path) -> None:
 
 def test_lines_of_it_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    path.write_text(json.dumps(_reply(_call("a"))) + "\n" + json.dumps(_result("a")) + "\n")
+    path.write_text(json.dumps(_response(_call("a"))) + "\n" + json.dumps(_result("a")) + "\n")
     assert examine(path).report.reason == "wrong-format"
 
 
 @pytest.mark.parametrize("role", ["tool_result", "user", "assistant"])
 @pytest.mark.parametrize("content", ["", [], [_text("")]])
 def test_nothing_said_is_at_rest_after_a_repair_of_what_stands_around_it(role: str, content: object) -> None:
-    messages: list[Any] = [_user("x"), _reply(_call("a")), _result("a"), _reply(_text("y"), _call("b"))]
+    messages: list[Any] = [_user("x"), _response(_call("a")), _result("a"), _response(_text("y"), _call("b"))]
     messages[2] |= {"role": role, "content": content, "tool_call_id": None}
     done = repaired(messages, None)
     assert done.is_changed
@@ -159,9 +159,9 @@ _ODD: st.SearchStrategy[Any] = st.sampled_from(
 def test_whatever_stands_there_is_repaired_and_then_at_rest(data: st.DataObject) -> None:
     messages: list[Any] = [
         _user("x"),
-        _reply(THOUGHT, _text("y"), _call("a")),
+        _response(THOUGHT, _text("y"), _call("a")),
         _result("a"),
-        _reply(_call("b")),
+        _response(_call("b")),
     ]
     for _ in range(data.draw(st.integers(1, 3))):
         message = data.draw(

@@ -12,7 +12,7 @@ from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.errors import AgentMismatchError
 from midstream.history.messages import Outcome, UserMessage
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.session.calls import Choice
 from midstream.session.records import CallEnded, CallStarted, EpochStarted, TurnStatus, decode
 from midstream.session.session import Session, fold
@@ -129,7 +129,7 @@ async def test_a_resume_on_purpose_goes_on_with_the_agent_that_is_served() -> No
 
 
 def test_a_journal_from_before_names_no_agent_and_fits_any() -> None:
-    old = decode(msgspec.json.encode({"type": "epoch_started", "epoch": 1, "owner": "o", "at": 1.0}))
+    old = decode(msgspec.json.encode({"type": "epoch_started", "epoch": 1, "node": "o", "at": 1.0}))
     state = fold([(1, old)], Session())
     assert (state.agent, state.is_turn_of_other("waiter", "2")) == ("", False)
 

@@ -35,7 +35,7 @@ async def freed(memory: Memory) -> None:
     """Wait until no process has the thread."""
     for _ in range(SETTLE_TURNS):
         await asyncio.sleep(0)
-    assert memory.sessions["t"].owner is None
+    assert memory.sessions["t"].node is None
 
 
 @spec("DRIVEN-8")
@@ -97,7 +97,7 @@ async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
         assert isinstance(each, CallContext)
         await asked.ended(each, Result(each.call_id, "1"))
     records = [(each.epoch, decode(each.body)) for each in memory.sessions["t"].records]
-    assert [record.reply for _, record in records if isinstance(record, CallStarted)] == [1, 2, 3]
+    assert [record.response for _, record in records if isinstance(record, CallStarted)] == [1, 2, 3]
     assert fold(records[:-1]).driver == "graph"
     assert not memory.sessions["t"].mark.is_live
 
@@ -154,7 +154,7 @@ async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> N
 
     third = await asked.start("t", later, plan(later))
     assert isinstance(third, CallContext)
-    assert (third.turn, third.reply, status_of(memory)) == (2, 1, ("running", 2))
+    assert (third.turn, third.response, status_of(memory)) == (2, 1, ("running", 2))
     known = await asked.start("t", CALL, plan())
     assert isinstance(known, CallEnded)
     await asked.ended(third, Result("c", "3"))

@@ -17,7 +17,7 @@ from midstream.session.records import MessageQueued, TurnEnded
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import Gate, ScriptedModel, calls, text
-from midstream.testing.scripted_model import Reply
+from midstream.testing.scripted_model import Response
 from midstream.tools.function_tools import Tool, tool
 from tests.house.source import ROOT
 
@@ -30,10 +30,10 @@ def look(where: str) -> str:
     return f"nothing in {where}"
 
 
-def answering(*script: Reply, tools: Sequence[Tool] = ()) -> Agent:
-    """Return an agent that answers with one reply after the other, whichever turn asks."""
-    replies = iter(script)
-    return Agent(ScriptedModel(lambda _: next(replies)), tools=tools)
+def answering(*script: Response, tools: Sequence[Tool] = ()) -> Agent:
+    """Return an agent that answers with one response after the other, whichever turn asks."""
+    responses = iter(script)
+    return Agent(ScriptedModel(lambda _: next(responses)), tools=tools)
 
 
 async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
@@ -57,7 +57,7 @@ async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
 
 async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> None:
     gate = asyncio.Event()
-    script: list[Reply] = [[Gate(gate), *text("first")], text("second")]
+    script: list[Response] = [[Gate(gate), *text("first")], text("second")]
     async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
         first, second = host.send("s1", "a"), host.send("s1", "b")
         await anext(first)
@@ -72,7 +72,7 @@ async def test_messages_wait_for_each_other_and_each_has_its_own_answer() -> Non
 
 
 async def test_what_fails_is_an_error_with_its_reason() -> None:
-    script: list[Reply] = [[ModelRejectedError("no such key")], text("fine")]
+    script: list[Response] = [[ModelRejectedError("no such key")], text("fine")]
     async with asyncio.timeout(WAIT_S), Host(answering(*script), MemoryStore()) as host:
         with pytest.raises(TurnFailedError, match="no such key") as failed:
             await host.ask("s1", "hi")
@@ -109,14 +109,14 @@ from midstream import Agent, Host
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing import Pause, ScriptedModel, text
 
-def reply(request):
+def response(request):
     said = request.history.entries[-1].parts[0].text
     if said == "long":
         return [step for n in range(50) for step in (Pause(0.02), *text(f"w{n} ")[:-1])] + list(text("end"))
     return text(f"You said: {said}.")
 
 async def main(store, *messages):
-    async with Host(Agent(ScriptedModel(reply)), SQLiteStore(store)) as host:
+    async with Host(Agent(ScriptedModel(response)), SQLiteStore(store)) as host:
         for message in messages:
             async for event in host.send("s1", message):
                 print(event.id, event.text, flush=True)

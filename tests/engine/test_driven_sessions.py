@@ -20,7 +20,7 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.history.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Response, Result, Text, UserMessage
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     CallEnded,
@@ -28,7 +28,7 @@ from midstream.session.records import (
     Delta,
     EpochStarted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -41,8 +41,8 @@ from midstream.tools.function_tools import CallContext
 from tests.spec import spec
 
 GO = UserMessage.of("go")
-ASKS = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
-DONE = Reply((Text("done"),))
+ASKS = Response((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+DONE = Response((Text("done"),))
 
 
 async def stored(memory: Memory, session: str = "s") -> list[Record]:
@@ -69,13 +69,13 @@ async def test_a_whole_turn_is_four_appends() -> None:
     driver = Driver("loop", store)
     turn = await driver.begin("s", GO)
     assert await turn.ask({}) is None
-    await turn.replied(ASKS, (), "native")
+    await turn.responded(ASKS, (), "native")
     assert [*await asyncio.gather(called(turn, "a"), called(turn, "b"))] == ["a ran", "b ran"]
     assert await turn.ask({}) is None
-    await turn.replied(DONE, (), "")
+    await turn.responded(DONE, (), "")
     await turn.close(TurnStatus.COMPLETED, {})
     driver.leave("s")
-    # begin; reply and both starts; two outcomes (one append where they come at once); the answer; the end
+    # begin; response and both starts; two outcomes (one append where they come at once); the answer; the end
     assert store.appends <= 6
     assert kinds(await stored(memory))[-2:] == ["StepCommitted", "TurnEnded"]
     turn = await driver.begin("s", UserMessage.of("more"))
@@ -96,38 +96,38 @@ async def test_observers_are_told_of_a_turn_that_another_loop_drives() -> None:
     turn = await driver.begin("s", GO)
     await turn.ask({})
     turn.say((Delta(*turn.next_place, 0, "text", "one"),))
-    await turn.replied(ASKS, (), "native")
+    await turn.responded(ASKS, (), "native")
     await asyncio.gather(called(turn, "a"), called(turn, "b"))
     await turn.ask({})
-    await turn.replied(DONE, (), "")
+    await turn.responded(DONE, (), "")
     await turn.close(TurnStatus.COMPLETED, {})
     driver.leave("s")
     assert told == [record for record in await stored(memory) if not isinstance(record, Delta)]
 
 
-async def test_words_are_journaled_before_the_reply_they_belong_to() -> None:
+async def test_words_are_journaled_before_the_response_they_belong_to() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
     await turn.ask({})
     for word in ("one ", "two"):
         turn.say((Delta(*turn.next_place, 0, "text", word),))
-    await turn.replied(DONE, (), "")
+    await turn.responded(DONE, (), "")
     records = await stored(memory)
     assert [record.text for record in records if isinstance(record, Delta)] == ["one two"]
-    assert kinds(records)[-3:] == ["Delta", "ReplyCompleted", "StepCommitted"]
+    assert kinds(records)[-3:] == ["Delta", "ResponseCompleted", "StepCommitted"]
 
 
 @spec("DRIVEN-5")
-async def test_a_held_reply_is_written_soon_also_without_a_call() -> None:
+async def test_a_held_response_is_written_soon_also_without_a_call() -> None:
     memory = Memory()
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
     await turn.ask({})
-    await turn.replied(ASKS, (), "")
+    await turn.responded(ASKS, (), "")
     async with asyncio.timeout(30):
         async for record in driver.follow("s"):
-            if isinstance(decode(record.body), ReplyCompleted):
+            if isinstance(decode(record.body), ResponseCompleted):
                 break
 
 
@@ -142,7 +142,7 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
     async def loop(driver: Driver) -> list[str]:
         turn = await driver.begin("s", GO, key="k", digest="d")
         if await turn.ask({}) is None:
-            await turn.replied(ASKS, (), "")
+            await turn.responded(ASKS, (), "")
         answers = []
         for call_id in ("a", "b"):
             started = await turn.start(call_id)
@@ -153,7 +153,7 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
             answers.append(f"{call_id} ran")
             await turn.ended(Result(started.call_id, answers[-1]), "")
         if await turn.ask({}) is None:
-            await turn.replied(DONE, (), "")
+            await turn.responded(DONE, (), "")
         await turn.close(TurnStatus.COMPLETED, {})
         return answers
 
@@ -181,7 +181,7 @@ async def test_an_outcome_waits_for_a_store_that_is_full() -> None:
     driver = Driver("loop", store, world=world)
     turn = await driver.begin("s", GO)
     await turn.ask({})
-    await turn.replied(ASKS, (), "")
+    await turn.responded(ASKS, (), "")
     started = await turn.start("a")
     assert isinstance(started, CallContext)
     store.outage = StoreFullError("no room")
@@ -204,7 +204,7 @@ async def test_what_nobody_waited_for_is_told_to_the_next_one() -> None:
         await asyncio.sleep(0)
     assert store.appends == 2
     with pytest.raises(StoreDamagedError):
-        await turn.replied(DONE, (), "")
+        await turn.responded(DONE, (), "")
     driver.leave("s")
     with pytest.raises(SessionBusyError, match="left open"):
         await driver.begin("s", UserMessage.of("other"))
@@ -261,7 +261,7 @@ async def test_a_host_reads_a_driven_session_and_does_nothing_for_it() -> None:
     driver = Driver("loop", MemoryStore(memory))
     turn = await driver.begin("s", GO)
     await turn.ask({})
-    await turn.replied(ASKS, (), "")
+    await turn.responded(ASKS, (), "")
     await turn.start("a")
     await driver.close()
     before = await stored(memory)
@@ -273,7 +273,7 @@ async def test_a_host_reads_a_driven_session_and_does_nothing_for_it() -> None:
     await host.stop()
     assert await stored(memory) == before
     later = await Driver("loop", MemoryStore(memory)).begin("s", GO)
-    assert (await later.ask({})) == next(record for record in before if isinstance(record, ReplyCompleted))
+    assert (await later.ask({})) == next(record for record in before if isinstance(record, ResponseCompleted))
     doubtful = await later.start("a")
     assert isinstance(doubtful, CallEnded)
     assert doubtful.result.content == UNKNOWN_CONTENT
@@ -301,12 +301,12 @@ async def test_between_turns_a_session_is_free_for_other_processes() -> None:
     async def turn_of(driver: Driver, words: str) -> int:
         turn = await driver.begin("s", UserMessage.of(words))
         await turn.ask({})
-        await turn.replied(DONE, (), "")
+        await turn.responded(DONE, (), "")
         await turn.close(TurnStatus.COMPLETED, {})
         driver.leave("s")
         for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)
-        assert memory.sessions["s"].owner is None
+        assert memory.sessions["s"].node is None
         return turn.number
 
     turns = [await turn_of(driver, str(n)) for n, driver in enumerate((first, second, first, first, second))]
@@ -322,7 +322,7 @@ async def test_a_turn_that_begins_at_once_keeps_the_session() -> None:
         driver.leave("s")
         turn = await driver.begin("s", GO)
         assert await turn.ask({}) is None
-        assert memory.sessions["s"].owner is not None
+        assert memory.sessions["s"].node is not None
 
 
 @spec("DRIVEN-10")

@@ -25,7 +25,7 @@ from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.escrow import EscrowedStore, escrowed
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn, text
-from midstream.testing.scripted_model import Gate, Reply, Script
+from midstream.testing.scripted_model import Gate, Response, Script
 from midstream.testing.turns import records_until_end
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import Tool, tool
@@ -80,7 +80,7 @@ async def _killed(host: Host, memory: Memory) -> None:
     assert isinstance(host.store, EscrowedStore)
     inner = host.store._store
     assert isinstance(inner, MemoryStore)
-    memory.kill(inner.owner)
+    memory.kill(inner.node)
     tasks = [task for runner in host._awake.values() for task in (runner._task, *runner._doing.values())]
     for task in (host._caretaker._watching, *tasks):
         if task is not None:
@@ -202,7 +202,7 @@ async def test_what_was_left_waits_for_its_client_without_an_error(
         ran[0] += 1
         return "done"
 
-    model: list[Reply] = [calls(("once", "{}")), [Gate(asyncio.Event())]]
+    model: list[Response] = [calls(("once", "{}")), [Gate(asyncio.Event())]]
     first = _host(tmp_path, model, memory, tools=[once])
     second = _host(tmp_path, [text("none"), text("the end")], memory, tools=[once])
     await first.start()

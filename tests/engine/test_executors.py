@@ -17,7 +17,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -26,39 +26,39 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.models.prompt_prefix import head_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
-    PoolJudged,
     Resumable,
+    ReuseReported,
     TextDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
 )
 from midstream.session.calls import CallPlan, CallState, OnDoubt, Site, digest_of
-from midstream.session.records import ClientTool, Delta, Judgement
+from midstream.session.records import ClientTool, Delta, ReuseDecision
 from midstream.session.session import Session, ToolsFound
 from midstream.session.turn.commands import (
     CallFinished,
     CallProgress,
-    ChildSpoke,
+    ChildStreamed,
     Command,
     ModelFailed,
-    ModelHeld,
-    ModelRemembered,
-    ModelReplied,
-    ModelSaid,
-    PermissionAsked,
-    PermissionDropped,
+    ModelResponded,
+    ModelResumable,
+    ModelReuseDecided,
+    ModelStreamed,
+    PermissionRequested,
+    PermissionWithdrawn,
     Stalled,
-    StallOver,
+    StallFinished,
     UseAnswer,
 )
-from midstream.session.turn.pending import AskModel, RunCall
+from midstream.session.turn.pending import CallModel, RunCall
 from midstream.session.turn.states import AwaitingModel, RunningCalls, Terms
 from midstream.store.contract import Attempt
 from midstream.store.memory import MemoryStore
@@ -78,26 +78,26 @@ class Noted:
     is_transactional = False
 
     def __init__(self) -> None:
-        self.said: list[ModelSaid | ModelHeld | ModelRemembered | ToolsFound] = []
+        self.said: list[ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound] = []
         self.reports: list[Command] = []
         self.blobs: dict[str, bytes] = {}
 
-    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+    async def say(self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound) -> None:
         self.said.append(command)
 
-    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+    def tell(self, progress: CallProgress | Stalled | StallFinished) -> None:
         self.reports.append(progress)
 
-    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+    async def show(self, command: ChildStreamed | PermissionRequested) -> None:
         self.reports.append(command)
 
     def report(self, command: Command) -> None:
         self.reports.append(command)
 
-    async def insist(self, command: PermissionDropped | UseAnswer) -> None:
+    async def insist(self, command: PermissionWithdrawn | UseAnswer) -> None:
         self.reports.append(command)
 
-    def note(self, command: PermissionDropped) -> None:
+    def note(self, command: PermissionWithdrawn) -> None:
         self.reports.append(command)
 
     async def confirm(self) -> None:
@@ -114,7 +114,7 @@ NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
 """A host without children."""
 
 
-ASKED = AskModel(turn=3, reply_no=1, attempt=1)
+ASKED = CallModel(turn=3, response_no=1, attempt=1)
 
 
 def _session() -> Session:
@@ -145,25 +145,25 @@ async def test_a_model_is_asked_with_history_instructions_and_a_key_stable_over_
     assert asked.person is not None
     told = replace(asked, person=None)
     assert told == ModelRequest("be brief", _session().history, (), 1, "s/3/1", session="s", stalls=budgets)
-    words = (delta.text for said in noted.said if isinstance(said, ModelSaid) for delta in said.deltas)
+    words = (delta.text for said in noted.said if isinstance(said, ModelStreamed) for delta in said.deltas)
     assert "".join(words) == "yes"
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
-    assert replied.reply.text == "yes"
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)
+    assert responded.response.text == "yes"
 
 
 async def test_calls_with_empty_or_repeated_ids_get_distinct_ones() -> None:
     steps: list[ScriptedStep] = [
-        CallRequested("", "a", "{}"),
-        CallRequested("x", "a", "{}"),
-        CallRequested("x", "a", "{}"),
+        ToolCallRequested("", "a", "{}"),
+        ToolCallRequested("x", "a", "{}"),
+        ToolCallRequested("x", "a", "{}"),
         Finished(),
     ]
     noted = await _execute(Agent(ScriptedModel([steps])), ASKED)
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
-    reply: Reply = replied.reply
-    assert [(call.id, call.provider_id) for call in reply.calls] == [
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)
+    response: Response = responded.response
+    assert [(call.id, call.provider_id) for call in response.calls] == [
         ("call-1-0", ""),
         ("x", None),
         ("call-1-2", "x"),
@@ -223,7 +223,7 @@ async def test_a_conversation_that_is_too_long_is_reported_with_what_to_leave_ou
 @spec("TURN-27")
 async def test_the_model_is_shown_what_the_cut_leaves() -> None:
     model = ScriptedModel([text("yes")])
-    history = History((UserMessage.of("one"), Step(Reply((Text("x"),))), UserMessage.of("two")))
+    history = History((UserMessage.of("one"), Step(Response((Text("x"),))), UserMessage.of("two")))
     session = Session(turn=AwaitingModel(3, 1, attempt=1), turns=3, history=history, cut=2)
     await Executor(Agent(model), World(), Noted(), NOBODY).execute(ASKED, session)
     assert model.requests[0].history == session.shown != history
@@ -239,7 +239,7 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
 ) -> None:
     plan = CallPlan("c1", digest_of("put", "{}"), has_effects=has_effects)
     call = Call("c1", "put", "{}")
-    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=run, epoch=1),))
+    running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=run, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([])), World(), noted, NOBODY)
     await executor.execute(RunCall(3, 1, "c1", run), Session(turn=running))
@@ -254,10 +254,10 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
 async def test_a_model_that_writes_long_arguments_is_no_silent_one() -> None:
     world = FakeWorld()
     writing = [step for _ in range(20) for step in (Working("put"), Pause(100.0))]
-    model = ScriptedModel([[*writing, CallRequested("a", "put", "{}"), Finished()]], world=world)
+    model = ScriptedModel([[*writing, ToolCallRequested("a", "put", "{}"), Finished()]], world=world)
     noted = Noted()
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(ASKED, _session()))
-    assert isinstance(noted.reports[-1], ModelReplied)
+    assert isinstance(noted.reports[-1], ModelResponded)
     told = [each for each in noted.reports if isinstance(each, Stalled)]
     assert told[0] == Stalled(3, 1, StalledOn.BETWEEN_TOKENS, 15.0)
 
@@ -273,8 +273,8 @@ async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
     ran = UpstreamCall("u", "build", "{}", "built", Outcome.OK)
     assert noted.reports == [
         Stalled(3, 1, StalledOn.TOOL, 60.0),
-        StallOver(3, 1, StalledOn.TOOL, 599.0),
-        ModelReplied(3, 1, 1, Reply((ran, Text("Done."))), prompt=head_of("", ())),
+        StallFinished(3, 1, StalledOn.TOOL, 599.0),
+        ModelResponded(3, 1, 1, Response((ran, Text("Done."))), prompt=head_of("", ())),
     ]
 
 
@@ -300,19 +300,19 @@ async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None
 
     plan = CallPlan("c1", digest_of("work", "{}"))
     call = Call("c1", "work", "{}")
-    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
     await world.live_through(executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running)))
     assert noted.reports == [
         Stalled(3, 1, StalledOn.TOOL, 60.0, "c1"),
-        StallOver(3, 1, StalledOn.TOOL, 61.0, "c1"),
+        StallFinished(3, 1, StalledOn.TOOL, 61.0, "c1"),
         CallProgress(3, 1, "c1", 1, "half"),
         CallFinished(3, 1, Result("c1", "done")),
     ]
 
 
-# --- replies that were cut short ------------------------------------------------------------------------------
+# --- responses that were cut short ------------------------------------------------------------------------------
 
 
 @spec("TURN-60")
@@ -322,26 +322,26 @@ async def test_a_call_that_the_length_limit_cut_is_not_run_and_the_model_is_told
         raise AssertionError(path)
 
     steps: list[ScriptedStep] = [
-        CallRequested("a", "clear", '{"path": "/x"}'),
-        CallRequested("b", "clear", arguments),
+        ToolCallRequested("a", "clear", '{"path": "/x"}'),
+        ToolCallRequested("b", "clear", arguments),
         Finished(Finish.LENGTH),
     ]
     noted, _ = await _live(Agent(ScriptedModel([steps]), tools=[clear]))
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
-    assert [plan.problem for plan in replied.plans] == [None, CUT_CONTENT]
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)
+    assert [plan.problem for plan in responded.plans] == [None, CUT_CONTENT]
 
 
 @spec("TURN-60")
-async def test_a_reply_that_the_length_limit_cut_is_kept() -> None:
+async def test_a_response_that_the_length_limit_cut_is_kept() -> None:
     steps: list[ScriptedStep] = [TextDelta("Once upon"), Finished(Finish.LENGTH)]
     noted, _ = await _live(Agent(ScriptedModel([steps])))
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
-    assert replied.reply == Reply((Text("Once upon"),), Finish.LENGTH)
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)
+    assert responded.response == Response((Text("Once upon"),), Finish.LENGTH)
 
 
-# --- replies that their provider keeps ------------------------------------------------------------------------
+# --- responses that their provider keeps ------------------------------------------------------------------------
 
 
 class Keeping(ScriptedModel):
@@ -364,20 +364,20 @@ def _resumed() -> Session:
 
 async def _continue(*steps: ScriptedStep) -> tuple[Noted, Keeping]:
     model, noted, world = Keeping([*steps]), Noted(), FakeWorld()
-    pending_work = AskModel(3, 1, 1, continued=1)
+    pending_work = CallModel(3, 1, 1, continued=1)
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(pending_work, _resumed()))
     return noted, model
 
 
 @spec("TURN-61")
-async def test_a_reply_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
+async def test_a_response_that_is_taken_up_is_shown_only_where_it_is_new() -> None:
     noted, model = await _continue(Resumable("resp_1"), *text("Half a word"))
     assert model.requests[0].resume == "resp_1"
-    deltas = [each for said in noted.said if isinstance(said, ModelSaid) for each in said.deltas]
+    deltas = [each for said in noted.said if isinstance(said, ModelStreamed) for each in said.deltas]
     assert deltas == [Delta(3, 1, 1, 0, "text", "word")] or "".join(each.text for each in deltas) == "word"
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
-    assert (replied.attempt, replied.reply.text) == (1, "Half a word")
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)
+    assert (responded.attempt, responded.response.text) == (1, "Half a word")
 
 
 @spec("TURN-62")
@@ -393,7 +393,7 @@ async def test_other_words_than_before_are_no_continuation(words: str) -> None:
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
 async def test_what_is_cut_may_be_taken_up(end: ScriptedStep) -> None:
     noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
-    assert ModelHeld(3, 1, 1, "resp_1") in noted.said
+    assert ModelResumable(3, 1, 1, "resp_1") in noted.said
     failed = noted.reports[-1]
     assert isinstance(failed, ModelFailed)
     assert failed.is_cut
@@ -407,7 +407,7 @@ class Leaving(Noted):
 
 @spec("TURN-63")
 @pytest.mark.parametrize(("noted", "stopped"), [(Noted(), ["resp_1"]), (Leaving(), [])])
-async def test_a_reply_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is_left(
+async def test_a_response_nobody_wants_is_stopped_at_its_provider_and_one_let_go_is_left(
     noted: Noted, stopped: list[str]
 ) -> None:
     model = Keeping([Resumable("resp_1"), TextDelta("Half"), Stall()])
@@ -431,7 +431,7 @@ async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -
 
     call = Call("c1", "put", '{"what":"b"}')
     plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
-    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
     await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
@@ -447,7 +447,7 @@ async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_
         raise AssertionError
 
     call, plan = Call("c1", "put"), CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION)
-    running = RunningCalls(3, 1, Reply((call,)), (CallState(call, plan, runs=1, epoch=1),))
+    running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
     await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
@@ -488,7 +488,7 @@ class Confirming(Noted):
 
 def _running(run: int) -> Session:
     plan = CallPlan("c1", digest_of("put", "{}"))
-    return Session(turn=RunningCalls(3, 1, Reply((CALL,)), (CallState(CALL, plan, runs=run, epoch=1),)))
+    return Session(turn=RunningCalls(3, 1, Response((CALL,)), (CallState(CALL, plan, runs=run, epoch=1),)))
 
 
 CALL = Call("c1", "put", "{}")
@@ -546,17 +546,17 @@ async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_cli
     asked = calls(("pay", '{"amount":100}'), ("pay", '{"amount":1}'))
     session = Session(turn=AwaitingModel(3, 1, Terms((theirs,)), attempt=1), turns=3)
     noted, _ = await _live(Agent(ScriptedModel([asked]), approval=approval), session)
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
-    costly, cheap = replied.plans
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)
+    costly, cheap = responded.plans
     assert (costly.needs_approval, costly.question, costly.answer_s) == (True, "It costs money.", 60.0)
     assert (cheap.needs_approval, cheap.timeout_s, cheap.site) == (False, 9.0, Site.CLIENT)
     assert seen == [("pay", Site.CLIENT)] * 2
 
 
 async def test_what_a_pool_judged_is_journaled_before_the_words() -> None:
-    judged = Judgement("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
-    noted = await _execute(Agent(ScriptedModel([[PoolJudged(judged), *text("yes")]])), ASKED)
-    assert noted.said[0] == ModelRemembered(ASKED.turn, ASKED.reply_no, ASKED.attempt, judged)
-    (replied,) = noted.reports
-    assert isinstance(replied, ModelReplied)
+    judged = ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
+    noted = await _execute(Agent(ScriptedModel([[ReuseReported(judged), *text("yes")]])), ASKED)
+    assert noted.said[0] == ModelReuseDecided(ASKED.turn, ASKED.response_no, ASKED.attempt, judged)
+    (responded,) = noted.reports
+    assert isinstance(responded, ModelResponded)

@@ -22,13 +22,20 @@ from midstream.errors import (
     StoreFullError,
 )
 from midstream.history.messages import Step, UserMessage
-from midstream.models.replies import ModelRequest, ThinkingDelta
-from midstream.session.records import HistoryCompacted, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.models.responses import ModelRequest, ThinkingDelta
+from midstream.session.records import (
+    HistoryCompacted,
+    Record,
+    ResponseCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
 from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import Store
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
-from midstream.testing.scripted_model import Reply, Script, ScriptedModel, ScriptedStep, calls, text
+from midstream.testing.scripted_model import Response, Script, ScriptedModel, ScriptedStep, calls, text
 from midstream.testing.store_fakes import FailingStore
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, current_call, tool
@@ -76,13 +83,13 @@ class Lab:
         async def work(name: str) -> str:
             call = current_call()
             run = Execution(
-                call.session, call.turn, call.reply, call.call_id, call.run, name, has_ended=False
+                call.session, call.turn, call.response, call.call_id, call.run, name, has_ended=False
             )
             self.ledger.append(run)
             at = len(self.ledger) - 1
             await world.sleep(0.5)
             self.ledger[at] = Execution(
-                call.session, call.turn, call.reply, call.call_id, call.run, name, has_ended=True
+                call.session, call.turn, call.response, call.call_id, call.run, name, has_ended=True
             )
             return f"{name} {call.call_id}"
 
@@ -95,7 +102,7 @@ class Lab:
         return [tool(has_effects=False)(read), tool(write)]
 
     def kill(self) -> None:
-        """Let every owner so far be dead: their sessions are free."""
+        """Let every node so far be dead: their sessions are free."""
         self.memory.living.clear()
 
     async def bury(self) -> None:
@@ -117,9 +124,9 @@ class Lab:
         return [decode(each.body) for each in self.memory.sessions["s"].records]
 
     def answer(self) -> str:
-        """Return the words of the last whole reply."""
+        """Return the words of the last whole response."""
         records = [decode(each.body) for each in self.memory.sessions["s"].records]
-        return [each.body.text for each in records if isinstance(each, ReplyCompleted)][-1]
+        return [each.body.text for each in records if isinstance(each, ResponseCompleted)][-1]
 
 
 async def _rest(host: Host) -> None:
@@ -194,12 +201,12 @@ async def test_a_turn_survives_the_death_of_its_process_at_every_point(point: Fa
 ENTRIES_READ_MAX = 2
 
 
-def _forgetful(request: ModelRequest) -> Reply:
+def _forgetful(request: ModelRequest) -> Response:
     """Read three files one after another; refuse whatever is longer than a message and one step."""
     if len(request.history.entries) > ENTRIES_READ_MAX:
         return [ContextOverflowError("too long")]
     *_, last = request.history.entries
-    done = int(last.reply.calls[0].id) if isinstance(last, Step) else 0
+    done = int(last.response.calls[0].id) if isinstance(last, Step) else 0
     return calls((str(done + 1), "read", "{}")) if done < 3 else text(ANSWER)
 
 
@@ -253,7 +260,7 @@ async def _go_on(host: Host) -> None:
 
 @spec("TURN-23")
 @pytest.mark.parametrize("records", range(1, 33, 3))
-async def test_an_owner_that_was_only_thought_dead_does_no_harm(records: int) -> None:
+async def test_an_node_that_was_only_thought_dead_does_no_harm(records: int) -> None:
     """It was frozen, its lease went to another, and it wakes in the middle of what it was doing."""
     lab = Lab()
     frozen, world = lab.host()
@@ -333,7 +340,7 @@ async def test_after_a_long_outage_the_turn_goes_on_by_itself(appends: int) -> N
 
 async def test_a_lost_lease_ends_the_session_here_and_nothing_is_written() -> None:
     lab = Lab()
-    store = FailingStore(MemoryStore(lab.memory), {4: LeaseLostError("a newer owner")})
+    store = FailingStore(MemoryStore(lab.memory), {4: LeaseLostError("a newer node")})
     host, world = lab.host(store)
     await world.live_through(_say(host))
     runner = await host.session("s")

@@ -56,7 +56,7 @@ def test_a_command_of_another_version_may_be_asked_again(body: bytes) -> None:
         decode_command(body)
 
 
-def test_an_owner_that_is_asked_to_give_up_is_no_turns_business() -> None:
+def test_an_node_that_is_asked_to_give_up_is_no_turns_business() -> None:
     with pytest.raises(UnavailableError):
         decode_command(GIVE_UP)
 
@@ -101,8 +101,8 @@ def test_what_is_handed_over_has_a_number_or_names_its_turn() -> None:
     assert once(Cancel(), running, world) == Cancel(7)
     assert once(Cancel(3), running, world) == Cancel(3)
     assert once(Resume(), running, world) is None
-    chunk = COMMANDS[-1]
-    assert once(chunk, running, world) is chunk
+    command = COMMANDS[-1]
+    assert once(command, running, world) is command
     first, second = (once(Resume(), resting, world) for _ in range(2))
     assert isinstance(first, Received)
     assert isinstance(second, Received)

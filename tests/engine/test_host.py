@@ -21,7 +21,7 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import Outcome, Result, Step, UserMessage
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.session.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.session.records import (
     AttemptStarted,
@@ -73,7 +73,7 @@ async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
     assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
     assert [r.attempt for r in records if isinstance(r, AttemptStarted)] == [1, 2]
     assert isinstance(runner.state.history.entries[-1], Step)
-    assert runner.state.history.entries[-1].reply.text == "the whole answer"
+    assert runner.state.history.entries[-1].response.text == "the whole answer"
     await second.stop()
 
 
@@ -138,12 +138,12 @@ async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept()
     assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
     step = runner.state.history.entries[-1]
     assert isinstance(step, Step)
-    assert step.reply.text == "half"
+    assert step.response.text == "half"
     await second.stop()
 
 
 @spec("TURN-18")
-async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_owners() -> None:
+async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_nodes() -> None:
     store = MemoryStore()
     stalling = Agent(ScriptedModel([[Stall()]]))
     host = await _started(Host(stalling, store))
@@ -156,7 +156,7 @@ async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_owners() -> 
 
 
 @spec("TURN-84", "TURN-85")
-async def test_a_turn_whose_tool_runs_at_each_death_of_its_owner_is_given_up() -> None:
+async def test_a_turn_whose_tool_runs_at_each_death_of_its_node_is_given_up() -> None:
     store = MemoryStore()
     started = asyncio.Event()
 
@@ -259,7 +259,7 @@ async def test_stopping_is_bounded_when_a_tool_hangs() -> None:
         await host.stop()
     await store.open()
     stored = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
-    assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next owner to judge
+    assert not any(isinstance(r, CallEnded) for r in stored)  # in doubt, for the next node to judge
 
 
 async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
@@ -328,10 +328,10 @@ async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_op
     store.may_go_on.set()
     with pytest.raises(DrainingError):
         await starting
-    assert behind.owner == ""
+    assert behind.node == ""
     with pytest.raises(DrainingError):
         await host.start()
-    assert behind.owner == ""
+    assert behind.node == ""
 
 
 async def test_a_session_deleted_by_another_process_begins_anew() -> None:
@@ -496,7 +496,7 @@ async def test_idle_sessions_sleep_and_wake(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @spec("TURN-35")
-async def test_a_turn_that_waits_for_people_needs_no_owner_until_somebody_answers() -> None:
+async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers() -> None:
     store = MemoryStore()
     ran: list[int] = []
 

@@ -9,12 +9,12 @@ from midstream.session.records import EpochStarted, MessageAccepted, Record
 from midstream.session.session import Session, decide, fold
 from midstream.session.turn.commands import Cancel, Command, SendMessage, WhenBusy
 from midstream.store.contract import SessionListing
-from tests.session.stories import AT, answers, asks, ended, needs_approval, reads, replies, say
+from tests.session.stories import AT, answers, asks, ended, needs_approval, reads, responses, say
 
 
 def _told(*commands: Command) -> tuple[list[SessionListing | None], Session]:
     """Return what each command made of the line, and the session."""
-    session = fold([(1, EpochStarted(1, "owner", AT))])
+    session = fold([(1, EpochStarted(1, "node", AT))])
     marks: list[SessionListing | None] = []
     for command in commands:
         records = decide(session, command, epoch=1, at=AT)
@@ -29,7 +29,7 @@ def _after(session: Session, records: tuple[Record, ...]) -> Session:
 
 
 def test_a_turn_is_running_until_it_ends() -> None:
-    marks, _ = _told(say("  what \n is it? "), asks(reads("a")), ended("a"), answers(reply=2))
+    marks, _ = _told(say("  what \n is it? "), asks(reads("a")), ended("a"), answers(response=2))
     assert marks == [
         SessionListing(is_live=True, at=AT, title="what is it?", turns=1, status="running"),
         None,
@@ -47,7 +47,7 @@ def test_the_title_is_the_beginning_of_the_first_message() -> None:
 
 
 def test_a_turn_that_waits_for_people_only_is_nobodys_work() -> None:
-    marks, _ = _told(say(), asks(needs_approval("a")), replies("a", Choice.ALLOW))
+    marks, _ = _told(say(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
     assert [(mark.is_live, mark.status) for mark in marks if mark] == [
         (True, "running"),
         (False, "waiting"),

@@ -21,7 +21,7 @@ from midstream.errors import MidstreamError, StoreBusyError
 from midstream.history.messages import Result, UserMessage
 from midstream.session.records import Delta
 from midstream.session.session import Received
-from midstream.session.turn.commands import CallFinished, Cancel, ModelSaid, SendMessage
+from midstream.session.turn.commands import CallFinished, Cancel, ModelStreamed, SendMessage
 from midstream.session.turn.pending import RunCall
 from midstream.store.contract import Attempt
 from midstream.testing.worlds import FakeWorld
@@ -30,7 +30,7 @@ FINISHED = CallFinished(1, 1, Result("c1", "done"))
 
 
 def _said(text: str, attempt: int = 1) -> Envelope:
-    return Envelope(ModelSaid(1, 1, attempt, (Delta(1, 1, attempt, 0, "text", text),)))
+    return Envelope(ModelStreamed(1, 1, attempt, (Delta(1, 1, attempt, 0, "text", text),)))
 
 
 class Said:
@@ -43,7 +43,9 @@ class Said:
     def __call__(self, words: list[Envelope]) -> bool:
         if self._may:
             said = [each.command for each in words]
-            self.words.append("".join(each.deltas[0].text for each in said if isinstance(each, ModelSaid)))
+            self.words.append(
+                "".join(each.deltas[0].text for each in said if isinstance(each, ModelStreamed))
+            )
         return self._may
 
 

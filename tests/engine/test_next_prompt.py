@@ -30,11 +30,11 @@ from midstream.history.messages import File, History, Step, Text, UserMessage
 from midstream.history.operations import check_by_name as check
 from midstream.history.profiles import PROFILES
 from midstream.history.rendering import render
-from midstream.models.replies import Finished, ModelRequest, TextDelta, ThinkingDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta, ThinkingDelta
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import (
-    Reply,
+    Response,
     ScriptedModel,
     ScriptedStep,
     Stall,
@@ -47,7 +47,7 @@ from midstream.tools.function_tools import Tool, tool
 from tests.search import tried
 from tests.spec import spec
 
-REPLIES: dict[str, Sequence[ScriptedStep]] = {
+RESPONSES: dict[str, Sequence[ScriptedStep]] = {
     "fine": text("all is well"),
     "nothing": [Finished()],
     "a thought alone": [ThinkingDelta("hm"), Finished()],
@@ -85,7 +85,7 @@ class TurnPlan(Struct):
     """How one turn goes: what is said, what the model does, when it is stopped, where the process dies."""
 
     said: tuple[Text | File, ...]
-    replies: list[str]
+    responses: list[str]
     cancel_after_s: float | None
     death: tuple[Fault, int] | None
     away_s: float
@@ -94,7 +94,7 @@ class TurnPlan(Struct):
 plans = st.builds(
     TurnPlan,
     st.sampled_from(WORDS),
-    st.lists(st.sampled_from(sorted(REPLIES)), min_size=1, max_size=3),
+    st.lists(st.sampled_from(sorted(RESPONSES)), min_size=1, max_size=3),
     st.sampled_from([None, 0.0, 0.011, 0.021, 0.031, 0.3, 2.0]),
     st.one_of(st.none(), st.tuples(st.sampled_from(DEATHS), st.integers(1, 6))),
     st.sampled_from([60.0, 3 * 60 * 60.0]),
@@ -125,17 +125,17 @@ class Life:
 
     def _process(self) -> tuple[FakeWorld, Host]:
         world = FakeWorld(len(self.hosts), at=self.at)
-        model = ScriptedModel(self._reply, delay_s=0.01, world=world)
+        model = ScriptedModel(self._response, delay_s=0.01, world=world)
         host = Host(Agent(model, tools=_tools(world)), MemoryStore(self.memory, world=world), world=world)
         self.hosts.append(host)
         return world, host
 
-    def _reply(self, request: ModelRequest) -> Reply:
+    def _response(self, request: ModelRequest) -> Response:
         if found := refused(request.history):
             self.refused.append(found)
         number = steps_since_user(request.history)
-        replies = self.plan.replies
-        return REPLIES[replies[number]] if number < len(replies) else text("done")
+        responses = self.plan.responses
+        return RESPONSES[responses[number]] if number < len(responses) else text("done")
 
     async def turn(self, plan: TurnPlan) -> None:
         """Let one turn come to its end, whatever that is."""
@@ -231,7 +231,7 @@ def test_the_next_prompt_is_accepted_whatever_the_turns_came_to(turns: list[Turn
 
 @spec("HISTORY-90", "TURN-19")
 def test_the_next_prompt_is_accepted_after_each_end_by_itself() -> None:
-    for name in REPLIES:
+    for name in RESPONSES:
         for cancel_after_s in (None, 0.0, 0.021):
             asyncio.run(_live([TurnPlan((Text("go"),), [name], cancel_after_s, None, 60.0)]))
 
@@ -242,7 +242,7 @@ async def test_an_abort_keeps_the_words_and_the_finished_calls() -> None:
     await life.turn(TurnPlan((Text("go"),), ["stubborn"], 2.0, None, 60.0))
     _, cut, _, stopped = (await life._runner()).state.history.entries
     assert isinstance(cut, Step)
-    assert (cut.reply.text, cut.reply.finish) == ("Half a ", "interrupted")
+    assert (cut.response.text, cut.response.finish) == ("Half a ", "interrupted")
     assert isinstance(stopped, Step)
     assert [result.outcome for result in stopped.results] == ["unknown", "cancelled"]
     await life.host.stop(grace_s=0.0)

@@ -20,7 +20,7 @@ from midstream.errors import (
     StoreBusyError,
 )
 from midstream.history.messages import Outcome, Result, UserMessage
-from midstream.models.replies import Finished, TextDelta
+from midstream.models.responses import Finished, TextDelta
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
@@ -30,7 +30,7 @@ from midstream.session.records import (
     MessageAccepted,
     Parent,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -97,7 +97,7 @@ class Places:
         await host._caretaker.stop()
         for runner in host._awake.values():
             await runner.close(DrainingError("killed"))
-        self.memory.kill(host.store.owner)
+        self.memory.kill(host.store.node)
 
     async def stop(self) -> None:
         for host in self._hosts:
@@ -130,10 +130,10 @@ async def _until(is_true: Callable[[], bool]) -> None:
 
 
 def _is_free(places: Places, session: str) -> bool:
-    return places.memory.sessions[session].owner is None
+    return places.memory.sessions[session].node is None
 
 
-def _chunk(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
+def _command(words: str, *, seqno: int = 0, digest: str = "d") -> Received:
     return Received("k", "secret", seqno, digest, SendMessage(UserMessage.of(words)))
 
 
@@ -156,17 +156,17 @@ async def test_a_reader_elsewhere_is_shown_the_turn_as_it_grows(places: Places) 
 
 
 @spec("TURN-56")
-async def test_the_owner_decides_what_comes_in_elsewhere(places: Places) -> None:
+async def test_the_node_decides_what_comes_in_elsewhere(places: Places) -> None:
     here = await places.host([[Stall()]])
     there = await places.host()
     await run_turn_of(here, "first")
     theirs = await there.session("s")
-    end = await theirs.submit(_chunk("second"))
+    end = await theirs.submit(_command("second"))
     assert end == len(places.records()) == theirs.newest.position
     assert theirs.state.is_live, "who asked reads at once what came of it"
-    assert await theirs.submit(_chunk("second")) == end, "again is the same"
+    assert await theirs.submit(_command("second")) == end, "again is the same"
     with pytest.raises(SeqnoReusedError):
-        await theirs.submit(_chunk("other", digest="e"))
+        await theirs.submit(_command("other", digest="e"))
     with pytest.raises(SessionBusyError):
         await theirs.submit(SendMessage(UserMessage.of("third")))
     await theirs.submit(Cancel())
@@ -187,7 +187,7 @@ async def test_the_agents_limit_for_a_turn_holds_wherever_the_message_came_in(pl
     here = await places.host([text("hello"), text("hello")], turn_s=90.0)
     there = await places.host(turn_s=90.0)
     await run_turn_of(here, "first")
-    await (await there.session("s")).submit(_chunk("second"))
+    await (await there.session("s")).submit(_command("second"))
     said = [each for each in places.records() if isinstance(each, MessageAccepted)]
     assert [each.timeout_s for each in said] == [90.0, 90.0]
 
@@ -236,13 +236,13 @@ async def test_what_is_taken_back_or_gone_on_with_twice_happens_once(places: Pla
 
 
 @spec("TURN-56")
-async def test_a_command_whose_owner_dies_undecided_goes_to_the_next(places: Places) -> None:
+async def test_a_command_whose_node_dies_undecided_goes_to_the_next(places: Places) -> None:
     here = await places.host()
     there = await places.host([text("from there")])
     await run_turn(here, "s", "first")
     theirs = await there.session("s")
     await here._caretaker.stop()  # it hears nothing any more
-    asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+    asking = asyncio.ensure_future(theirs.submit(_command("second")))
     await _until(lambda: bool(places.memory.forwarded_commands))
     await places.kill(here)
     await asking
@@ -283,12 +283,12 @@ async def test_a_host_that_stops_gives_up_at_a_boundary_while_others_live(places
     await stopping
     runner = await there.session("s")
     assert not runner.state.is_live
-    replies = [each.body.text for each in places.records() if isinstance(each, ReplyCompleted)]
-    assert replies == ["half whole"]
+    responses = [each.body.text for each in places.records() if isinstance(each, ResponseCompleted)]
+    assert responses == ["half whole"]
 
 
 @spec("TURN-54")
-async def test_owners_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
+async def test_nodes_that_hand_a_turn_over_do_not_count_as_dead(places: Places) -> None:
     host = await places.host([[Stall()]])
     await _say(host, "hi")
     for _ in range(4):
@@ -303,7 +303,7 @@ async def test_owners_that_hand_a_turn_over_do_not_count_as_dead(places: Places)
     assert runner.state.last_turn.status is TurnStatus.CANCELLED
 
 
-async def test_a_store_that_is_busy_when_an_owner_dies_is_asked_again(places: Places) -> None:
+async def test_a_store_that_is_busy_when_an_node_dies_is_asked_again(places: Places) -> None:
     here = await places.host([[Stall()]])
     store = FailingStore(MemoryStore(places.memory))
     there = await places.host([text("done")], store=store)
@@ -350,7 +350,7 @@ async def test_a_session_is_deleted_from_anywhere_but_not_while_a_turn_runs(plac
 
 
 @spec("STREAM-68")
-async def test_readers_of_an_owner_that_lets_go_are_told_once_another_process_has_deleted(
+async def test_readers_of_an_node_that_lets_go_are_told_once_another_process_has_deleted(
     places: Places,
 ) -> None:
     here = await places.host([text("a"), text("b")])
@@ -367,7 +367,7 @@ async def test_readers_of_an_owner_that_lets_go_are_told_once_another_process_ha
     asking.may_go_on.set()
     with pytest.raises(StoreBusyError):
         await deleting
-    assert _is_free(places, "s"), "the owner has let go of it"
+    assert _is_free(places, "s"), "the node has let go of it"
     assert not reading.done(), "nothing was deleted, and nobody has heard of anything"
     reading.cancel()
     await run_turn(here, "s", "and on")
@@ -387,8 +387,8 @@ async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_n
     is_first: bool,  # noqa: FBT001 - a case
 ) -> None:
     owning, deleting = Scripted(places.memory), Scripted(places.memory)
-    replies: Iterator[list[ScriptedStep]] = iter([text("a"), [Stall()]])
-    here = await places.host(lambda _request: next(replies), store=owning)
+    responses: Iterator[list[ScriptedStep]] = iter([text("a"), [Stall()]])
+    here = await places.host(lambda _request: next(responses), store=owning)
     there = await places.host(store=deleting)
     await run_turn(here, "s", "hi")
     reader = await here.session("s")
@@ -397,7 +397,7 @@ async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_n
     deletion = asyncio.ensure_future(there.delete("s"))
     await releasing.was_asked.wait()
     second = deleting.hold("delete") if is_first else owning.hold("find")
-    asking = asyncio.ensure_future(reader.submit(_chunk("wait, one more")))
+    asking = asyncio.ensure_future(reader.submit(_command("wait, one more")))
     releasing.may_go_on.set()
     if is_first:
         await asking
@@ -416,7 +416,7 @@ async def test_a_command_that_comes_while_its_session_is_let_go_of_is_taken_or_n
     reader.detach()
 
 
-async def test_a_session_whose_runner_failed_at_its_owner_is_deleted_from_elsewhere(places: Places) -> None:
+async def test_a_session_whose_runner_failed_at_its_node_is_deleted_from_elsewhere(places: Places) -> None:
     store = FailingStore(MemoryStore(places.memory))
     here = await places.host([text("a")], store=store)
     there = await places.host()
@@ -430,13 +430,13 @@ async def test_a_session_whose_runner_failed_at_its_owner_is_deleted_from_elsewh
     assert places.memory.sessions == {}
 
 
-async def test_a_command_whose_owner_is_silent_ends_with_the_host_that_hands_it_over(places: Places) -> None:
+async def test_a_command_whose_node_is_silent_ends_with_the_host_that_hands_it_over(places: Places) -> None:
     here = await places.host()
     there = await places.host()
     await run_turn(here, "s", "first")
     theirs = await there.session("s")
     await here._caretaker.stop()  # it hears nothing any more
-    asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+    asking = asyncio.ensure_future(theirs.submit(_command("second")))
     await _until(lambda: bool(places.memory.forwarded_commands))
     await there.stop(grace_s=0)
     assert asking.done()
@@ -450,7 +450,7 @@ async def test_a_command_that_waits_for_a_refresh_ends_with_its_session(places: 
     await run_turn(here, "s", "first")
     theirs = await there.session("s")
     async with theirs._unclaimed:  # somebody folds what others appended
-        asking = asyncio.ensure_future(theirs.submit(_chunk("second")))
+        asking = asyncio.ensure_future(theirs.submit(_command("second")))
         for _ in range(5):
             await asyncio.sleep(0)
         await theirs.close(DrainingError("bye"))
@@ -544,9 +544,9 @@ async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_i
     parent = await _say(here, "where is it?")
     await _until(lambda: "s::1.1.0" in places.memory.sessions)
     assert isinstance(here.store, MemoryStore)
-    places.memory.living.discard(here.store.owner)  # its heartbeat was missed for a moment
+    places.memory.living.discard(here.store.node)  # its heartbeat was missed for a moment
     await there.session("s::1.1.0")
-    places.memory.living.add(here.store.owner)
+    places.memory.living.add(here.store.node)
     go.set()
     records = await records_until_end(parent, after=0)
     assert [each.epoch for each in records if isinstance(each, EpochStarted)] == [1], "it keeps the parent"
@@ -554,7 +554,7 @@ async def test_a_child_that_was_taken_from_a_frozen_process_is_not_given_up_by_i
     assert ended.result.content == "whole"
 
 
-def _boss(reply: list[ScriptedStep]) -> Agent:
-    finder = Agent(ScriptedModel([reply]), name="finder")
+def _boss(response: list[ScriptedStep]) -> Agent:
+    finder = Agent(ScriptedModel([response]), name="finder")
     helper = sub_agent(finder, name="research", description="Finds things.")
     return Agent(ScriptedModel([calls(("research", '{"task": "find it"}')), text("thanks")]), tools=[helper])

@@ -16,7 +16,7 @@ from midstream.engine.watchdog import Watch
 from midstream.environment import Fault, World
 from midstream.errors import AnswerMismatchError, MidstreamError, QuestionClosedError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta, Working
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, Working
 from midstream.protocol.server_stream import waiting_on
 from midstream.session.calls import NO_DECISION_CONTENT, Choice
 from midstream.session.permissions import Allowed, Ask, Decision, Permission
@@ -36,12 +36,12 @@ from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
     Cancel,
-    PermissionAsked,
-    PermissionDropped,
+    PermissionRequested,
+    PermissionWithdrawn,
     SendMessage,
     UseAnswer,
 )
-from midstream.session.turn.pending import AskModel, TellAgent
+from midstream.session.turn.pending import AnswerAgent, CallModel
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import records_until_end
@@ -111,7 +111,7 @@ async def _begun(host: Host, *, count: int = 1) -> Runner:
 
 def _answer(runner: Runner, choice: Choice = Choice.ALLOW, *, at: int = 0, text: str = "") -> Answer:
     asked = questions_of("s", runner.state)[at]
-    return Answer(asked.turn, asked.reply, asked.call_id, asked.digest, choice, text)
+    return Answer(asked.turn, asked.response, asked.call_id, asked.digest, choice, text)
 
 
 def _kinds(records: tuple[Record, ...]) -> list[str]:
@@ -336,7 +336,7 @@ class People:
         while runner.state.is_live:
             for question in questions_of("s", runner.state):
                 answer = Answer(
-                    question.turn, question.reply, question.call_id, question.digest, Choice.ALLOW
+                    question.turn, question.response, question.call_id, question.digest, Choice.ALLOW
                 )
                 await runner.submit(answer)
                 self.given += 1
@@ -414,18 +414,18 @@ async def test_what_was_allowed_and_not_used_when_the_process_died_is_not_asked_
 
 @spec("TURN-79", "TURN-53")
 async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
-    """What a new owner of the session found used up is asked about again there; here it must not happen too."""
+    """What a new node of the session found used up is asked about again there; here it must not happen too."""
 
     class Taken:
         """A session that another process has taken over since."""
 
-        async def show(self, command: PermissionAsked) -> None:
+        async def show(self, command: PermissionRequested) -> None:
             """It was journaled before."""
 
-        async def insist(self, command: PermissionDropped | UseAnswer) -> None:
+        async def insist(self, command: PermissionWithdrawn | UseAnswer) -> None:
             """It was journaled before."""
 
-        def note(self, command: PermissionDropped) -> None:
+        def note(self, command: PermissionWithdrawn) -> None:
             """Nobody hears it."""
 
         async def confirm(self) -> None:
@@ -433,7 +433,7 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
 
     world = FakeWorld()
     questions = AgentQuestions(world, Taken())
-    asking = AskModel(1, 1, 1)
+    asking = CallModel(1, 1, 1)
     watch = Watch(world, StallBudgets(), ("s", 1, 1, ""), lambda _: None)
     waiting = asyncio.ensure_future(questions.person(asking, watch)(MAKE, Ask()))
     await asyncio.sleep(0)
@@ -441,7 +441,7 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
     asked = AgentQuestion(question_id, 1, "Bash", "{}", "d", 1.0, choice=Choice.ALLOW)
     session = Session(turn=AwaitingModel(1, 1, attempt=1, questions=(asked,)), turns=1)
     with pytest.raises(asyncio.CancelledError):
-        await questions.tell(TellAgent(1, 1, 1, question_id), session)
+        await questions.tell(AnswerAgent(1, 1, 1, question_id), session)
     assert not waiting.done()
     questions.end(asking)
     assert await waiting == NOT_ASKED

@@ -16,7 +16,7 @@ from midstream.engine.pruning import SWEEP_S, Pruner
 from midstream.environment import Fault
 from midstream.errors import StoreFullError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.protocol.frames import START, EventId
 from midstream.session import retention as retention_module
 from midstream.session.calls import Choice
@@ -27,7 +27,7 @@ from midstream.session.turn.commands import Answer, SendMessage
 from midstream.store.contract import Store, StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import FailingStore, ScriptedModel, calls, run_turn, text
-from midstream.testing.scripted_model import Gate, Reply, Script, steps_since_user
+from midstream.testing.scripted_model import Gate, Response, Script, steps_since_user
 from midstream.testing.worlds import Crashed, FakeWorld
 from midstream.tools.function_tools import Tool, tool
 from tests.spec import spec
@@ -57,7 +57,7 @@ class Keeping:
         await self.world.live_through(self.pruner.sweep())
 
     async def fold(self, session: str = "s") -> Session:
-        """Fold a journal as the next owner would, from the store."""
+        """Fold a journal as the next node would, from the store."""
         return fold(await Journal(self.host.store, session, self.world).load())
 
     def positions(self, session: str = "s") -> list[int]:
@@ -99,15 +99,15 @@ async def keeping(
         await host.stop(grace_s=0.1)
 
 
-def _told(*turns: Sequence[Reply]) -> Callable[[ModelRequest], Reply]:
+def _told(*turns: Sequence[Response]) -> Callable[[ModelRequest], Response]:
     """Return a script of what the model says in each turn; in later ones what it says in the last."""
 
-    def reply(request: ModelRequest) -> Reply:
+    def response(request: ModelRequest) -> Response:
         turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries) - 1
-        replies = turns[min(turn, len(turns) - 1)]
-        return replies[min(steps_since_user(request.history), len(replies) - 1)]
+        responses = turns[min(turn, len(turns) - 1)]
+        return responses[min(steps_since_user(request.history), len(responses) - 1)]
 
-    return reply
+    return response
 
 
 async def _until(is_true: Callable[[], bool]) -> None:
@@ -168,7 +168,7 @@ async def test_nothing_goes_that_is_young_and_little() -> None:
 @spec("STREAM-61")
 async def test_a_turn_that_runs_is_not_disturbed() -> None:
     go = asyncio.Event()
-    slow: Reply = [TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]
+    slow: Response = [TextDelta("half "), Gate(go), TextDelta("whole"), Finished()]
     script = _told(*[[text("one two", tokens=7)]] * 5, [slow])
     async with keeping(Retention(events_for_s=1.0, events_max=4, bytes_max=1), script) as on:
         await on.turns(5)
@@ -201,7 +201,7 @@ async def test_an_open_question_keeps_what_its_answer_needs() -> None:
         [call] = (await on.fold()).turn.calls  # type: ignore[union-attr] # it is asking
         await runner.submit(Answer(2, 1, call.call.id, call.plan.digest, Choice.ALLOW))
         await _until(lambda: not runner.state.is_live)
-        assert runner.state.history.entries[-1].reply.text == "done"  # type: ignore[union-attr] # a step
+        assert runner.state.history.entries[-1].response.text == "done"  # type: ignore[union-attr] # a step
 
 
 @spec("STREAM-61")

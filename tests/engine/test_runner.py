@@ -24,7 +24,7 @@ from midstream.errors import (
     UnavailableError,
 )
 from midstream.history.messages import Finish, Outcome, Result, Step, ToolSpec, UserMessage
-from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.retries import APPEND_ATTEMPTS_MAX
 from midstream.session.records import (
     AttemptFailed,
@@ -39,7 +39,7 @@ from midstream.session.records import (
     MessageAccepted,
     MessageQueued,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     TurnEnded,
     TurnStatus,
@@ -82,7 +82,7 @@ def _ended(records: tuple[Record, ...]) -> dict[str, Outcome]:
     return {r.result.call_id: r.result.outcome for r in records if isinstance(r, CallEnded)}
 
 
-async def test_a_turn_leaves_message_words_reply_and_end_in_that_order() -> None:
+async def test_a_turn_leaves_message_words_response_and_end_in_that_order() -> None:
     host = await _host(ScriptedModel([text("hello there")]))
     records = await run_turn(host, "s", "hi")
     assert _kinds(records) == [
@@ -90,7 +90,7 @@ async def test_a_turn_leaves_message_words_reply_and_end_in_that_order() -> None
         MessageAccepted,
         AttemptStarted,
         Delta,
-        ReplyCompleted,
+        ResponseCompleted,
         StepCommitted,
         TurnEnded,
     ]
@@ -197,7 +197,7 @@ def _raise(error: Exception) -> list[TextDelta]:
     raise error
 
 
-async def test_a_reply_without_a_word_is_asked_again() -> None:
+async def test_a_response_without_a_word_is_asked_again() -> None:
     host = await _host(ScriptedModel([text("  ")]), world=SwiftWorld())
     records = await run_turn(host, "s", "hi")
     assert [r.code for r in records if isinstance(r, AttemptFailed)] == ["model_empty"] * 3
@@ -218,8 +218,8 @@ async def test_a_second_message_is_refused_while_a_turn_runs() -> None:
 
 
 async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
-    replies: list[Sequence[ScriptedStep]] = [[TextDelta("half a sen"), Stall()], text("and on")]
-    host = await _host(ScriptedModel(lambda request: replies[len(request.history.entries) > 1]))
+    responses: list[Sequence[ScriptedStep]] = [[TextDelta("half a sen"), Stall()], text("and on")]
+    host = await _host(ScriptedModel(lambda request: responses[len(request.history.entries) > 1]))
     runner = await host.session("s", create=True)
     await runner.submit(SendMessage(UserMessage.of("one")))
     async with asyncio.timeout(30):
@@ -227,10 +227,10 @@ async def test_a_cancel_keeps_the_words_that_readers_saw() -> None:
             await runner.wait(runner.newest.position)
     await runner.submit(Cancel(1))
     records = await records_until_end(runner, after=0)
-    assert _kinds(records)[-4:] == [CancelRequested, ReplyCompleted, StepCommitted, TurnEnded]
+    assert _kinds(records)[-4:] == [CancelRequested, ResponseCompleted, StepCommitted, TurnEnded]
     step = runner.state.history.entries[-1]
     assert isinstance(step, Step)
-    assert (step.reply.text, step.reply.finish) == ("half a sen", Finish.INTERRUPTED)
+    assert (step.response.text, step.response.finish) == ("half a sen", Finish.INTERRUPTED)
     assert await run_turn(host, "s", "go on")  # the next message is accepted at once
     await host.stop()
 
@@ -258,12 +258,12 @@ async def test_a_cancel_stops_tools_and_tells_unknown_from_not_started() -> None
     await host.stop()
 
 
-async def test_a_repeated_chunk_changes_nothing_and_a_gap_is_refused() -> None:
+async def test_a_repeated_command_changes_nothing_and_a_gap_is_refused() -> None:
     host = await _host(ScriptedModel([text("yes")]))
     runner = await host.session("s", create=True)
-    chunk = Received("k", "secret", 0, "d0", SendMessage(UserMessage.of("hi")))
-    end = await runner.submit(chunk)
-    assert await runner.submit(chunk) >= end
+    command = Received("k", "secret", 0, "d0", SendMessage(UserMessage.of("hi")))
+    end = await runner.submit(command)
+    assert await runner.submit(command) >= end
     with pytest.raises(SeqnoGapError) as refused:
         await runner.submit(Received("k", "secret", 5, "d5", None))
     assert refused.value.expected == 1
@@ -447,7 +447,7 @@ async def test_what_is_owed_and_was_dropped_is_taken_up_again() -> None:
             await asyncio.sleep(0)
     step = (await host.session("s")).state.history.entries[-1]
     assert isinstance(step, Step)
-    assert step.reply.text == "here"
+    assert step.response.text == "here"
     await host.stop()
 
 

@@ -12,7 +12,7 @@ from midstream import Agent, Host, MemoryLimits
 from midstream.engine.sleeping import TAIL_BYTES_MIN
 from midstream.errors import UsageError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
@@ -55,10 +55,10 @@ async def test_each_use_begins_the_minute_anew() -> None:
 async def test_sessions_that_are_read_or_at_work_stay_awake() -> None:
     world = FakeWorld()
 
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         return [Stall()] if "think" in repr(request.history.entries[-1]) else text("a")
 
-    async with Host(Agent(ScriptedModel(reply)), MemoryStore(), world=world) as host:
+    async with Host(Agent(ScriptedModel(response)), MemoryStore(), world=world) as host:
         await host.recovered()
         await run_turn(host, "read", "one")
         (await host.session("read")).attach()

@@ -22,8 +22,8 @@ from midstream.errors import (
     ToolDefinitionError,
     UsageError,
 )
-from midstream.history.messages import History, Outcome, Reply, Result, Step, Text, UserMessage
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.history.messages import History, Outcome, Response, Result, Step, Text, UserMessage
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.session import session as sessions
 from midstream.session.calls import Choice
 from midstream.session.child_names import PART_MARK
@@ -47,7 +47,7 @@ from midstream.session.turn.commands import (
     Answer,
     CallFinished,
     Cancel,
-    ChildSpoke,
+    ChildStreamed,
     Command,
     Recover,
     Resume,
@@ -64,13 +64,13 @@ from tests.session.stories import AT, answers, asks, at_child, heard, say
 from tests.spec import spec
 
 CHILD = "s::1.1.0"
-OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
+OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 ASK = calls(("research", '{"task": "find it"}'))
 
 
-def _boss(child: Agent, *, replies_max: int = 50, timeout_s: float = 60.0) -> Agent:
+def _boss(child: Agent, *, responses_max: int = 50, timeout_s: float = 60.0) -> Agent:
     helper = sub_agent(
-        child, name="research", description="Finds things.", replies_max=replies_max, timeout_s=timeout_s
+        child, name="research", description="Finds things.", responses_max=responses_max, timeout_s=timeout_s
     )
     return Agent(ScriptedModel([ASK, text("thanks")]), tools=[helper])
 
@@ -203,7 +203,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
 
     model = ScriptedModel(script)
     store = MemoryStore()
-    host = await _started(_boss(Agent(model, tools=[look], name="finder"), replies_max=2), store)
+    host = await _started(_boss(Agent(model, tools=[look], name="finder"), responses_max=2), store)
     records = await run_turn(host, "s", "where is it?")
     assert _outcomes(records) == [Result("c1", "this much I know")]
     assert len(model.requests) == 3
@@ -257,7 +257,7 @@ async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
     await runner.submit(SendMessage(UserMessage.of("pay them")))
     asked = await _question(runner)
     assert host.children_wait_for("s") == ["person"]
-    answer = Answer(asked.turn, asked.reply, asked.call_id, asked.digest, Choice.ALLOW)
+    answer = Answer(asked.turn, asked.response, asked.call_id, asked.digest, Choice.ALLOW)
     await (await host.session(CHILD)).submit(answer)
     records = await records_until_end(runner, after=0)
     assert _outcomes(records) == [Result("c1", "it is paid")]
@@ -326,7 +326,7 @@ async def test_a_turn_whose_sub_agent_is_gone_is_held_and_the_model_reads_an_err
     ],
 )
 def test_the_outcome_follows_from_the_end_of_the_child(status: TurnStatus, outcome: Outcome) -> None:
-    history = History((UserMessage.of("find it"), Step(Reply((Text("words"),)))))
+    history = History((UserMessage.of("find it"), Step(Response((Text("words"),)))))
     child = Session(turns=1, history=history, last_turn=TurnEnded(1, status, 0.0))
     result = result_of("c1", child)
     assert (result.outcome, "words" in result.content) == (outcome, True)
@@ -334,7 +334,7 @@ def test_the_outcome_follows_from_the_end_of_the_child(status: TurnStatus, outco
 
 def test_limits_of_a_sub_agent_must_leave_it_something() -> None:
     with pytest.raises(ToolDefinitionError):
-        sub_agent(Agent(ScriptedModel([])), description="x", replies_max=0)
+        sub_agent(Agent(ScriptedModel([])), description="x", responses_max=0)
     with pytest.raises(ToolDefinitionError):
         sub_agent(Agent(ScriptedModel([])), description="x", timeout_s=0)
 
@@ -343,7 +343,7 @@ def test_limits_of_a_sub_agent_must_leave_it_something() -> None:
 
 
 class _Line(Struct, eq=False):
-    """A session as its journal and its newest owner have it."""
+    """A session as its journal and its newest node have it."""
 
     name: str
     journal: list[tuple[int, Record]] = field(default_factory=list)
@@ -351,9 +351,9 @@ class _Line(Struct, eq=False):
     session: Session = field(default_factory=Session)
 
     def take_over(self) -> None:
-        """Let its owner die and the next one begin."""
+        """Let its node die and the next one begin."""
         self.epoch += 1
-        self.append((EpochStarted(self.epoch, f"owner {self.epoch}", AT),))
+        self.append((EpochStarted(self.epoch, f"node {self.epoch}", AT),))
         self.tell(Recover())
 
     def tell(self, command: Command) -> None:
@@ -370,7 +370,7 @@ class _Line(Struct, eq=False):
 
 
 class _Follower(Struct, eq=False):
-    """An owner of the parent, perhaps overtaken: what it believes, and up to where it showed each child."""
+    """An node of the parent, perhaps overtaken: what it believes, and up to where it showed each child."""
 
     epoch: int
     session: Session
@@ -393,7 +393,7 @@ class _Family:
         self.follow()
 
     def follow(self) -> None:
-        """Let the parent's newest owner begin to follow: from where the journal says."""
+        """Let the parent's newest node begin to follow: from where the journal says."""
         self.followers.append(_Follower(self.parent.epoch, self.parent.session))
 
     def show(self, follower: _Follower, call_id: str, limit: int) -> None:
@@ -407,9 +407,9 @@ class _Family:
         if page:
             follower.shown[call_id] = page[-1].position
             told = tuple(
-                (each.position, each.body) for each in page if not isinstance(decode(each.body), OF_OWNERS)
+                (each.position, each.body) for each in page if not isinstance(decode(each.body), OF_NODES)
             )
-            self._tell(follower, ChildSpoke(1, 1, call_id, child.name, told))
+            self._tell(follower, ChildStreamed(1, 1, call_id, child.name, told))
         elif not child.session.is_live:
             self._tell(follower, CallFinished(1, 1, result_of(call_id, child.session)))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from midstream.engine.timers import Wait, Waits, parted
 from midstream.session.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
 from midstream.session.turn.pending import (
-    AskModel,
     AwaitCancelled,
     AwaitClient,
     AwaitEnd,
     AwaitPerson,
+    CallModel,
     RunCall,
 )
 from midstream.testing.worlds import FakeWorld
@@ -88,7 +88,7 @@ async def test_a_clock_that_was_set_back_lets_a_wait_last() -> None:
 
 
 def test_work_and_waits_are_told_apart() -> None:
-    ask, run = AskModel(3, 1, 1), RunCall(3, 1, "c", 1)
+    ask, run = CallModel(3, 1, 1), RunCall(3, 1, "c", 1)
     waits: list[Wait] = [
         AwaitClient(3, 1, "c", 1.0),
         AwaitPerson(3, 1, "c", 1.0),

@@ -175,14 +175,14 @@ async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_o
 
 async def test_tool_servers_that_take_their_time_do_not_keep_the_store_from_others() -> None:
     store = MemoryStore()
-    owners: list[str] = []
+    nodes: list[str] = []
 
     class Slow(Shelf):
         async def close(self) -> None:
-            owners.append(store.owner)
+            nodes.append(store.node)
 
     host = Host(Agent(ScriptedModel([]), tools=[Slow("slow")]), store)
     await host.start()
     async with asyncio.timeout(30):
         await host.stop(grace_s=0.1)
-    assert owners == [""], "it was closed before"
+    assert nodes == [""], "it was closed before"

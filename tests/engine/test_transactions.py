@@ -21,7 +21,7 @@ from midstream.session.records import (
     CallStarted,
     CancelRequested,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -111,7 +111,7 @@ async def test_a_store_without_transactions_for_tools_is_refused_before_anything
 
 
 class Gated(SQLiteStore):
-    """A store whose appends wait for the test from the first reply with calls on."""
+    """A store whose appends wait for the test from the first response with calls on."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -119,7 +119,7 @@ class Gated(SQLiteStore):
         self.go = asyncio.Event()
 
     async def append(self, session: str, batch: Batch) -> int:
-        if any(isinstance(decode(body), ReplyCompleted) for body in batch.bodies):
+        if any(isinstance(decode(body), ResponseCompleted) for body in batch.bodies):
             self.is_waiting.set()
             await self.go.wait()
         return await super().append(session, batch)
@@ -226,7 +226,7 @@ async def test_wherever_a_process_ends_effect_and_outcome_agree(
         noted = [key for _, key in _notes(path)]
         stored = [decode(each.body) for each in await first.read("s", after=0, limit=1000)]
         ended = [
-            f"s/1/{record.reply}/{record.result.call_id}"
+            f"s/1/{record.response}/{record.result.call_id}"
             for record in stored
             if isinstance(record, CallEnded)
         ]
@@ -242,7 +242,7 @@ async def test_wherever_a_process_ends_effect_and_outcome_agree(
         assert sorted(what for what, _ in _notes(path)) == ["a", "b", "c"]
 
 
-async def test_a_tool_that_left_its_transaction_between_two_owners_is_not_run_without_it(
+async def test_a_tool_that_left_its_transaction_between_two_nodes_is_not_run_without_it(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "x.db"

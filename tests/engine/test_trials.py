@@ -7,7 +7,7 @@ import asyncio
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, Stall, calls, steps_since_user, text
@@ -47,7 +47,7 @@ class Tools:
             await self.changed.wait_for(lambda: self.began >= count)
 
 
-def _reply(request: ModelRequest) -> list[ScriptedStep]:
+def _response(request: ModelRequest) -> list[ScriptedStep]:
     said = request.history.entries[0]
     assert isinstance(said, UserMessage)
     if said == UserMessage.of("wait"):
@@ -57,7 +57,7 @@ def _reply(request: ModelRequest) -> list[ScriptedStep]:
 
 async def _host(store: MemoryStore, tools: Tools) -> Host:
     work = tool(on_doubt="rerun", has_effects=False)(tools.work)
-    return await _started(Host(Agent(ScriptedModel(_reply), tools=[work]), store))
+    return await _started(Host(Agent(ScriptedModel(_response), tools=[work]), store))
 
 
 async def _dead_in_its_tools(store: MemoryStore) -> None:

@@ -14,9 +14,9 @@ from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.engine.watchdog import RECENT_MAX, Level, OnStall, StallSeen, Watch
 from midstream.history.messages import UserMessage
-from midstream.models.replies import KeepAlive
+from midstream.models.responses import KeepAlive
 from midstream.session.records import StallNoticed, TurnEnded, TurnStatus, decode
-from midstream.session.turn.commands import Resume, SendMessage, Stalled, StallOver
+from midstream.session.turn.commands import Resume, SendMessage, Stalled, StallFinished
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, Stall, text
 from midstream.testing.scripted_model import ScriptedStep
@@ -35,7 +35,7 @@ class Scene:
         self, call_id: str = "", on_stall: OnStall | None = None, budgets: StallBudgets = BUDGETS
     ) -> None:
         self.world = FakeWorld()
-        self.told: list[Stalled | StallOver] = []
+        self.told: list[Stalled | StallFinished] = []
         place = ("s", 1, 2, call_id)
         self.watch = Watch(self.world, budgets, place, self.told.append, on_stall)
 
@@ -54,7 +54,7 @@ class Scene:
 async def test_silence_is_told_once_and_so_is_its_end() -> None:
     scene = Scene()
     await scene.run(29.0, 14.0, 100.0, 14.0)
-    assert scene.told == [Stalled(1, 2, BETWEEN, 15.0), StallOver(1, 2, BETWEEN, 100.0)]
+    assert scene.told == [Stalled(1, 2, BETWEEN, 15.0), StallFinished(1, 2, BETWEEN, 100.0)]
 
 
 @spec("TURN-65")
@@ -63,11 +63,11 @@ async def test_each_silence_is_an_episode_of_its_own() -> None:
     await scene.run(31.0, 16.0, 1.0, 17.0)
     assert scene.told == [
         Stalled(1, 2, FIRST, 30.0),
-        StallOver(1, 2, FIRST, 31.0),
+        StallFinished(1, 2, FIRST, 31.0),
         Stalled(1, 2, BETWEEN, 15.0),
-        StallOver(1, 2, BETWEEN, 16.0),
+        StallFinished(1, 2, BETWEEN, 16.0),
         Stalled(1, 2, BETWEEN, 15.0),
-        StallOver(1, 2, BETWEEN, 17.0),
+        StallFinished(1, 2, BETWEEN, 17.0),
     ]
 
 
@@ -79,9 +79,9 @@ async def test_where_no_first_token_comes_each_doubling_is_told(caplog: pytest.L
     warned = [30.0, 60.0, 120.0, 240.0, 480.0]
     assert scene.told == [
         *(Stalled(1, 2, FIRST, silent_s) for silent_s in warned),
-        StallOver(1, 2, FIRST, 500.0),
+        StallFinished(1, 2, FIRST, 500.0),
         Stalled(1, 2, BETWEEN, 15.0),
-        StallOver(1, 2, BETWEEN, 40.0),
+        StallFinished(1, 2, BETWEEN, 40.0),
     ]
     assert [each.silent_s for each in seen if each.level is Level.ADVISORY] == [*warned, 15.0]
     assert [each.levelname for each in caplog.records].count("WARNING") == len(warned) + 1
@@ -98,7 +98,7 @@ class Jumping(FakeWorld):
 
 @spec("TURN-65")
 async def test_a_look_that_comes_late_warns_once() -> None:
-    world, told = Jumping(), list[Stalled | StallOver]()
+    world, told = Jumping(), list[Stalled | StallFinished]()
     budgets = StallBudgets(first_token_max_s=600.0)
     async with Watch(world, budgets, ("s", 1, 1, ""), told.append):
         await world.advance(1.0)
@@ -111,7 +111,7 @@ async def test_a_look_that_comes_late_warns_once() -> None:
 async def test_a_tool_has_a_budget_of_its_own_and_is_never_cut_here() -> None:
     scene = Scene("c1")
     await scene.run(59.0, 10_000.0)
-    assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallOver(1, 2, TOOL, 10_000.0, "c1")]
+    assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 10_000.0, "c1")]
 
 
 @spec("TURN-65")
@@ -128,12 +128,12 @@ async def test_a_tool_that_ends_or_is_stopped_ends_its_stall(caplog: pytest.LogC
                         raise error
 
         await scene.world.live_through(ending())
-        assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallOver(1, 2, TOOL, 75.0, "c1")]
+        assert scene.told == [Stalled(1, 2, TOOL, 60.0, "c1"), StallFinished(1, 2, TOOL, 75.0, "c1")]
     assert [each.levelname for each in caplog.records].count("INFO") == 2
 
 
 async def test_a_budget_may_be_infinite() -> None:
-    world, told = FakeWorld(), list[Stalled | StallOver]()
+    world, told = FakeWorld(), list[Stalled | StallFinished]()
     watch = Watch(world, StallBudgets(tool_s=math.inf), ("s", 1, 1, "c1"), told.append)
     async with watch:
         await world.advance(1e6)
@@ -196,7 +196,7 @@ async def test_the_log_has_what_happened_last_and_no_words(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO):
         await scene.world.live_through(speaking())
     noticed, resumed = [record.__dict__ for record in caplog.records]
-    assert (noticed["session"], noticed["turn"], noticed["reply"]) == ("s", 1, 2)
+    assert (noticed["session"], noticed["turn"], noticed["response"]) == ("s", 1, 2)
     assert (noticed["waiting_for"], noticed["silent_s"], noticed["heartbeat_s_ago"]) == (
         "between_tokens",
         15.0,
@@ -229,7 +229,7 @@ async def test_a_counter_that_fails_is_logged_and_breaks_nothing(caplog: pytest.
 
     scene = Scene(on_stall=broken)
     await scene.run(31.0, 16.0)
-    assert [type(each) for each in scene.told] == [Stalled, StallOver, Stalled, StallOver]
+    assert [type(each) for each in scene.told] == [Stalled, StallFinished, Stalled, StallFinished]
     assert [record.exc_info is not None for record in caplog.records].count(True) >= 2
 
     with pytest.raises(TimeoutError):  # and what must be cut is cut all the same

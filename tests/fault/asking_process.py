@@ -1,4 +1,5 @@
-"""A process with one session whose model keeps its replies: `python -m tests.fault.asking_process DB URL [POINT TIME]`.
+"""A process with one session whose model keeps its responses: `python -m tests.fault.asking_process DB URL [POINT
+TIME]`.
 
 It says one thing, or goes on with what an earlier process was in, and may kill itself on the way.
 """

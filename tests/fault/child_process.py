@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from midstream.engine.agent import Agent, sub_agent
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore

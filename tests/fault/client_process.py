@@ -23,7 +23,7 @@ from midstream.testing.worlds import KillingWorld
 from tests.fault.options import Options
 from tests.fault.turn import QUESTION, SESSION, Ledger, client_tools
 
-SLOW_REPLY = 3
+SLOW_RESPONSE = 3
 HAND_S = 0.002
 """Seconds an event is in the application's hands before it is written down: a death in between must show it again."""
 
@@ -106,7 +106,7 @@ async def _follow(client: Client, events: AsyncIterator[Event], seen: Notes, opt
 
 
 def _is_slow(record: object) -> bool:
-    return isinstance(record, CallStarted) and record.reply == SLOW_REPLY
+    return isinstance(record, CallStarted) and record.response == SLOW_RESPONSE
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class Driver:
 
     async def _answer(self, session: str, asked: QuestionAsked) -> None:
         choice = truth(self._folder, session, asked)
-        answer = AnswerPayload(asked.turn, asked.reply, asked.call_id, asked.digest, choice, "so be it")
+        answer = AnswerPayload(asked.turn, asked.response, asked.call_id, asked.digest, choice, "so be it")
         await self._post(session, "answer", msgspec.json.encode(answer))
 
     async def _post(self, session: str, what: str, body: bytes) -> None:
@@ -154,11 +154,11 @@ def truth(folder: Path, session: str, asked: QuestionAsked) -> Choice:
         case QuestionKind.APPROVAL:
             return Choice.ALLOW
         case QuestionKind.QUESTION:
-            return Choice.REPLY
+            return Choice.RESPOND
         case QuestionKind.DOUBT:
-            place = (session, asked.turn, asked.reply, asked.call_id, True)
+            place = (session, asked.turn, asked.response, asked.call_id, True)
             ended = (
-                (each.session, each.turn, each.reply, each.call_id, each.has_ended)
+                (each.session, each.turn, each.response, each.call_id, each.has_ended)
                 for each in read_ledger(folder)
             )
             return Choice.HAPPENED if place in ended else Choice.RERUN
@@ -216,20 +216,20 @@ def judge(case: Case, evidence: Evidence, report: Report) -> None:
     outcomes = [each.result.outcome for each in records if isinstance(each, CallEnded)]
     report.unknown = outcomes.count(Outcome.UNKNOWN)
     effects = Counter(
-        (each.session, each.turn, each.reply, each.call_id) for each in ledger if each.has_ended
+        (each.session, each.turn, each.response, each.call_id) for each in ledger if each.has_ended
     )
     report.duplicates = sum(times - 1 for call, times in effects.items() if not _may_repeat(ledger, call))
     if report.duplicates:
         report.problems.append(f"{report.duplicates} effects happened twice")
-    for each in {(each.session, each.turn, each.reply, each.call_id): each for each in ledger}.values():
-        call = (each.session, each.turn, each.reply, each.call_id)
+    for each in {(each.session, each.turn, each.response, each.call_id): each for each in ledger}.values():
+        call = (each.session, each.turn, each.response, each.call_id)
         if _is_settled(each.tool) and not effects[call]:
             report.problems.append(f"call {call} of {each.tool!r} never took effect")
 
 
 def _may_repeat(ledger: Sequence[Execution], call: tuple[str, int, int, str]) -> bool:
     """Whether the policy of a call lets its effect happen again."""
-    names = {each.tool for each in ledger if (each.session, each.turn, each.reply, each.call_id) == call}
+    names = {each.tool for each in ledger if (each.session, each.turn, each.response, each.call_id) == call}
     policies = POLICIES | CLIENT_POLICIES | MCP_POLICIES
     return all(policies.get(name) in REPEATABLE and "approval" not in name for name in names)
 

@@ -23,7 +23,7 @@ ANSWER = "all done"
 SESSION = "s"
 DB = "agent.db"
 ASKED = (("c1",), ("p1", "p2", "p3"))
-"""What the model asks for in each reply."""
+"""What the model asks for in each response."""
 
 
 class Play:
@@ -41,10 +41,10 @@ class Play:
             os.kill(os.getpid(), signal.SIGKILL)
         return f"result of {name}"
 
-    def asked(self, replies: int) -> Sequence[str]:
-        """Return the calls of the next reply; none where the answer is due."""
-        self._note(f"model {replies + 1}")
-        return ASKED[replies] if replies < len(ASKED) else ()
+    def asked(self, responses: int) -> Sequence[str]:
+        """Return the calls of the next response; none where the answer is due."""
+        self._note(f"model {responses + 1}")
+        return ASKED[responses] if responses < len(ASKED) else ()
 
     def _note(self, line: str) -> None:
         os.write(self._ledger, f"{line}\n".encode())

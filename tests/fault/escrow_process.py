@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
 from midstream.engine.agent import Agent
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.observability.opentelemetry import OpenTelemetry
 from midstream.observability.prometheus import Prometheus
 from midstream.server.app import asgi
@@ -23,14 +23,14 @@ from midstream.server.uvicorn_server import serve
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.store.encryption.escrow import escrowed
 from midstream.store.sqlite import SQLiteStore
-from midstream.testing.scripted_model import Reply, ScriptedModel, Stall, calls, steps_since_user, text
+from midstream.testing.scripted_model import Response, ScriptedModel, Stall, calls, steps_since_user, text
 from midstream.tools.function_tools import tool
 
 CANARY = "canary-7f3a"
 
 
 async def main(folder: Path, port: int) -> None:
-    def script(request: ModelRequest) -> Reply:
+    def script(request: ModelRequest) -> Response:
         if steps_since_user(request.history) == 0:
             return calls(("look", f'{{"where": "{CANARY}"}}'), say=f"{CANARY} I look.")
         if (folder / "go").exists():

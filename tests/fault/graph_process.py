@@ -127,10 +127,10 @@ async def live() -> str:
             for each in questions_of("s", runner.state):
                 if each.call_id not in answered:
                     answered.add(each.call_id)
-                    place = (each.turn, each.reply, each.call_id, each.digest)
-                    await runner.submit(Answer(*place, Choice.REPLY, f"to {each.text}"))
+                    place = (each.turn, each.response, each.call_id, each.digest)
+                    await runner.submit(Answer(*place, Choice.RESPOND, f"to {each.text}"))
             await runner.wait(runner.newest.position)
-        said = [each.reply.text for each in runner.state.history.entries if isinstance(each, Step)]
+        said = [each.response.text for each in runner.state.history.entries if isinstance(each, Step)]
         return "".join(said)
 
 

@@ -24,14 +24,14 @@ from msgspec import Struct, field
 from midstream.client.local_tools import offered
 from midstream.environment import Fault
 from midstream.history.messages import Outcome, Result, Text
-from midstream.protocol.frames import AbortPayload, Payload, ResultPayload, SayPayload, digest_of, encode
+from midstream.protocol.frames import CancelPayload, Payload, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     AttemptStarted,
     CommandAccepted,
     Delta,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StreamOpened,
     TurnEnded,
     TurnStatus,
@@ -116,7 +116,7 @@ class Process:
         self.deaths: list[Point] = []
         self.started_at: list[float] = []
         self.acked: set[int] = set()
-        """The chunks a client knew to be stored when it died."""
+        """The commands a client knew to be stored when it died."""
         self._folder = folder
         self._arguments = [str(folder), str(port), *(["--cancel"] if case.is_cancelled else [])]
         self._arguments += ["--story", case.story]
@@ -160,12 +160,12 @@ class Process:
         return False
 
     def look_back(self) -> None:
-        """Read from a dead client's checkpoint which chunks it had been told are stored."""
+        """Read from a dead client's checkpoint which commands it had been told are stored."""
         if self.side == "client" and (self._folder / "client.db").exists():
             with closing(sqlite3.connect(self._folder / "client.db")) as kept:
-                if kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'chunk'").fetchone():
+                if kept.execute("SELECT 1 FROM sqlite_master WHERE name = 'command'").fetchone():
                     numbered = kept.execute("SELECT coalesce(max(next_seqno), 0) FROM stream").fetchone()[0]
-                    waiting = {seqno for (seqno,) in kept.execute("SELECT seqno FROM chunk")}
+                    waiting = {seqno for (seqno,) in kept.execute("SELECT seqno FROM command")}
                     self.acked |= set(range(numbered)) - waiting
 
     async def kill(self) -> None:
@@ -241,12 +241,12 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     stored = await _journal(folder)
     records = [decode(each.body) for each in stored]
     ledger = read_ledger(folder)
-    say = SayPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
+    say = SendPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
     later: list[Payload] = [
         ResultPayload(1, 4, Result("a", ANSWER_OF_CLIENT)),
         ResultPayload(1, 4, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
-        AbortPayload(),
-        AbortPayload(1),
+        CancelPayload(),
+        CancelPayload(1),
     ]
     logs = [client_log(folder, records, client.acked, say, later), reader_log(folder)]
     evidence = Evidence({SESSION: stored}, logs, ledger)
@@ -295,7 +295,7 @@ def read_ledger(folder: Path) -> list[Execution]:
         Execution(
             each.session,
             each.turn,
-            each.reply,
+            each.response,
             each.call_id,
             each.run,
             each.tool,
@@ -307,13 +307,13 @@ def read_ledger(folder: Path) -> list[Execution]:
 
 
 def _run_of(line: Line) -> tuple[str, int, int, str, int]:
-    return (line.session, line.turn, line.reply, line.call_id, line.run)
+    return (line.session, line.turn, line.response, line.call_id, line.run)
 
 
 def client_log(
-    folder: Path, records: Sequence[Record], acked: set[int], say: SayPayload, later: Sequence[Payload]
+    folder: Path, records: Sequence[Record], acked: set[int], say: SendPayload, later: Sequence[Payload]
 ) -> ClientLog:
-    """Return the client's notes; what it sent follows from the script: first `say`, then any of `later`."""
+    """Return the client's notes; what it sent follows from the script: first `send`, then any of `later`."""
     seen = [ShownEvent(line.id, bytes(line.record)) for line in read_notes(folder / "client.seen")]
     opened = [decode(each.body) for each in seen]
     stream = next((each.stream for each in opened if isinstance(each, StreamOpened)), "")
@@ -330,21 +330,21 @@ def reader_log(folder: Path) -> ClientLog:
 
 
 def text_shown(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the texts of the replies as a reader makes them: from deltas, dropping attempts that were cut."""
+    """Return the texts of the responses as a reader makes them: from deltas, dropping attempts that were cut."""
     texts: dict[int, str] = {}
     for record in records:
         match record:
-            case AttemptStarted(reply=reply):
-                texts[reply] = ""
-            case Delta(reply=reply, kind="text", text=text):
-                texts[reply] += text
+            case AttemptStarted(response=response):
+                texts[response] = ""
+            case Delta(response=response, kind="text", text=text):
+                texts[response] += text
     return tuple(text for _, text in sorted(texts.items()) if text)
 
 
 def text_kept(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the texts of the replies as the journal keeps them whole."""
+    """Return the texts of the responses as the journal keeps them whole."""
     return tuple(
-        record.body.text for record in records if isinstance(record, ReplyCompleted) and record.body.text
+        record.body.text for record in records if isinstance(record, ResponseCompleted) and record.body.text
     )
 
 

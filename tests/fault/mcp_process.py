@@ -26,11 +26,12 @@ server = MCPServer("ledger", log_level="ERROR")
 
 def note(name: str, key: str, what: Literal["began", "ended"]) -> None:
     """Write down that a run began or ended; which run it is, the lines before say."""
-    session, turn, reply, call_id = key.split("/")
+    session, turn, response, call_id = key.split("/")
     lines = [msgspec.json.decode(line, type=Line) for line in (folder / "ledger").read_bytes().splitlines()]
-    place = (session, int(turn), int(reply), call_id)
+    place = (session, int(turn), int(response), call_id)
     before = sum(
-        (each.session, each.turn, each.reply, each.call_id, each.what) == (*place, "began") for each in lines
+        (each.session, each.turn, each.response, each.call_id, each.what) == (*place, "began")
+        for each in lines
     )
     line = Line(*place, before + (what == "began"), name, what)
     with (folder / "ledger").open("ab") as ledger:

@@ -8,7 +8,7 @@ from pathlib import Path
 from midstream.client.local_tools import ALLOWED_ONCE_CONTENT, offered
 from midstream.environment import Fault, World
 from midstream.history.messages import Outcome, Result, Text
-from midstream.protocol.frames import Payload, ResultPayload, SayPayload
+from midstream.protocol.frames import Payload, ResultPayload, SendPayload
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import decode
 from midstream.testing.history_checker import Evidence
@@ -65,7 +65,7 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     tools = (
         [Stage(folder, World(), dies_inside=False).tool(case.story)] if case.story in CLIENT_POLICIES else []
     )
-    say = SayPayload((Text(QUESTION),), offered(tools))
+    say = SendPayload((Text(QUESTION),), offered(tools))
     later: list[Payload] = [
         ResultPayload(1, 1, Result("a", "it was done")),
         ResultPayload(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),

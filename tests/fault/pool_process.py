@@ -20,8 +20,8 @@ from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConv
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_entries import POOL_NAMESPACE
 from midstream.errors import ModelError
-from midstream.history.messages import History, Reply, Step, Text, UserMessage
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.history.messages import History, Response, Step, Text, UserMessage
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.store.contract import KeyValue, KeyValueEntry
 from midstream.store.sqlite import SQLiteStore
 
@@ -132,7 +132,7 @@ def _history(turns: Turns) -> History:
     history = History()
     for number, texts in enumerate(turns):
         if number:  # not the words of the answer: they would be told again with a transcript
-            history = history.then(Step(Reply((Text("noted"),))))
+            history = history.then(Step(Response((Text("noted"),))))
         for text in texts:
             history = history.then(UserMessage.of(text))
     return history

@@ -17,7 +17,7 @@ from midstream.engine.agent import Agent, sub_agent
 from midstream.environment import World
 from midstream.errors import ModelRejectedError
 from midstream.history.messages import Finish, Outcome
-from midstream.models.replies import CallRequested, Finished, ModelRequest
+from midstream.models.responses import Finished, ModelRequest, ToolCallRequested
 from midstream.session.calls import OnDoubt
 from midstream.testing.scripted_model import (
     Script,
@@ -89,7 +89,7 @@ class Stage:
         match story:
             case "question":
                 asked: list[ScriptedStep] = [
-                    CallRequested("a", "ask_user", '{"question": "Which?"}'),
+                    ToolCallRequested("a", "ask_user", '{"question": "Which?"}'),
                     Finished(Finish.CALLS),
                 ]
                 return self._agent([asked, text("done")], question())

@@ -76,8 +76,8 @@ async def _refusals(url: str, shown: list[str]) -> str:
             await ask("POST", "/events", each, opening)
             await ask("POST", "/events", each, {**opening, "secret": 9 * wrong})
             await ask("POST", "/events", each, {**opening, "stream": [wrong]})
-            chunk = {"type": "chunk", "seqno": 0, "payload": {"type": "say", "parts": [], "x": wrong}}
-            await ask("POST", "/chunks", each, chunk)
+            command = {"type": "command", "seqno": 0, "payload": {"type": "send", "parts": [], "x": wrong}}
+            await ask("POST", "/commands", each, command)
         assert (await http.get("/v1/sessions/s1")).status_code == HTTPStatus.FORBIDDEN
         answers.append((await http.get("/metrics")).text)
     return "\n".join(answers)

@@ -8,7 +8,7 @@ import websockets
 
 from midstream.session.records import CommandAccepted, StreamTaken, TurnEnded
 from tests.fault.workers import Worker, lines, problems, records, until, until_there
-from tests.server.serving import Socket, abort, chunk, opening
+from tests.server.serving import Socket, abort, command, opening
 from tests.spec import spec
 
 
@@ -21,10 +21,10 @@ def socket_of(worker: Worker) -> Socket:
 async def test_a_newer_connection_to_another_process_ends_the_older_one_before_it_says_a_word(
     tmp_path: Path,
 ) -> None:
-    async with Worker(tmp_path) as owner, Worker(tmp_path) as other:
-        async with socket_of(owner) as first, socket_of(other) as second, socket_of(owner) as third:
+    async with Worker(tmp_path) as node, Worker(tmp_path) as other:
+        async with socket_of(node) as first, socket_of(other) as second, socket_of(node) as third:
             await first.say(opening(connection=1))
-            await first.say(chunk(words="work"))
+            await first.say(command(words="work"))
             await first.hear_until("call_started")
             await until(lambda: len(lines(tmp_path)) == 1)
 
@@ -33,7 +33,7 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
             assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
             assert await first.hear_close() == (1008, "stream_fenced")
 
-            for worker in (owner, other):  # what an older one still says goes to whichever process it likes
+            for worker in (node, other):  # what an older one still says goes to whichever process it likes
                 answer = await worker.post("s", abort(1), connection=1)
                 assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
                 async with socket_of(worker) as late:
@@ -59,13 +59,13 @@ async def test_a_newer_connection_to_another_process_ends_the_older_one_before_i
 async def test_the_process_that_takes_a_session_over_knows_which_connection_was_the_newest(
     tmp_path: Path,
 ) -> None:
-    async with Worker(tmp_path) as owner, Worker(tmp_path) as heir:
-        async with socket_of(owner) as newer:
+    async with Worker(tmp_path) as node, Worker(tmp_path) as heir:
+        async with socket_of(node) as newer:
             await newer.say(opening(connection=2))
-            await newer.say(chunk(words="work"))
+            await newer.say(command(words="work"))
             await newer.hear_until("call_started")
             await until(lambda: len(lines(tmp_path)) == 1)
-            await owner.kill()
+            await node.kill()
         answer = await heir.post("s", abort(1), connection=1)
         assert (answer.status_code, answer.json()["code"]) == (409, "stream_fenced")
         async with socket_of(heir) as late, socket_of(heir) as next_one:

@@ -33,7 +33,7 @@ AROUND: list[Death] = [
     *((Fault.AFTER_APPEND, count) for count in (2, 3, 4, 5)),
     (Fault.AFTER_PUBLISH, 3),
 ]
-"""Appends: the message, the reply with its starts, each outcome with what follows."""
+"""Appends: the message, the response with its starts, each outcome with what follows."""
 IN_A_ROW: list[tuple[Death, ...]] = [
     ((WITHIN, 1), (WITHIN, 1)),
     ((Fault.AFTER_TOOL, 1), (Fault.AFTER_APPEND, 3)),
@@ -85,5 +85,5 @@ def _look(path: Path) -> tuple[list[str], list[str], list[object]]:
     records = [decode(body) for (body,) in bodies]
     keys = [key for key, half in rows if half == 1]
     assert rows == [(key, half) for key in keys for half in (1, 2)], "half an effect"
-    ended = [f"s/{r.turn}/{r.reply}/{r.result.call_id}" for r in records if isinstance(r, CallEnded)]
+    ended = [f"s/{r.turn}/{r.response}/{r.result.call_id}" for r in records if isinstance(r, CallEnded)]
     return keys, ended, [*records]

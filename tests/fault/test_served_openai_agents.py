@@ -191,7 +191,7 @@ def test_a_tool_that_was_killed_is_handled_by_its_policy(
     assert answer.count("I will do it.") == answer.count("I was told:") == 1
     assert says in answer
     assert ledger(tmp_path) == ["Oslo"] * runs
-    assert len(provider.bodies) == 2  # the reply before the kill was not paid for twice
+    assert len(provider.bodies) == 2  # the response before the kill was not paid for twice
     assert {body["instructions"] for body in provider.bodies} == {"You book."}
 
 

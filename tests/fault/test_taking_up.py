@@ -1,4 +1,4 @@
-"""A process is killed in the middle of a reply that its provider keeps: the next one goes on, word for word."""
+"""A process is killed in the middle of a response that its provider keeps: the next one goes on, word for word."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.session.records import (
     AttemptStarted,
     Delta,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -29,7 +29,7 @@ from tests.spec import spec
 pytestmark = pytest.mark.fault
 WAIT_S = 30.0
 PIECES = [f"{number} " for number in range(60)]
-REPLY = [*said("hm", kind="reasoning_summary_text"), *said(*PIECES), completed()]
+RESPONSE = [*said("hm", kind="reasoning_summary_text"), *said(*PIECES), completed()]
 POINTS = [Fault.BEFORE_APPEND, Fault.AFTER_APPEND, Fault.AFTER_PUBLISH]
 TIMES = (3, 6, 12) if os.environ.get("MIDSTREAM_FAULT_FULL") else (3, 6)
 
@@ -62,12 +62,12 @@ def _words_of_last_attempt(journal: list[Record]) -> str:
 
 
 def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, deaths: int) -> None:
-    (whole,) = (each for each in journal if isinstance(each, ReplyCompleted))
+    (whole,) = (each for each in journal if isinstance(each, ResponseCompleted))
     assert whole.body.text == _words_of_last_attempt(journal) == "".join(PIECES)
     assert isinstance(journal[-1], TurnEnded)
     assert journal[-1].status is TurnStatus.COMPLETED
     if was_kept:
-        assert len(server.bodies) == 1, "nobody pays for the reply twice"
+        assert len(server.bodies) == 1, "nobody pays for the response twice"
         assert [each.attempt for each in journal if isinstance(each, AttemptStarted)] == [1]
         continued = [each.number for each in journal if isinstance(each, AttemptContinued)]
         assert continued == list(range(1, deaths + 1))
@@ -76,14 +76,14 @@ def _check(journal: list[Record], server: ResponsesServer, *, was_kept: bool, de
 @spec("TURN-61")
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_killed_process_costs_no_word_and_no_second_reply(
+async def test_a_killed_process_costs_no_word_and_no_second_response(
     tmp_path: Path, point: Fault, time: int
 ) -> None:
     path = tmp_path / "server.db"
-    async with responses_server(REPLY, REPLY, pace_s=0.003) as server:
+    async with responses_server(RESPONSE, RESPONSE, pace_s=0.003) as server:
         assert await _live(path, server, point.value, str(time)) == -signal.SIGKILL
         before = await _journal(path)
-        assert not any(isinstance(each, ReplyCompleted) for each in before), "it died in the middle"
+        assert not any(isinstance(each, ResponseCompleted) for each in before), "it died in the middle"
         was_kept = any(isinstance(each, AttemptResumable) for each in before)
         assert was_kept or time == min(TIMES)
         assert await _live(path, server) == 0
@@ -96,7 +96,7 @@ async def test_a_killed_process_costs_no_word_and_no_second_reply(
 async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: Path) -> None:
     path = tmp_path / "server.db"
     links = [Link(), Link(30, "cut"), Link(), Link(40, "cut"), Link(10, "end")]
-    async with responses_server(REPLY, REPLY, links=links, pace_s=0.003) as server:
+    async with responses_server(RESPONSE, RESPONSE, links=links, pace_s=0.003) as server:
         for time in ("6", "4"):
             assert await _live(path, server, Fault.AFTER_APPEND.value, time) == -signal.SIGKILL
         assert await _live(path, server) == 0
@@ -105,9 +105,9 @@ async def test_two_deaths_and_broken_connections_cost_no_word_either(tmp_path: P
 
 
 @spec("TURN-62")
-async def test_a_provider_that_forgot_the_reply_meanwhile_is_asked_anew(tmp_path: Path) -> None:
+async def test_a_provider_that_forgot_the_response_meanwhile_is_asked_anew(tmp_path: Path) -> None:
     path = tmp_path / "server.db"
-    async with responses_server(REPLY, REPLY, pace_s=0.003) as server:
+    async with responses_server(RESPONSE, RESPONSE, pace_s=0.003) as server:
         assert await _live(path, server, Fault.AFTER_APPEND.value, "6") == -signal.SIGKILL
         server.forget()
         assert await _live(path, server) == 0

@@ -25,7 +25,7 @@ from midstream.tools.function_tools import Tool, current_call, tool, transaction
 SESSION = "s"
 WITHIN = "within"
 WHATS = ("a", "b", "c")
-"""What is noted down: two in one reply, one in the next."""
+"""What is noted down: two in one response, one in the next."""
 SCRIPT = [
     calls(("note", '{"what":"a"}'), ("note", '{"what":"b"}')),
     calls(("note", '{"what":"c"}')),

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from midstream.environment import World
 from midstream.history.messages import Finish
-from midstream.models.replies import CallRequested, Finished, TextDelta, ThinkingDelta
+from midstream.models.responses import Finished, TextDelta, ThinkingDelta, ToolCallRequested
 from midstream.testing.scripted_model import Pause, ScriptedStep
 from midstream.tools.function_tools import Tool, current_call, tool
 
@@ -46,30 +46,30 @@ def spoken(words: str) -> list[ScriptedStep]:
 
 
 def script() -> list[list[ScriptedStep]]:
-    """Return the replies of the turn: thinking, long texts, every kind of tool."""
+    """Return the responses of the turn: thinking, long texts, every kind of tool."""
     calls = Finished(Finish.CALLS)
     return [
         [
             ThinkingDelta("two to read"),
             ThinkingDelta(", side by side", "signature"),
             *spoken(FIRST_WORDS),
-            CallRequested("a", "read", '{"name":"left"}'),
-            CallRequested("b", "read", '{"name":"right"}'),
+            ToolCallRequested("a", "read", '{"name":"left"}'),
+            ToolCallRequested("b", "read", '{"name":"right"}'),
             calls,
         ],
         [
-            CallRequested("a", "write", '{"name":"left"}'),
-            CallRequested("b", "write", '{"name":"right"}'),
+            ToolCallRequested("a", "write", '{"name":"left"}'),
+            ToolCallRequested("b", "write", '{"name":"right"}'),
             calls,
         ],
-        [TextDelta("This takes a while."), CallRequested("a", "work_slowly", "{}"), calls],
-        [TextDelta("And you?"), CallRequested("a", "ask", "{}"), calls],
+        [TextDelta("This takes a while."), ToolCallRequested("a", "work_slowly", "{}"), calls],
+        [TextDelta("And you?"), ToolCallRequested("a", "ask", "{}"), calls],
         [*spoken(LAST_WORDS), Finished()],
     ]
 
 
 TEXTS = (FIRST_WORDS, "This takes a while.", "And you?", LAST_WORDS)
-"""The texts of the replies, without thinking; the second reply has none."""
+"""The texts of the responses, without thinking; the second response has none."""
 ANSWER_OF_CLIENT = "Fine."
 
 
@@ -78,7 +78,7 @@ class Line(Struct, frozen=True):
 
     session: str
     turn: int
-    reply: int
+    response: int
     call_id: str
     run: int
     tool: str
@@ -94,15 +94,17 @@ class Ledger:
 
     def note(self, name: str, what: Literal["began", "ended"]) -> None:
         call = current_call()
-        line = Line(call.session, call.turn, call.reply, call.call_id, call.run, name, what)
+        line = Line(call.session, call.turn, call.response, call.call_id, call.run, name, what)
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
     def has_ended(self) -> bool:
         """Whether any run of the call at hand came to its end, as a probe or a person would find out."""
         call = current_call()
-        place = (call.session, call.turn, call.reply, call.call_id, "ended")
+        place = (call.session, call.turn, call.response, call.call_id, "ended")
         lines = (msgspec.json.decode(line, type=Line) for line in self._path.read_bytes().splitlines())
-        return any((each.session, each.turn, each.reply, each.call_id, each.what) == place for each in lines)
+        return any(
+            (each.session, each.turn, each.response, each.call_id, each.what) == place for each in lines
+        )
 
 
 def server_tools(ledger: Ledger, world: World) -> list[Tool]:

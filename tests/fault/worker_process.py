@@ -17,7 +17,7 @@ from midstream.engine import runner as runner_module
 from midstream.engine.agent import Agent
 from midstream.environment import Fault
 from midstream.history.messages import UserMessage
-from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.server.app import App, asgi
 from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
@@ -74,7 +74,7 @@ class Model(ScriptedModel):
     """
 
     def __init__(self, go: Go, world: WorkerWorld) -> None:
-        super().__init__(self._reply)
+        super().__init__(self._response)
         self._go = go
         self._world = world
 
@@ -93,7 +93,7 @@ class Model(ScriptedModel):
             yield event
 
     @staticmethod
-    def _reply(request: ModelRequest) -> list[ScriptedStep]:
+    def _response(request: ModelRequest) -> list[ScriptedStep]:
         said, ended = _said(request), steps_since_user(request.history)
         if said == "talk" and ended < len(TALK):
             return calls(("a", TALK[ended], "{}"))

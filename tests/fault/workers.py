@@ -78,19 +78,19 @@ class Worker:
             return await self.process.wait()
 
     async def say(self, session: str, words: str, *, stream: str = "") -> httpx2.Response:
-        """Send a message as chunk 0 of a stream; the same stream again is the same message."""
+        """Send a message as command 0 of a stream; the same stream again is the same message."""
         keys = {
             "x-idempotency-key": stream or f"{session}-{os.urandom(4).hex()}",
             "x-idempotent-encryption-key": "s" * 43,
         }
-        payload = {"type": "say", "parts": [{"type": "text", "text": words}], "when_busy": "refuse"}
-        body = {"type": "chunk", "seqno": 0, "payload": payload}
-        return await self._ask("POST", f"/v1/sessions/{session}/chunks", json=body, headers=keys)
+        payload = {"type": "send", "parts": [{"type": "text", "text": words}], "when_busy": "refuse"}
+        body = {"type": "command", "seqno": 0, "payload": payload}
+        return await self._ask("POST", f"/v1/sessions/{session}/commands", json=body, headers=keys)
 
     async def post(self, session: str, frame: object, *, connection: int) -> httpx2.Response:
         """Send a frame up as a connection of the stream `k1`."""
         headers = {**KEYS, "x-idempotency-connection": str(connection)}
-        return await self._ask("POST", f"/v1/sessions/{session}/chunks", json=frame, headers=headers)
+        return await self._ask("POST", f"/v1/sessions/{session}/commands", json=frame, headers=headers)
 
     async def cancel(self, session: str) -> httpx2.Response:
         return await self._ask("POST", f"/v1/sessions/{session}/cancel")
@@ -112,7 +112,7 @@ class Worker:
 
 
 def journal(folder: Path, session: str) -> list[StoredRecord]:
-    """Read a whole journal without being an owner."""
+    """Read a whole journal without being an node."""
     with reading(folder / "server.db") as reader:
         return reader.records(session, 0, 100_000)
 
@@ -158,7 +158,7 @@ def executions(folder: Path) -> list[Execution]:
     """Return what the tools noted of themselves."""
     noted = lines(folder)
     ended = {
-        (each.session, each.turn, each.reply, each.call_id, each.run)
+        (each.session, each.turn, each.response, each.call_id, each.run)
         for each in noted
         if each.what == "ended"
     }
@@ -166,11 +166,11 @@ def executions(folder: Path) -> list[Execution]:
         Execution(
             each.session,
             each.turn,
-            each.reply,
+            each.response,
             each.call_id,
             each.run,
             each.tool,
-            has_ended=(each.session, each.turn, each.reply, each.call_id, each.run) in ended,
+            has_ended=(each.session, each.turn, each.response, each.call_id, each.run) in ended,
         )
         for each in noted
         if each.what == "began"

@@ -10,14 +10,14 @@ from langchain_core.language_models.chat_models import agenerate_from_stream
 from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
-Reply = Callable[[Sequence[BaseMessage]], str | list[dict[str, Any]]]
+Response = Callable[[Sequence[BaseMessage]], str | list[dict[str, Any]]]
 """Returns words, or calls: `{"name": ..., "args": {...}, "id": ...}`."""
 
 
 class ScriptedChat(BaseChatModel):
     """Answers in pieces of one word; a call comes whole."""
 
-    reply: Any
+    response: Any
 
     @property
     def _llm_type(self) -> str:
@@ -35,7 +35,7 @@ class ScriptedChat(BaseChatModel):
     async def _astream(
         self, messages: list[BaseMessage], *_: Any, **__: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        said = self.reply(messages)
+        said = self.response(messages)
         if isinstance(said, str):
             for piece in said.split(" "):
                 yield ChatGenerationChunk(message=AIMessageChunk(content=f"{piece} "))
@@ -53,13 +53,13 @@ def asked(tool_name: str, call_id: str = "c1", /, **args: Any) -> dict[str, Any]
 def calling(*calls: dict[str, Any]) -> ScriptedChat:
     """Make a model that calls tools, and then says what they returned."""
 
-    def reply(messages: Sequence[BaseMessage]) -> str | list[dict[str, Any]]:
+    def response(messages: Sequence[BaseMessage]) -> str | list[dict[str, Any]]:
         turn = max(place for place, each in enumerate(messages) if isinstance(each, HumanMessage))
         results = [str(each.text) for each in messages[turn:] if isinstance(each, ToolMessage)]
         return f"Told: {', '.join(results)}" if results else [*calls]
 
-    return ScriptedChat(reply=reply)
+    return ScriptedChat(response=response)
 
 
 def saying(words: str) -> ScriptedChat:
-    return ScriptedChat(reply=lambda _: words)
+    return ScriptedChat(response=lambda _: words)

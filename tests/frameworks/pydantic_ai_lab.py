@@ -33,13 +33,13 @@ class Lab:
 
     def __init__(
         self,
-        *replies: Parts,
+        *responses: Parts,
         on_doubt: dict[str, OnDoubtName] | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.observers = observers
         self.memory = Memory()
-        self.replies = replies
+        self.responses = responses
         self.policies = on_doubt
         self.asked: list[int] = []
         self.ran: list[str] = []
@@ -109,7 +109,7 @@ class Lab:
         if self.model_error is not None:
             error, self.model_error = self.model_error, None
             raise error
-        return self.replies[number]
+        return self.responses[number]
 
     async def _stream(
         self, messages: list[ModelMessage], _info: AgentInfo

@@ -31,6 +31,6 @@ def test_an_example_runs(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         exec(compile(example, GUIDE.name, "exec"), names)  # it is our own guide
-    outcome = names.get("reply") or names.get("result") or names.get("state") or names.get("agent")
+    outcome = names.get("response") or names.get("result") or names.get("state") or names.get("agent")
     assert outcome is not None
     assert "on it" in repr(outcome) or "agent" in names

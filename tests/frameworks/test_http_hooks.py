@@ -66,8 +66,8 @@ def test_anthropics_client_goes_on_after_a_call_without_result(provider: StrictP
         bare = anthropic.Anthropic(base_url=provider.url, api_key="k", http_client=plain, max_retries=0)
         with pytest.raises(anthropic.BadRequestError, match="without `tool_result`"):
             bare.messages.create(model=CLAUDE, max_tokens=9, messages=BROKEN_ANTHROPIC)
-        reply = client.messages.create(model=CLAUDE, max_tokens=9, messages=BROKEN_ANTHROPIC)
-    assert reply.content[0].text == "on it"
+        response = client.messages.create(model=CLAUDE, max_tokens=9, messages=BROKEN_ANTHROPIC)
+    assert response.content[0].text == "on it"
     assert [[edit.code for edit in done.edits] for done in told] == [["dangling-call"]]
     assert provider.last["messages"] == told[0].messages
     assert provider.last["messages"][:2] == BROKEN_ANTHROPIC[:2]
@@ -196,7 +196,7 @@ def test_items_by_reference_are_left_to_the_provider() -> None:
     assert repaired_body("/v1/responses", json.dumps({"input": items}).encode()) is None
 
 
-def test_a_paused_reply_is_sent_back_as_it_came() -> None:
+def test_a_paused_response_is_sent_back_as_it_came() -> None:
     assert repaired_body("/v1/messages", json.dumps({"messages": PAUSED}).encode()) is None
     went_on = [*PAUSED, {"role": "user", "content": "well?"}]
     assert repaired_body("/v1/messages", json.dumps({"messages": went_on}).encode()) is not None

@@ -44,10 +44,10 @@ def broken() -> list[BaseMessage]:
     ]
 
 
-def answering(*replies: str) -> Any:  # noqa: ANN401 - a model that lets tools be bound to it
+def answering(*responses: str) -> Any:  # noqa: ANN401 - a model that lets tools be bound to it
     fake: Any = GenericFakeChatModel
     model = type("Model", (fake,), {"bind_tools": lambda self, tools, **options: self})
-    return model(messages=iter([AIMessage(reply) for reply in replies]))
+    return model(messages=iter([AIMessage(response) for response in responses]))
 
 
 @tool
@@ -134,12 +134,12 @@ def test_a_chain_takes_it_as_a_step() -> None:
     assert [message.type for message in step.invoke(broken())] == ["system", "human", "ai", "tool", "human"]
 
 
-def react_agent(hook: Any, *replies: str) -> Any:  # noqa: ANN401 - a compiled graph has four type parameters
+def react_agent(hook: Any, *responses: str) -> Any:  # noqa: ANN401 - a compiled graph has four type parameters
     from langgraph.prebuilt import create_react_agent
 
     with pytest.warns(LangGraphDeprecatedSinceV10):
         return create_react_agent(
-            answering(*replies), [deploy], pre_model_hook=hook, checkpointer=InMemorySaver()
+            answering(*responses), [deploy], pre_model_hook=hook, checkpointer=InMemorySaver()
         )
 
 

@@ -127,7 +127,7 @@ async def test_an_interrupted_tool_begins_anew_and_ends_once() -> None:
     assert ran == ["Oslo"]
 
 
-async def test_an_id_of_a_later_reply_is_another_call_and_the_effect_has_a_key() -> None:
+async def test_an_id_of_a_later_response_is_another_call_and_the_effect_has_a_key() -> None:
     keys: list[str] = []
 
     @tool

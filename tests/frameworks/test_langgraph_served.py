@@ -22,7 +22,7 @@ from midstream.errors import ModelRejectedError, TurnFailedError, UsageError
 from midstream.frameworks.langgraph_events import INTERRUPT
 from midstream.frameworks.langgraph_served import served
 from midstream.history.messages import History, Step, Usage, UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.questions import questions_of
 from midstream.session.records import QuestionAsked
@@ -192,7 +192,7 @@ async def test_the_texts_of_parallel_nodes_come_one_behind_the_other() -> None:
 
 async def test_the_next_turn_knows_the_one_before_and_tokens_are_counted() -> None:
     memory = Memory()
-    chat = ScriptedChat(reply=lines_of)
+    chat = ScriptedChat(response=lines_of)
     assert await answers_of(served(looping(chat)), "one", "two", memory=memory) == [
         "one ",
         "one | one | two ",
@@ -200,7 +200,7 @@ async def test_the_next_turn_knows_the_one_before_and_tokens_are_counted() -> No
     async with Host(served(looping(chat)), MemoryStore(memory)) as host:
         assert await host.ask("s", "three") == "one | one | two | one | one | two | three "
         usages = [
-            each.reply.usage for each in (await host.glance("s")).history.entries if isinstance(each, Step)
+            each.response.usage for each in (await host.glance("s")).history.entries if isinstance(each, Step)
         ]
         assert usages == [Usage(10, 2)] * 3
 
@@ -211,7 +211,7 @@ async def test_what_a_session_said_to_another_agent_is_given_to_the_graph() -> N
         ScriptedModel([calls(("look", '{"city": "Oslo"}')), text("There are rooms.")]), tools=[look_up]
     )
     await answers_of(other, "one", memory=memory)
-    chat = ScriptedChat(reply=lines_of)
+    chat = ScriptedChat(response=lines_of)
     assert await answers_of(served(looping(chat)), "two", memory=memory) == [
         "one |  | rooms in Oslo | There are rooms. | two "
     ]
@@ -316,8 +316,8 @@ async def test_questions_of_calls_side_by_side_get_their_own_answers() -> None:
                 runner = await host.session("s")
                 for each in questions_of("s", runner.state):
                     if each.call_id == event.record.call_id:
-                        place = (each.turn, each.reply, each.call_id, each.digest)
-                        await runner.submit(Answer(*place, Choice.REPLY, f"for-{each.text}"))
+                        place = (each.turn, each.response, each.call_id, each.digest)
+                        await runner.submit(Answer(*place, Choice.RESPOND, f"for-{each.text}"))
             answer = event.transcript
     assert answer == "Told: a=for-a, b=for-b "
 

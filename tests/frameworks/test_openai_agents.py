@@ -19,7 +19,7 @@ from openai.types.responses import ResponseTextDeltaEvent
 from midstream.errors import SessionBusyError, UsageError
 from midstream.frameworks.openai_agents import DurableAgents, _completed
 from midstream.session.calls import UNKNOWN_CONTENT
-from midstream.session.records import Delta, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.session.records import Delta, Record, ResponseCompleted, TurnEnded, TurnStatus, decode
 from midstream.store.memory import Memory, MemoryStore
 from midstream.tools.function_tools import current_call
 
@@ -142,7 +142,7 @@ async def test_a_failed_model_call_is_asked_again() -> None:
     with pytest.raises(ConnectionError):
         await lab.run()
     assert (await lab.run()).final_output == "all done"
-    assert lab.records(ReplyCompleted)[0].attempt == 2
+    assert lab.records(ResponseCompleted)[0].attempt == 2
 
 
 async def test_a_streamed_run_is_journaled_word_by_word_and_told_again() -> None:

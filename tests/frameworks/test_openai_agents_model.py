@@ -37,7 +37,7 @@ from midstream.history.messages import (
     Call,
     Finish,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -46,14 +46,14 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.models.prompt_prefix import cache_key_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
@@ -72,7 +72,7 @@ from tests.models.responses_server import (
 
 OTHER = ToolSpec("other", "Of a client.", {"type": "object", "properties": {"path": {"type": "string"}}})
 HI = History((UserMessage.of("hi"),))
-CALLED = Reply((Text("I look."), Call("c1", "read", '{"path":"a"}')), Finish.CALLS)
+CALLED = Response((Text("I look."), Call("c1", "read", '{"path":"a"}')), Finish.CALLS)
 WITH_RESULT = HI.then(Step(CALLED, (Result("c1", "it is empty"),)))
 
 
@@ -126,8 +126,8 @@ async def error_of(agent: Agent[Any]) -> ModelError:
 async def test_words_thoughts_and_calls_come_as_they_are_streamed() -> None:
     thought = event("reasoning_summary_text.delta", item_id="r", output_index=0, summary_index=0, delta="Hm.")
     item = call_item('{"path":"a"}', "c1")
-    reply = [thought, *said("I ", "look."), *asked('{"path":"a"}', "c1"), completed(item)]
-    async with responses_server(reply) as server:
+    response = [thought, *said("I ", "look."), *asked('{"path":"a"}', "c1"), completed(item)]
+    async with responses_server(response) as server:
         agent = responses_agent(server.url, instructions="Be brief.", tools=[read])
         model = adapter(agent)
         assert model.name == "openai-agents:m"
@@ -135,7 +135,7 @@ async def test_words_thoughts_and_calls_come_as_they_are_streamed() -> None:
             ThinkingDelta("Hm."),
             TextDelta("I "),
             TextDelta("look."),
-            CallRequested("c1", "read", '{"path":"a"}'),
+            ToolCallRequested("c1", "read", '{"path":"a"}'),
             Finished(Finish.CALLS, "m-1", Usage(7, 2, 5)),
         ]
 
@@ -190,7 +190,7 @@ async def test_a_forced_tool_is_forced_once_in_a_turn_and_never_without_tools() 
         agent = responses_agent(
             server.url, tools=[read], model_settings=ModelSettings(tool_choice="required")
         )
-        again = WITH_RESULT.then(Step(Reply((Text("Empty."),)))).then(UserMessage.of("again"))
+        again = WITH_RESULT.then(Step(Response((Text("Empty."),)))).then(UserMessage.of("again"))
         for history in (HI, WITH_RESULT, again):
             await answered(adapter(agent), request(history, spec_of(read)))
         await answered(adapter(agent), request())
@@ -248,8 +248,8 @@ async def test_a_tool_that_the_provider_runs_is_shown() -> None:
         "action": {"type": "search", "query": "Oslo"},
     }
     added = event("output_item.added", output_index=0, item={**item, "status": "in_progress"})
-    reply = [added, event("output_item.done", output_index=0, item=item), *said("Rain."), completed(item)]
-    async with responses_server(reply) as server:
+    response = [added, event("output_item.done", output_index=0, item=item), *said("Rain."), completed(item)]
+    async with responses_server(response) as server:
         started, ended, *rest = await answered(
             adapter(responses_agent(server.url, tools=[WebSearchTool()])), request()
         )
@@ -272,7 +272,7 @@ async def test_a_model_of_chat_completions_answers_likewise() -> None:
         events = await answered(adapter(agent), request(HI, spec_of(read)))
         assert [each for each in events if not isinstance(each, Finished)] == [
             TextDelta("I look."),
-            CallRequested("c1", "read", '{"path":"a"}'),
+            ToolCallRequested("c1", "read", '{"path":"a"}'),
         ]
         events = await answered(adapter(agent), request(WITH_RESULT, spec_of(read)))
         assert events[:2] == [TextDelta("Emp"), TextDelta("ty.")]

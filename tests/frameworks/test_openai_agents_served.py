@@ -327,7 +327,7 @@ async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_o
             if isinstance(inner, QuestionAsked):
                 assert ran == []
                 child = await host.session(event.record.child)
-                answer = Answer(inner.turn, inner.reply, inner.call_id, inner.digest, Choice.ALLOW)
+                answer = Answer(inner.turn, inner.response, inner.call_id, inner.digest, Choice.ALLOW)
                 await child.submit(answer)
     assert ran == ["pay"]
     assert model.last_call.input[-1]["output"] == "It is done."

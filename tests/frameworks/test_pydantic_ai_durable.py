@@ -50,7 +50,7 @@ from midstream.session.records import (
     CallStarted,
     Delta,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -164,7 +164,7 @@ async def test_policies_come_from_the_tool_and_from_hints() -> None:
         return name
 
     await lab.run(agent)
-    (plans,) = [record.plans for record in await lab.kinds(ReplyCompleted) if record.plans]
+    (plans,) = [record.plans for record in await lab.kinds(ResponseCompleted) if record.plans]
     assert [(plan.on_doubt.value, plan.has_effects) for plan in plans] == [
         ("rerun_with_key", True),
         ("rerun", False),
@@ -179,10 +179,10 @@ async def test_policies_come_from_the_tool_and_from_hints() -> None:
 async def test_a_failed_model_call_leaves_the_turn_open() -> None:
     lab = Lab([call("c1")], [TextPart("done")])
     agent = lab.agent()
-    lab.replies = ([call("c1")],)
+    lab.responses = ([call("c1")],)
     with pytest.raises(IndexError):
         await lab.run(agent)
-    lab.replies = ([call("c1")], [TextPart("done")])
+    lab.responses = ([call("c1")], [TextPart("done")])
     lab.model_error = ModelHTTPError(503, "model")
     with pytest.raises(ModelHTTPError):
         await lab.run(agent)
@@ -209,7 +209,7 @@ async def test_what_a_tool_raised_ends_the_run_once_and_is_told_to_the_model_aft
     assert (lab.ran, answers(result.all_messages())) == (["c1"], {"c1": "RuntimeError: no paper"})
 
 
-async def test_a_retry_asked_for_by_a_tool_is_one_call_of_each_reply() -> None:
+async def test_a_retry_asked_for_by_a_tool_is_one_call_of_each_response() -> None:
     lab = Lab([call("c1", "picky")], [call("c2", "picky")], [TextPart("done")])
     agent = lab.agent()
 
@@ -372,7 +372,7 @@ async def test_a_tool_failed_stays_failed() -> None:
     assert lab.ran == ["c1"]
 
 
-async def test_a_reply_comes_back_byte_for_byte() -> None:
+async def test_a_response_comes_back_byte_for_byte() -> None:
     thought = ThinkingPart("hm", signature="sig==", provider_name="p", provider_details={"k": [1]})
     lab = Lab([thought, TextPart("so", id="t1"), call("c1")], [TextPart("done")])
     first = await lab.run(key="k")
@@ -421,7 +421,7 @@ async def test_words_are_heard_and_journaled_while_the_model_still_speaks() -> N
                 break
         goes_on.set()
         assert [word async for word in words] == ["two"]
-    assert [record.body.text for record in await lab.kinds(ReplyCompleted)] == ["one two"]
+    assert [record.body.text for record in await lab.kinds(ResponseCompleted)] == ["one two"]
     assert len(await lab.kinds(TurnEnded)) == 1
 
 
@@ -449,7 +449,7 @@ async def test_a_stream_that_broke_off_is_asked_again_as_the_next_attempt() -> N
     assert [record.attempt for record in await lab.kinds(AttemptStarted)] == [1, 2]
 
 
-async def test_a_handler_of_events_hears_recorded_replies_too() -> None:
+async def test_a_handler_of_events_hears_recorded_responses_too() -> None:
     lab = Lab([TextPart("let me see"), call("c1")], [TextPart("all done")])
     heard: list[str] = []
 
@@ -654,7 +654,7 @@ async def test_an_agent_run_by_a_tool_is_part_of_its_call() -> None:
 
     result = await lab.run(agent)
     assert answers(result.all_messages()) == {"c1": "inner words"}
-    assert len(await lab.kinds(ReplyCompleted)) == 2
+    assert len(await lab.kinds(ResponseCompleted)) == 2
 
 
 async def test_a_history_that_ends_in_words_of_the_user_needs_no_prompt() -> None:

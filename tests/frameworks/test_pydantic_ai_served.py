@@ -177,7 +177,7 @@ async def test_policies_come_from_metadata_and_hints() -> None:
     assert tools["asked"].timeout_s == 7.0
 
 
-class Reply(BaseModel):
+class Response(BaseModel):
     text: str
 
 
@@ -196,8 +196,8 @@ def refused_agents() -> dict[str, Agent[Any, Any]]:
     policy = Agent(TestModel())
     policy.tool_plain(name="odd", metadata={"midstream": "probe"})(made)
     return {
-        "`output_type` is": Agent(TestModel(), output_type=Reply),
-        "(a session's answer is text)": Agent(TestModel(), output_type=[str, Reply]),
+        "`output_type` is": Agent(TestModel(), output_type=Response),
+        "(a session's answer is text)": Agent(TestModel(), output_type=[str, Response]),
         "output validators": validated,
         "the capability `ProcessHistory`": Agent(
             TestModel(), capabilities=[ProcessHistory(lambda told: told)]
@@ -227,7 +227,7 @@ def test_all_that_cannot_be_kept_is_named_at_once_and_deferred_requests_can() ->
     served(Agent(TestModel(), output_type=[str, DeferredToolRequests]))
     served(Agent(TestModel(), output_type=str | DeferredToolRequests))  # type: ignore[arg-type, unused-ignore]
     with pytest.raises(UsageError, match=r"output_type.*max_concurrency.*pydantic_ai_durable"):
-        served(Agent(TestModel(), output_type=Reply, max_concurrency=1))
+        served(Agent(TestModel(), output_type=Response, max_concurrency=1))
     with pytest.raises(UsageError, match=r"`agent` is 7; expected a `pydantic_ai.Agent`"):
         served(7)  # type: ignore[arg-type]
 

@@ -6,7 +6,7 @@ from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import ModelUnavailableError
 from midstream.history.messages import Finish, Usage, UserMessage
-from midstream.models.replies import Finished, ModelRequest
+from midstream.models.responses import Finished, ModelRequest
 from midstream.observability.observers import Observer
 from midstream.session.turn.commands import SendMessage
 from midstream.store.memory import MemoryStore
@@ -27,7 +27,7 @@ async def watched_turn(observer: Observer) -> None:
     """Let an agent answer, with an observer looking on."""
     asked = 0
 
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         nonlocal asked
         asked += 1
         if asked == 1:
@@ -38,7 +38,7 @@ async def watched_turn(observer: Observer) -> None:
         return [*text(f"{CANARY} done")[:-1], finished]
 
     world = FakeWorld()
-    host = Host(Agent(ScriptedModel(reply), tools=[look]), MemoryStore(), world=world)
+    host = Host(Agent(ScriptedModel(response), tools=[look]), MemoryStore(), world=world)
     host.observers.add(observer)
     await host.start()
     runner = await host.session("s1", create=True)

@@ -61,7 +61,13 @@ def _converted(messages: list[Any], case: Json) -> Json | str:
     }
 
 
-RENAMED = {"repeated-step": "repeated-exchange"}
+RENAMED = {
+    "repeated-step": "repeated-exchange",
+    "response-in-user-turn": "reply-in-user-turn",
+    "split-response": "split-reply",
+    "starts-with-response": "starts-with-reply",
+    "user-in-response": "user-in-reply",
+}
 """Codes of findings whose name in the data is another one."""
 
 

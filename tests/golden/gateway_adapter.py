@@ -27,7 +27,7 @@ from midstream.dialects.gateway_app import gateway
 from midstream.history.messages import Usage
 from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
-from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.server.uvicorn_server import serve
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, Trouble, words_of
@@ -170,5 +170,5 @@ async def gateway_before(kind: str, script: Sequence[Sequence[Json]]) -> AsyncGe
             await asyncio.wait_for(task, 2 * WAIT_S)
 
 
-def _sse(chunk: Json) -> bytes:
-    return b"data: %b\n\n" % json.dumps(chunk).encode()
+def _sse(command: Json) -> bytes:
+    return b"data: %b\n\n" % json.dumps(command).encode()

@@ -135,10 +135,10 @@ async def _chat(talk: Talk) -> None:
     system: list[Any] = [{"role": "system", "content": "Be brief."}, *ASK]
     whole = await create(model="m", messages=system, temperature=0.5, max_tokens=99)
     assert whole.choices[0].message.content == "Hello you"
-    chunks = await _all(
+    commands = await _all(
         await create(model="m", messages=system, stream=True, stream_options={"include_usage": True})
     )
-    assert chunks[-1].usage.total_tokens == 15
+    assert commands[-1].usage.total_tokens == 15
     assert await _all(await create(model="m-2", messages=system, stream=True))
 
 

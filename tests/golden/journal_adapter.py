@@ -32,33 +32,17 @@ from midstream.session.records import (
     is_durable,
 )
 from midstream.session.session import Session, StreamState
-from midstream.session.turn.deciding import reply_so_far
+from midstream.session.turn.deciding import response_so_far
 from midstream.session.turn.states import AwaitingModel
 
 Json = dict[str, Any]
 Journal = list[tuple[int, str]]
 """The epoch and the stored body of each record."""
 
-RENAMED: Mapping[str, str] = {
-    "Left": "UnfinishedTurn",
-    "Obligation": "PendingWork",
-    "Verdict": "CallVerdict",
-    "ChildSaid": "ChildDelta",
-    "ChunkAccepted": "CommandAccepted",
-    "Exchange": "Step",
-    "ExchangeCommitted": "StepCommitted",
-    "Wishes": "ModelSettings",
-    "ApplicationRequest.wishes": "settings",
-    "child_said": "child_delta",
-    "chunk_accepted": "command_accepted",
-    "exchange": "step",
-    "exchange_committed": "step_committed",
-    "owed": "pending_work",
-    "transcript_accepted.request.wishes": "settings",
-}
+RENAMED: Mapping[str, str] = {}
 """Names in the data and their new ones.
 
-A key is a tag (`turn_ended`), a field of a stored body by its path (`reply_completed.body.parts`), a class
+A key is a tag (`turn_ended`), a field of a stored body by its path (`response_completed.body.parts`), a class
 (`AwaitingModel`) or a field of a class (`AwaitingModel.terms`). Lists are no part of a path. A field's new name stands
 without its path.
 """
@@ -108,7 +92,7 @@ def _state(session: Session) -> Json:
     shown["questions"] = [_plain(each) for each in questions_of(NAME, session)]
     shown["is"] = {
         "live": session.is_live,
-        "in need of an owner": session.needs_owner,
+        "in need of a node": session.needs_node,
         "resting on people": session.rests_on_people,
         "prunable": sessions.is_prunable(session),
     }
@@ -194,13 +178,13 @@ def _recorded(name: str) -> str:
 def _recorded_field(of: str, name: str) -> str:
     """Return the name in the data of a field; `of` is the name of its class there."""
     given = (old.partition(".") for old, new in RENAMED.items() if new == name)
-    return next((field for owner, _, field in given if owner == of and field), name)
+    return next((field for node, _, field in given if node == of and field), name)
 
 
 # --- plain values --------------------------------------------------------------------------------------------------
 
 _SHOWN: Mapping[tuple[type, str], Callable[[Any], Any]] = {
-    (AwaitingModel, "said"): reply_so_far,
+    (AwaitingModel, "said"): response_so_far,
     (StreamState, "digests"): lambda stream: [stream.digest_at(at) for at in range(stream.accepted)],
     (StreamState, "newest"): lambda _: (),
     (Session, "history"): lambda _: (),

@@ -13,7 +13,7 @@ from midstream.history.messages import (
     File,
     Finish,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -32,10 +32,10 @@ from midstream.session.records import (
     ClientTool,
     Delta,
     EpochStarted,
-    Judgement,
     Parent,
     PromptHead,
     Record,
+    ReuseDecision,
     TurnStatus,
     encode,
 )
@@ -47,20 +47,20 @@ from midstream.session.turn.commands import (
     CallProgress,
     Cancel,
     CancelExpired,
-    ChildSpoke,
+    ChildStreamed,
     Command,
     ModelFailed,
-    ModelRemembered,
-    ModelReplied,
-    ModelSaid,
-    PermissionDropped,
+    ModelResponded,
+    ModelReuseDecided,
+    ModelStreamed,
+    PermissionWithdrawn,
     QuestionExpired,
     Recover,
     Resume,
     SendMessage,
     SendTranscript,
     Stalled,
-    StallOver,
+    StallFinished,
     TurnExpired,
     UseAnswer,
     WhenBusy,
@@ -86,7 +86,7 @@ from tests.session.stories import (
     needs_approval,
     overflows,
     reads,
-    replies,
+    responses,
     say,
     wants,
     writes,
@@ -105,16 +105,16 @@ class Script:
         self.at = AT
         self.epoch = 0
         self._agent = (agent, version)
-        self.owner()
+        self.node()
 
-    def owner(self, *, after_s: float = 0.0, is_handover: bool = False, suspected: int = 0) -> Script:
+    def node(self, *, after_s: float = 0.0, is_handover: bool = False, suspected: int = 0) -> Script:
         """Begin the next epoch, and recover."""
         self.epoch += 1
         self.at += after_s
         name, version = self._agent
         begun = EpochStarted(
             self.epoch,
-            f"owner-{self.epoch}",
+            f"node-{self.epoch}",
             self.at,
             is_handover=is_handover,
             agent=name,
@@ -158,7 +158,7 @@ class Script:
         return self
 
 
-def chunk(command: Command | None, seqno: int = 0, *, stream: str = "st", connection: int = 0) -> Received:
+def command(command: Command | None, seqno: int = 0, *, stream: str = "st", connection: int = 0) -> Received:
     return Received(
         stream, "digest of a secret", seqno, f"digest {stream} {seqno}", command, 60.0, connection
     )
@@ -176,77 +176,79 @@ def _streamed() -> Script:
         UserMessage.of("use my tool"), (client_tool(), client_tool("other", needs_approval=True))
     )
     late = CallFinished(1, 1, Result("b", "after all"))
-    story = Script().take(chunk(said, connection=1), heard("I ", "ask"), asks(at_client("a"), at_client("b")))
-    story.take(chunk(ended("a", "from the client"), 1, connection=2))
+    story = Script().take(
+        command(said, connection=1), heard("I ", "ask"), asks(at_client("a"), at_client("b"))
+    )
+    story.take(command(ended("a", "from the client"), 1, connection=2))
     story.take(sessions.notice_of(story.session, "st", 3) or Withdraw())
-    story.take(Cancel(), CancelExpired(1), chunk(late, 2, connection=3))
-    story.take(chunk(say("again"), stream="st2"), answers("fine", turn=2), chunk(say("third"), stream="st3"))
-    return story.take(chunk(Cancel(), 1, stream="st3"))
+    story.take(Cancel(), CancelExpired(1), command(late, 2, connection=3))
+    story.take(
+        command(say("again"), stream="st2"), answers("fine", turn=2), command(say("third"), stream="st3")
+    )
+    return story.take(command(Cancel(), 1, stream="st3"))
 
 
 def _queued() -> Script:
     def queue(words: str) -> SendMessage:
         return SendMessage(
-            UserMessage.of(words), (client_tool(),), when_busy=WhenBusy.QUEUE, timeout_s=30.0, replies_max=2
+            UserMessage.of(words), (client_tool(),), when_busy=WhenBusy.QUEUE, timeout_s=30.0, responses_max=2
         )
 
     story = Script().take(
-        chunk(say("first")), chunk(queue("second"), stream="st2"), queue("third"), queue("4th")
+        command(say("first")), command(queue("second"), stream="st2"), queue("third"), queue("4th")
     )
     story.take(Withdraw(2), answers("one"), asks(reads("a"), turn=2), ended("a", turn=2))
-    return story.take(answers("two", turn=2, reply=2), TurnExpired(3), Cancel(3)).owner()
+    return story.take(answers("two", turn=2, response=2), TurnExpired(3), Cancel(3)).node()
 
 
-def _held_reply() -> Script:
+def _held_response() -> Script:
     story = Script().take(say(), kept(), heard("one "), breaks(), heard("two"), breaks(), forgets())
     story.take(heard("anew", attempt=2), fails(attempt=2, retry_after_s=7.0), kept(attempt=3))
-    story.owner().take(heard(" on", attempt=3), answers("anew on", attempt=3))
+    story.node().take(heard(" on", attempt=3), answers("anew on", attempt=3))
     return story
 
 
 def _failing() -> Script:
     story = Script().take(say(), fails(), heard("half", attempt=2), fails(attempt=2), fails(attempt=3))
-    story.take(Resume(), heard("other", reply=1), answers("done", reply=story.session.turns))
-    story.take(say("no"), fails(retriable=False, turn=2), chunk(Resume(), stream="r"))
+    story.take(Resume(), heard("other", response=1), answers("done", response=story.session.turns))
+    story.take(say("no"), fails(retriable=False, turn=2), command(Resume(), stream="r"))
     return story
 
 
 def _interrupted() -> Script:
-    story = (
-        Script().take(say(), heard("I was "), asks(writes("a"), reads("b"))).owner(after_s=3 * LOOK_BACK_S)
-    )
-    story.take(Resume(), heard("I go on", reply=2)).owner(after_s=3 * LOOK_BACK_S)
-    return story.take(Resume(), answers("the end", reply=3))
+    story = Script().take(say(), heard("I was "), asks(writes("a"), reads("b"))).node(after_s=3 * LOOK_BACK_S)
+    story.take(Resume(), heard("I go on", response=2)).node(after_s=3 * LOOK_BACK_S)
+    return story.take(Resume(), answers("the end", response=3))
 
 
 def _suspected() -> Script:
     story = Script(agent="main", version="1").take(say(), asks(writes("a")))
     for count in (1, 2, 3):
-        story.owner(suspected=count)
-    return story.take(Resume()).owner(is_handover=True)
+        story.node(suspected=count)
+    return story.take(Resume()).node(is_handover=True)
 
 
 def _compacted() -> Script:
     story = Script()
     for turn in (1, 2, 3):
         story.take(say(f"message {turn}"), asks(reads("a"), turn=turn), ended("a", "x" * 20, turn=turn))
-        story.take(answers("fine", turn=turn, reply=2))
+        story.take(answers("fine", turn=turn, response=2))
     story.take(say("too long"), overflows(4, turn=4), answers("shorter", turn=4, attempt=2))
     return story.take(say("still"), overflows(None, turn=5))
 
 
 def _stalled() -> Script:
     story = Script().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), heard("at last"))
-    story.take(StallOver(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
-    story.take(StallOver(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
+    story.take(StallFinished(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
+    story.take(StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
     story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(1, 1, "a", 1, "half of it"))
-    return story.take(StallOver(1, 1, StalledOn.TOOL, 31.0, "a"), ended("a"), answers("ok", reply=2))
+    return story.take(StallFinished(1, 1, StalledOn.TOOL, 31.0, "a"), ended("a"), answers("ok", response=2))
 
 
 def _tools_that_come_and_go() -> Script:
     story = Script().take(say(), ToolsFound(1, 1, 1, frozenset(("look", "write")), frozenset(("far",))))
     story.take(asks(reads("a")), ended("a"), ToolsFound(1, 2, 1, frozenset(("look",))))
-    return story.take(answers("ok", reply=2))
+    return story.take(answers("ok", response=2))
 
 
 def _parts() -> Script:
@@ -255,7 +257,7 @@ def _parts() -> Script:
         File("image/png", data="iVBORw0KGgo="),
         File("application/pdf", url="https://example.com/a.pdf", name="a.pdf"),
     )
-    reply = Reply(
+    response = Response(
         (
             Thinking("hm", "signed"),
             Thinking("", "sealed", is_redacted=True),
@@ -269,16 +271,16 @@ def _parts() -> Script:
     )
     story = Script().take(SendMessage(UserMessage(files)))
     story.take(
-        ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"), Delta(1, 1, 1, 2, "text", "I look.\n"))),
-        ModelReplied(
-            1, 1, 1, reply, (reads("a"), impossible("b")), PromptHead("of the system", "of the tools")
+        ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"), Delta(1, 1, 1, 2, "text", "I look.\n"))),
+        ModelResponded(
+            1, 1, 1, response, (reads("a"), impossible("b")), PromptHead("of the system", "of the tools")
         ),
         CallFinished(1, 1, Result("a", "the beginning", blob="0" * 64, size=70_000)),
     )
-    story.take(answers("cut", reply=2))
+    story.take(answers("cut", response=2))
     for finish in (Finish.LENGTH, Finish.FILTER):
         turn = story.session.turns + 1
-        story.take(say(), ModelReplied(turn, 1, 1, Reply((Text("It is"),), finish)))
+        story.take(say(), ModelResponded(turn, 1, 1, Response((Text("It is"),), finish)))
     return story
 
 
@@ -288,17 +290,21 @@ def _upstream() -> Script:
         UpstreamCall("u1", "Bash", '{"command": "ls"}', "a.md", Outcome.OK),
     )
     story = Script().take(
-        say(), ModelRemembered(1, 1, 1, Judgement("new", "nothing is known of it", "fresh"))
+        say(), ModelReuseDecided(1, 1, 1, ReuseDecision("new", "nothing is known of it", "fresh"))
     )
     story.take(
-        ModelRemembered(1, 1, 1, Judgement("extends", "it goes on", "resumed", "messages", 1, 1, 1, "phase")),
-        ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", begun),)),
-        ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", done), Delta(1, 1, 1, 1, "text", "One file."))),
-        ModelReplied(1, 1, 1, Reply((done, Text("One file.")))),
+        ModelReuseDecided(
+            1, 1, 1, ReuseDecision("extends", "it goes on", "resumed", "messages", 1, 1, 1, "phase")
+        ),
+        ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", begun),)),
+        ModelStreamed(
+            1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", done), Delta(1, 1, 1, 1, "text", "One file."))
+        ),
+        ModelResponded(1, 1, 1, Response((done, Text("One file.")))),
     )
-    story.take(say("and now"), ModelRemembered(2, 1, 1, Judgement("extends", "it goes on", "resumed")))
-    story.take(ModelSaid(2, 1, 1, (Delta(2, 1, 1, 0, "thinking", "", begun),)), fails(turn=2))
-    return story.take(ModelSaid(2, 1, 2, (Delta(2, 1, 2, 0, "text", "Half"),)), Cancel())
+    story.take(say("and now"), ModelReuseDecided(2, 1, 1, ReuseDecision("extends", "it goes on", "resumed")))
+    story.take(ModelStreamed(2, 1, 1, (Delta(2, 1, 1, 0, "thinking", "", begun),)), fails(turn=2))
+    return story.take(ModelStreamed(2, 1, 2, (Delta(2, 1, 2, 0, "text", "Half"),)), Cancel())
 
 
 def _leave() -> Script:
@@ -311,8 +317,8 @@ def _leave() -> Script:
     story.take(wants("q2", is_fixed=True), allowed("q2", Choice.DENY), UseAnswer(1, 1, 1, "q2"))
     story.take(wants("q3", answer_s=60.0), QuestionExpired(1, 1, "q3"))
     story.take(
-        wants("q4"), PermissionDropped(1, 1, 1, "q4"), wants("q5"), allowed("q5", Choice.ALLOW)
-    ).owner()
+        wants("q4"), PermissionWithdrawn(1, 1, 1, "q4"), wants("q5"), allowed("q5", Choice.ALLOW)
+    ).node()
     story.take(wants("q6", attempt=2), UseAnswer(1, 1, 2, "q6"))
     return story.take(answers("done", attempt=2))
 
@@ -322,16 +328,16 @@ def _people() -> Script:
         say(), asks(needs_approval("a", answer_s=60.0), needs_approval("b"), at_person("c", 60.0))
     )
     story.take(
-        replies("a", Choice.ALLOW, "go", arguments='{"edited": true}'),
+        responses("a", Choice.ALLOW, "go", arguments='{"edited": true}'),
         ended("a"),
-        replies("b", Choice.DENY, "no"),
+        responses("b", Choice.DENY, "no"),
     )
     story.take(
-        replies("c", Choice.REPLY, "the left one"),
-        asks(needs_approval("d", answer_s=1.0), at_person("e", 1.0), reply=2),
+        responses("c", Choice.RESPOND, "the left one"),
+        asks(needs_approval("d", answer_s=1.0), at_person("e", 1.0), response=2),
     )
     story.take(QuestionExpired(1, 2, "d"), QuestionExpired(1, 2, "e"))
-    return story.take(asks(needs_approval("f"), reply=3)).owner().owner(after_s=3 * LOOK_BACK_S)
+    return story.take(asks(needs_approval("f"), response=3)).node().node(after_s=3 * LOOK_BACK_S)
 
 
 def _in_doubt() -> Script:
@@ -349,98 +355,100 @@ def _in_doubt() -> Script:
         ],
         1,
     ):
-        story.take(asks(writes("a", policy), reply=turn)).owner()
+        story.take(asks(writes("a", policy), response=turn)).node()
         if choice is not None:
             story.take(Answer(1, turn, "a", WORK, choice, "said"))
         if policy is OnDoubt.PROBE:
             story.take(CallProbed(1, turn, "a", Result("a", "it happened")))
         story.take(CallFinished(1, turn, Result("a", "came back")))
-    story.take(asks(writes("a", OnDoubt.PROBE), reply=9)).owner().take(CallProbed(1, 9, "a", may_run=True))
-    return story.take(ended("a", reply=9), answers("the end", reply=10))
+    story.take(asks(writes("a", OnDoubt.PROBE), response=9)).node().take(CallProbed(1, 9, "a", may_run=True))
+    return story.take(ended("a", response=9), answers("the end", response=10))
 
 
 def _late() -> Script:
-    story = Script().take(say(), asks(writes("a"))).owner().take(asks(writes("b"), reply=2)).owner()
-    story.take(asks(writes("c"), reply=3), CallFinished(1, 1, Result("a", "late")))
+    story = Script().take(say(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
+    story.take(asks(writes("c"), response=3), CallFinished(1, 1, Result("a", "late")))
     queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
     story.take(queued, Cancel(), queued, CallProgress(1, 3, "c", 1, "almost"), Withdraw())
-    return story.take(CallFinished(1, 2, Result("b", "later")), ended("c", reply=3))
+    return story.take(CallFinished(1, 2, Result("b", "later")), ended("c", response=3))
 
 
 def _children() -> Script:
-    inner = [encode(EpochStarted(1, "owner", AT)), encode(Delta(1, 1, 1, 0, "text", "from below"))]
+    inner = [encode(EpochStarted(1, "node", AT)), encode(Delta(1, 1, 1, 0, "text", "from below"))]
     story = Script().take(say(), asks(at_child("a")))
     story.take(
-        ChildSpoke(1, 1, "a", "s::1.1.0", tuple(enumerate(inner, 1))),
+        ChildStreamed(1, 1, "a", "s::1.1.0", tuple(enumerate(inner, 1))),
         CallFinished(1, 1, Result("a", "helped")),
     )
-    return story.take(answers("ok", reply=2))
+    return story.take(answers("ok", response=2))
 
 
 def _child() -> Script:
     parent = Parent("s", 1, 1, "a", ("helper",))
-    task = SendMessage(UserMessage.of("Do it."), parent=parent, replies_max=1, timeout_s=60.0)
-    return Script().take(task, asks(reads("a")), ended("a"), answers("handed in", reply=2))
+    task = SendMessage(UserMessage.of("Do it."), parent=parent, responses_max=1, timeout_s=60.0)
+    return Script().take(task, asks(reads("a")), ended("a"), answers("handed in", response=2))
 
 
 def _limited() -> Script:
     story = Script().take(
-        SendMessage(UserMessage.of("quick"), timeout_s=5.0, replies_max=3), asks(writes("a"))
+        SendMessage(UserMessage.of("quick"), timeout_s=5.0, responses_max=3), asks(writes("a"))
     )
-    story.take(TurnExpired(1), ended("a"), answers("what I have", reply=2))
+    story.take(TurnExpired(1), ended("a"), answers("what I have", response=2))
     story.take(SendMessage(UserMessage.of("quick"), timeout_s=5.0), asks(writes("a"), turn=2), TurnExpired(2))
-    return story.take(CancelExpired(2)).owner()
+    return story.take(CancelExpired(2)).node()
 
 
 def _pruned() -> Script:
     story = _streamed().prune()
-    story.take(say("after"), asks(reads("a"), turn=4), ended("a", turn=4), answers("ok", turn=4, reply=2))
+    story.take(say("after"), asks(reads("a"), turn=4), ended("a", turn=4), answers("ok", turn=4, response=2))
     return story
 
 
 def _pruned_in_a_turn() -> Script:
     story = _compacted().take(say("on"), asks(reads("a"), turn=6), ended("a", turn=6)).prune()
-    return story.owner().take(answers("ok", turn=6, reply=2, attempt=2))
+    return story.node().take(answers("ok", turn=6, response=2, attempt=2))
 
 
 def _damaged() -> Script:
     story = Script().take(say(), asks(writes("a"), writes("b")), ended("a", "what is lost")).damage_last()
-    return story.take(ended("b"), answers("ok", reply=2))
+    return story.take(ended("b"), answers("ok", response=2))
 
 
 def _damaged_late() -> Script:
-    story = Script().take(say(), asks(writes("a"))).owner().take(CallFinished(1, 1, Result("a", "too late")))
-    return story.damage_last().take(answers("ok", reply=2))
+    story = Script().take(say(), asks(writes("a"))).node().take(CallFinished(1, 1, Result("a", "too late")))
+    return story.damage_last().take(answers("ok", response=2))
 
 
 def _driven() -> Script:
-    asked = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+    asked = Response((Call("a", "work"), Call("b", "work")), Finish.CALLS)
     story = Script().take(
         driven_turn.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"),
-        driven_turn.RequestReply(1, NOTHING),
+        driven_turn.RequestModelResponse(1, NOTHING),
     )
     story.take(
         driven_turn.AddOutput((Delta(1, 1, 1, 0, "text", "o"),)),
         driven_turn.AttemptLost("model_failed", "HTTP"),
     )
     story.take(
-        driven_turn.RequestReply(1, NOTHING),
-        driven_turn.Replied(asked, native='{"kind": "response"}'),
+        driven_turn.RequestModelResponse(1, NOTHING),
+        driven_turn.Responded(asked, native='{"kind": "response"}'),
         driven_turn.BeginCall("a"),
     )
     story.take(
         driven_turn.Ended(Result("a", "done"), native='{"kind": "result"}'), driven_turn.BeginCall("b")
-    ).owner()
+    ).node()
     story.take(
         driven_turn.BeginCall("b", is_approved=True),
         driven_turn.Ended(Result("b", "done")),
-        driven_turn.RequestReply(2, NOTHING),
+        driven_turn.RequestModelResponse(2, NOTHING),
     )
-    story.take(driven_turn.Replied(Reply((Text("ok"),))), driven_turn.EndTurn(TurnStatus.COMPLETED, NOTHING))
+    story.take(
+        driven_turn.Responded(Response((Text("ok"),))), driven_turn.EndTurn(TurnStatus.COMPLETED, NOTHING)
+    )
     story.take(
         driven_turn.Begin(UserMessage.of("go"), "pydantic-ai"),
-        driven_turn.RequestReply(1, NOTHING),
-        driven_turn.Replied(asked),
+        driven_turn.RequestModelResponse(1, NOTHING),
+        driven_turn.Responded(asked),
         driven_turn.BeginCall("a"),
     )
     return story.take(Cancel())
@@ -465,7 +473,7 @@ def _resend(
         "key" if number == 1 else "",
         "h:app",
         ModelSettings(
-            temperature=0.5, stop=("END",), reply_format={"type": "json_object"}, forced_tool="look"
+            temperature=0.5, stop=("END",), response_format={"type": "json_object"}, forced_tool="look"
         ),
         is_ephemeral=number == 2,
         is_background=number == 3,
@@ -488,21 +496,21 @@ def _application() -> Script:
         Delta(*place, 1, "text", "I look."),
         Delta(*place, 2, "thinking", "", requested=look),
     )
-    story.take(ModelSaid(*place, (Delta(*place, 0, "thinking", "hm"), *announced)))
-    asked = Reply((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
+    story.take(ModelStreamed(*place, (Delta(*place, 0, "thinking", "hm"), *announced)))
+    asked = Response((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
     plan = CallPlan("a", digest_of("look", "{}"), Site.CLIENT, has_effects=False)
-    story.take(ModelReplied(*place, asked, (plan,))).owner()
-    seen = Step(Reply((Text("I look."), look)), (Result("a", "a tree"),))
+    story.take(ModelResponded(*place, asked, (plan,))).node()
+    seen = Step(Response((Text("I look."), look)), (Result("a", "a tree"),))
     story.take(_resend(story, hi, seen, results=seen.results))
-    story.take(ModelReplied(1, 2, 1, Reply((Text("A tree."),))))
-    said = (hi, seen, Step(Reply((Text("A tree."),))))
+    story.take(ModelResponded(1, 2, 1, Response((Text("A tree."),))))
+    said = (hi, seen, Step(Response((Text("A tree."),))))
     story.take(_resend(story, *said, UserMessage.of("more")))
-    story.take(ModelSaid(2, 1, 1, (Delta(2, 1, 1, 0, "text", "half"),))).owner(after_s=1.0)
+    story.take(ModelStreamed(2, 1, 1, (Delta(2, 1, 1, 0, "text", "half"),))).node(after_s=1.0)
     story.take(ModelFailed(2, 2, 1, "model_unavailable", "slow down", is_retriable=True, retry_after_s=7.0))
     story.take(_resend(story, hi, UserMessage.of("edited"), tools=False))
-    story.take(ModelReplied(3, 1, 1, asked, (plan,)))
+    story.take(ModelResponded(3, 1, 1, asked, (plan,)))
     story.take(_resend(story, UserMessage.of("elsewhere")))
-    other = Step(Reply((Text("never said"),)))
+    other = Step(Response((Text("never said"),)))
     return story.take(_resend(story, UserMessage.of("elsewhere"), other, UserMessage.of("twice")))
 
 
@@ -511,7 +519,7 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
     for each in (
         _streamed,
         _queued,
-        _held_reply,
+        _held_response,
         _failing,
         _interrupted,
         _suspected,

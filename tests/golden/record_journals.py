@@ -45,7 +45,7 @@ def _scripted() -> Iterator[tuple[str, Journal]]:
 
 
 def _lived() -> Iterator[tuple[str, Journal]]:
-    """Yield random lives of a session: commands apt and out of place, over several owners."""
+    """Yield random lives of a session: commands apt and out of place, over several nodes."""
     from midstream.errors import UsageError
     from midstream.session.records import encode
     from midstream.session.turn.commands import Refused

@@ -116,7 +116,7 @@ POOLED = {
 """Agents whose upstream continues a conversation: what their modules need."""
 _DECIDE = f"""
 def decide(question):
-    return ("reply", "the large one") if question.kind == "question" else ("allow", "")
+    return ("respond", "the large one") if question.kind == "question" else ("allow", "")
 
 import asyncio
 print(asyncio.run(ask("{URL}", "Pay the invoice.", decide)), end="")
@@ -226,12 +226,12 @@ TABLE = [
     Program("encryption.md", (1,), "import os; print(os.path.exists('keys'), end='')", "True"),
     *(
         Program("hooks.md", (number,), f"print('on it' in repr({what}), end='')", "True", is_of_provider=True)
-        for number, what in ((1, "reply"), (2, "result"), (3, "state"), (5, "reply"))
+        for number, what in ((1, "response"), (2, "result"), (3, "state"), (5, "response"))
     ),
     Program(
         "hooks.md",
         (0,),
-        "print(reply.content[0].text, end='')",
+        "print(response.content[0].text, end='')",
         "(Edit(code='dangling-call', at=1, did='added a result that says so', …\non it",
         is_of_provider=True,
     ),

@@ -13,7 +13,7 @@ from typing import Any
 
 from midstream import Agent, Model
 from midstream.environment import World
-from midstream.models.replies import ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import ModelEvent, ModelRequest, TextDelta
 
 LOOK_S = 0.005
 

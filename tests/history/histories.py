@@ -11,8 +11,8 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -85,8 +85,8 @@ _thoughts = st.one_of(
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """Draw a reply with the results of its calls."""
-    parts: list[ReplyPart] = draw(
+    """Draw a response with the results of its calls."""
+    parts: list[ResponsePart] = draw(
         st.lists(st.one_of(_words.map(Text), _thoughts, _ran_elsewhere), max_size=3)
     )
     calls = [
@@ -96,7 +96,7 @@ def steps(draw: st.DrawFn) -> Step:
     results = tuple(Result(call.id, draw(_words), draw(st.sampled_from(Outcome))) for call in calls)
     finish = draw(st.sampled_from(Finish))
     model = draw(st.sampled_from(["", MODEL, "another"]))
-    return Step(Reply((*parts, *calls), finish, model), results)
+    return Step(Response((*parts, *calls), finish, model), results)
 
 
 def histories(entries_max: int = 6) -> st.SearchStrategy[History]:

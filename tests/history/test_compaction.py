@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.history.compaction import FILE_CHARS_MAX, LEFT_OUT, next_cut, shown
-from midstream.history.messages import Call, Entry, File, History, Reply, Result, Step, Text, UserMessage
+from midstream.history.messages import Call, Entry, File, History, Response, Result, Step, Text, UserMessage
 from midstream.history.operations import check_by_name as check
 from midstream.history.profiles import PROFILES
 from midstream.history.rendering import render
@@ -20,11 +20,11 @@ def asked(words: str) -> UserMessage:
 
 
 def told(words: str) -> Step:
-    return Step(Reply((Text(words),)))
+    return Step(Response((Text(words),)))
 
 
 def read(content: str) -> Step:
-    return Step(Reply((Call("a", "read"),)), (Result("a", content),))
+    return Step(Response((Call("a", "read"),)), (Result("a", content),))
 
 
 def history(*entries: Entry) -> History:
@@ -85,7 +85,7 @@ def test_nothing_is_left_out_by_no_cut() -> None:
     assert shown(long, 0) is long
 
 
-def test_a_history_that_begins_with_a_reply_has_nobody_to_show() -> None:
+def test_a_history_that_begins_with_a_response_has_nobody_to_show() -> None:
     assert shown(history(told("a"), told("b")), 1) == history(opened(), told("b"))
 
 

@@ -7,7 +7,7 @@ import pytest
 from midstream.errors import InvalidHistoryError
 from midstream.history.operations import convert_by_name as convert
 from tests.history.repair.histories import FORMATS, markers, valid
-from tests.history.repair.reported import reply, text, thought, user
+from tests.history.repair.reported import response, text, thought, user
 from tests.history.repair.rules import refusals
 from tests.search import tried
 
@@ -25,7 +25,7 @@ def test_a_valid_history_is_valid_in_every_other_format_and_back(source: str, ta
 
 
 def test_signed_thinking_stays_with_its_provider_and_says_so() -> None:
-    history = [user("q"), reply(thought("hm", "sig"), text("a"))]
+    history = [user("q"), response(thought("hm", "sig"), text("a"))]
     bedrock = convert(history, source="anthropic", target="bedrock")
     assert bedrock.messages[1]["content"][0] == {
         "reasoningContent": {"reasoningText": {"text": "hm", "signature": "sig"}}

@@ -12,7 +12,7 @@ from midstream.history.messages import (
     Call,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -24,10 +24,10 @@ from midstream.history.messages import (
 )
 from tests.spec import spec
 
-TWO_CALLS = Reply((Text("let me look"), Call("a", "read"), Call("b", "read")))
+TWO_CALLS = Response((Text("let me look"), Call("a", "read"), Call("b", "read")))
 
 
-def test_a_step_is_a_reply_with_the_results_of_all_its_calls_in_order() -> None:
+def test_a_step_is_a_response_with_the_results_of_all_its_calls_in_order() -> None:
     step = Step(TWO_CALLS, (Result("a", "1"), Result("b", "2")))
     assert [result.content for result in step.results] == ["1", "2"]
 
@@ -42,21 +42,21 @@ def test_a_step_with_other_results_than_its_calls_cannot_exist(ids: tuple[str, .
 
 
 def test_nor_can_one_be_read_from_json() -> None:
-    body = b'{"reply":{"parts":[{"type":"call","id":"a","name":"read"}]},"results":[],"type":"step"}'
+    body = b'{"response":{"parts":[{"type":"call","id":"a","name":"read"}]},"results":[],"type":"step"}'
     with pytest.raises((InvalidHistoryError, msgspec.ValidationError)):
         msgspec.json.decode(body, type=Step)
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), ("",), ("a", "")])
-def test_the_calls_of_a_reply_have_distinct_ids(ids: tuple[str, ...]) -> None:
+def test_the_calls_of_a_response_have_distinct_ids(ids: tuple[str, ...]) -> None:
     with pytest.raises(InvalidHistoryError):
-        Reply(tuple(Call(call_id, "read") for call_id in ids))
+        Response(tuple(Call(call_id, "read") for call_id in ids))
 
 
-def test_the_text_of_a_reply_is_what_is_said_aloud() -> None:
-    reply = Reply((Thinking("hm"), Text("yes"), Call("a", "read"), Text(", and no")))
-    assert reply.text == "yes, and no"
-    assert reply.calls == (Call("a", "read"),)
+def test_the_text_of_a_response_is_what_is_said_aloud() -> None:
+    response = Response((Thinking("hm"), Text("yes"), Call("a", "read"), Text(", and no")))
+    assert response.text == "yes, and no"
+    assert response.calls == (Call("a", "read"),)
 
 
 def test_history_grows_by_copies() -> None:
@@ -66,7 +66,7 @@ def test_history_grows_by_copies() -> None:
 
 
 def test_missing_and_repeated_ids_are_minted_from_their_place_and_keep_the_original() -> None:
-    parts = with_distinct_ids((Call("", "x"), Text("and"), Call("k", "y"), Call("k", "z")), reply_no=4)
+    parts = with_distinct_ids((Call("", "x"), Text("and"), Call("k", "y"), Call("k", "z")), response_no=4)
     assert parts == (
         Call("call-4-0", "x", provider_id=""),
         Text("and"),
@@ -77,10 +77,10 @@ def test_missing_and_repeated_ids_are_minted_from_their_place_and_keep_the_origi
 
 @given(st.lists(st.sampled_from(["", "a", "b", "call-1-0", "call-1-1", "call-1-2"]), max_size=5))
 def test_any_ids_become_distinct_and_stay_so(ids: list[str]) -> None:
-    parts = with_distinct_ids(tuple(Call(call_id, "x") for call_id in ids), reply_no=1)
-    reply = Reply(parts)
-    assert len(reply.calls) == len(ids)
-    assert with_distinct_ids(parts, reply_no=1) == parts
+    parts = with_distinct_ids(tuple(Call(call_id, "x") for call_id in ids), response_no=1)
+    response = Response(parts)
+    assert len(response.calls) == len(ids)
+    assert with_distinct_ids(parts, response_no=1) == parts
 
 
 @given(st.text(st.characters(exclude_categories=[])))
@@ -93,8 +93,8 @@ def test_whatever_a_text_holds_it_can_be_stored(text: str) -> None:
 
 
 def test_history_holds_no_call_that_still_runs_upstream() -> None:
-    Reply((UpstreamCall("u", "grep"),))  # a reply that is being made may
+    Response((UpstreamCall("u", "grep"),))  # a response that is being made may
 
     with pytest.raises(InvalidHistoryError):
-        Step(Reply((UpstreamCall("u", "grep"),)))
-    assert Step(Reply((UpstreamCall("u", "grep", outcome=Outcome.OK),))).reply.calls == ()
+        Step(Response((UpstreamCall("u", "grep"),)))
+    assert Step(Response((UpstreamCall("u", "grep", outcome=Outcome.OK),))).response.calls == ()

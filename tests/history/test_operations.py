@@ -10,9 +10,9 @@ from midstream.history import profiles
 from midstream.history.codecs import format_registry
 from midstream.history.operations import FormatName, ProfileName, repair_by_name
 from tests.history.repair.histories import FORMATS
-from tests.history.repair.reported import reply, result, thought, use, user
+from tests.history.repair.reported import response, result, thought, use, user
 
-BROKEN = [user("q"), reply(use("a")), user("w")]
+BROKEN = [user("q"), response(use("a")), user("w")]
 
 
 def test_checking_tells_the_place_and_the_rule() -> None:
@@ -31,18 +31,18 @@ def test_strict_raises_with_the_findings_and_changes_nothing() -> None:
 
 
 def test_thinking_is_advised_off_when_the_loop_lost_its_first_thought() -> None:
-    history = [user("q"), reply(use("a")), user([result("a")])]
+    history = [user("q"), response(use("a")), user([result("a")])]
     assert midstream.repair(history, thinking=True).advice.thinking is False
     assert midstream.repair(history, thinking=True).messages is history
     assert midstream.repair(history).advice.thinking is None
-    thoughtful = [user("q"), reply(thought(), use("a")), user([result("a")])]
+    thoughtful = [user("q"), response(thought(), use("a")), user([result("a")])]
     assert midstream.repair(thoughtful, thinking=True).advice.thinking is None
 
 
 def test_bedrock_is_advised_to_declare_the_tools() -> None:
     call = {"toolUse": {"toolUseId": "a", "name": "run", "input": {}}}
     answer = {"toolResult": {"toolUseId": "a", "content": [{"text": "x"}]}}
-    done = midstream.repair([user([{"text": "q"}]), reply(call), user([answer])], format="bedrock")
+    done = midstream.repair([user([{"text": "q"}]), response(call), user([answer])], format="bedrock")
     assert done.advice.tools is True
 
 

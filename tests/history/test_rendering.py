@@ -17,7 +17,7 @@ from midstream.history.messages import (
     File,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -28,7 +28,7 @@ from midstream.history.messages import (
 from midstream.history.operations import check_by_name as check
 from midstream.history.profiles import PROFILES
 from midstream.history.rendering import Rendered, arguments_of, render
-from midstream.history.repair.placeholders import NO_REASONING, NO_REPLY, NO_WORDS, SENTINEL
+from midstream.history.repair.placeholders import NO_REASONING, NO_RESPONSE, NO_WORDS, SENTINEL
 from tests.history.histories import MODEL, SIGNATURES, histories
 from tests.search import tried
 from tests.session.lives import Life, lives
@@ -92,7 +92,7 @@ def test_what_is_rendered_can_be_sent_and_says_what_was_said(history: History, p
 
 
 def _spoken(entry: UserMessage | Step) -> tuple[object, ...]:
-    return entry.parts if isinstance(entry, UserMessage) else entry.reply.parts
+    return entry.parts if isinstance(entry, UserMessage) else entry.response.parts
 
 
 def test_instructions_come_first_and_only_where_there_are_any() -> None:
@@ -107,10 +107,10 @@ def test_instructions_stand_beside_the_messages_where_the_format_keeps_them_ther
     assert (rendered.system, len(rendered.messages)) == ("Be brief.", 1)
 
 
-def test_a_step_is_a_reply_and_its_results_in_order() -> None:
+def test_a_step_is_a_response_and_its_results_in_order() -> None:
     calls = (Call("a", "read", '{"path":  "x"}'), Call("b", "list", ""))
     results = (Result("a", "one"), Result("b", "no such folder", Outcome.ERROR))
-    history = History((HI, Step(Reply((Text("I will look."), *calls)), results)))
+    history = History((HI, Step(Response((Text("I will look."), *calls)), results)))
     assert chat(history)[1:] == [
         {
             "role": "assistant",
@@ -125,14 +125,14 @@ def test_a_step_is_a_reply_and_its_results_in_order() -> None:
     ]
 
 
-def test_a_reply_of_calls_alone_has_null_for_its_words() -> None:
-    step = Step(Reply((Call("a", "list"),)), (Result("a", ""),))
+def test_a_response_of_calls_alone_has_null_for_its_words() -> None:
+    step = Step(Response((Call("a", "list"),)), (Result("a", ""),))
     _, asked, answered = chat(History((HI, step)))
     assert (asked["content"], answered["content"]) == (None, "(no output)")
 
 
-def test_a_reply_of_nothing_but_thoughts_is_left_out() -> None:
-    thought = Step(Reply((Thinking("hm", SIGNATURES[0]),), model=MODEL))
+def test_a_response_of_nothing_but_thoughts_is_left_out() -> None:
+    thought = Step(Response((Thinking("hm", SIGNATURES[0]),), model=MODEL))
     for profile in PROFILES:
         assert len(render(History((HI, thought)), "", profile, model=MODEL).messages) == 1
 
@@ -142,7 +142,7 @@ def test_users_in_a_row_are_parted_where_roles_take_turns() -> None:
     assert [message["content"] for message in chat(history)] == ["hi", "are you there?"]
     assert [message["content"] for message in chat(history, "strict-template")] == [
         "hi",
-        NO_REPLY,
+        NO_RESPONSE,
         "are you there?",
     ]
 
@@ -153,8 +153,8 @@ def test_a_user_without_words_says_so() -> None:
 
 
 def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other() -> None:
-    replied = Reply((Thinking("hm", SIGNATURES[0]), Text("yes")), model=MODEL)
-    history = History((HI, Step(replied)))
+    responded = Response((Thinking("hm", SIGNATURES[0]), Text("yes")), model=MODEL)
+    history = History((HI, Step(responded)))
     (_, own) = render(history, "", "anthropic", model=MODEL).messages
     assert own["content"][0] == {"type": "thinking", "thinking": "hm", "signature": SIGNATURES[0]}
     (_, other) = render(history, "", "anthropic", model="another").messages
@@ -164,7 +164,7 @@ def test_signed_thinking_goes_back_to_the_model_that_signed_it_and_to_no_other()
 
 def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to_no_other() -> None:
     sealed = Thinking("", SIGNATURES[0], is_redacted=True)
-    history = History((HI, Step(Reply((sealed, Text("yes")), model=MODEL))))
+    history = History((HI, Step(Response((sealed, Text("yes")), model=MODEL))))
     (_, own) = render(history, "", "anthropic", model=MODEL).messages
     assert own["content"][0] == {"type": "redacted_thinking", "data": SIGNATURES[0]}
     (_, other) = render(history, "", "anthropic", model="another").messages
@@ -175,41 +175,41 @@ def test_thinking_in_sealed_words_goes_back_to_the_model_that_sealed_them_and_to
 
 @pytest.mark.parametrize("name", ["claude-sonnet-4-20250514", "claude-sonnet-4", "claude-sonnet-4-0"])
 def test_a_model_asked_by_its_short_name_gets_its_own_thinking_back(name: str) -> None:
-    replied = Reply((Thinking("hm", SIGNATURES[0]), Text("yes")), model="claude-sonnet-4-20250514")
-    (_, own) = render(History((HI, Step(replied))), "", "anthropic", model=name).messages
+    responded = Response((Thinking("hm", SIGNATURES[0]), Text("yes")), model="claude-sonnet-4-20250514")
+    (_, own) = render(History((HI, Step(responded))), "", "anthropic", model=name).messages
     assert own["content"][0]["signature"] == SIGNATURES[0]
 
 
 def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_lost() -> None:
-    called = Step(Reply((Call("a", "list"),)), (Result("a", "x"),))
-    thought = Step(Reply((Thinking("hm"), Call("b", "list"))), (Result("b", "x"),))
+    called = Step(Response((Call("a", "list"),)), (Result("a", "x"),))
+    thought = Step(Response((Thinking("hm"), Call("b", "list"))), (Result("b", "x"),))
     sent = chat(History((HI, called, thought)), "deepseek")
     assert [m.get("reasoning_content") for m in sent if m["role"] == "assistant"] == [NO_REASONING, "hm"]
     assert "reasoning_content" not in chat(History((HI, called)), "kimi")[1]
 
 
-def test_the_first_call_of_a_reply_bears_the_stand_in_where_calls_are_signed() -> None:
-    step = Step(Reply((Call("a", "x"), Call("b", "x"))), (Result("a", ""), Result("b", "")))
+def test_the_first_call_of_a_response_bears_the_stand_in_where_calls_are_signed() -> None:
+    step = Step(Response((Call("a", "x"), Call("b", "x"))), (Result("a", ""), Result("b", "")))
     (_, asked, _) = render(History((HI, step)), "", "gemini-3").messages
     assert [part.get("thoughtSignature") for part in asked["parts"]] == [SENTINEL, None]
 
 
 def test_lost_thinking_in_a_running_loop_turns_thinking_off() -> None:
-    history = History((HI, Step(Reply((Call("a", "x"),)), (Result("a", "1"),))))
+    history = History((HI, Step(Response((Call("a", "x"),)), (Result("a", "1"),))))
     assert render(history, "", "anthropic", thinking=True).advice.thinking is False
     assert render(history, "", "anthropic").advice.thinking is None
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_ids_that_come_again_or_cannot_be_taken_are_replaced_in_call_and_result(profile: str) -> None:
-    step = Step(Reply((Call("functions.read:0", "x"),)), (Result("functions.read:0", "1"),))
+    step = Step(Response((Call("functions.read:0", "x"),)), (Result("functions.read:0", "1"),))
     rendered = render(History((HI, step, step, step)), "", profile)
     assert findings(rendered, profile) == []
 
 
 def test_a_later_id_never_changes_an_earlier_one() -> None:
     def used(*ids: str) -> list[str]:
-        made = [Step(Reply((Call(each, "x"),)), (Result(each, "1"),)) for each in ids]
+        made = [Step(Response((Call(each, "x"),)), (Result(each, "1"),)) for each in ids]
         sent = render(History((HI, *made)), "", "anthropic").messages
         return [message["content"][0]["id"] for message in sent if message["role"] == "assistant"]
 
@@ -219,7 +219,7 @@ def test_a_later_id_never_changes_an_earlier_one() -> None:
 
 @pytest.mark.parametrize("name", ["fs.read", "", "n" * 80, "lies\n"])
 def test_a_name_no_tool_can_have_is_made_one(name: str) -> None:
-    step = Step(Reply((Call("a", name),)), (Result("a", "no such tool", Outcome.ERROR),))
+    step = Step(Response((Call("a", name),)), (Result("a", "no such tool", Outcome.ERROR),))
     sent = chat(History((HI, step)))[1]["tool_calls"][0]["function"]["name"]
     assert 0 < len(sent) <= 64
     assert sent.replace("_", "").isalnum()
@@ -258,7 +258,7 @@ def test_a_profile_nobody_knows_is_refused() -> None:
 def test_a_signed_call_goes_back_signed_to_its_own_model(
     profile: str, form: str | None, path: list[str]
 ) -> None:
-    signed = Step(Reply((Call("a", "x", signature="c2ln"),), model="m"), (Result("a", "1"),))
+    signed = Step(Response((Call("a", "x", signature="c2ln"),), model="m"), (Result("a", "1"),))
 
     def sent(model: str) -> object:
         found: Any = render(History((HI, signed)), "", profile, form=form, model=model).messages[1]
@@ -275,8 +275,8 @@ def test_a_signed_call_goes_back_signed_to_its_own_model(
 @pytest.mark.parametrize("profile", ["openai-chat", "anthropic", "gemini"])
 def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile: str) -> None:
     ran = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
-    reply = Reply((Text("I look."), ran, Text("Found.")))
-    rendered = render(History((HI, Step(reply), HI)), "", profile)
+    response = Response((Text("I look."), ran, Text("Found.")))
+    rendered = render(History((HI, Step(response), HI)), "", profile)
 
     said = msgspec.json.encode(rendered.messages).decode()
     assert "ran elsewhere: grep" in said
@@ -286,9 +286,9 @@ def test_a_tool_that_ran_upstream_is_told_in_words_to_who_was_not_there(profile:
 
 
 @spec("REUSE-56")
-def test_a_reply_that_only_ran_tools_upstream_is_told() -> None:
+def test_a_response_that_only_ran_tools_upstream_is_told() -> None:
     ran = UpstreamCall("u", "grep", "{}", "", Outcome.ERROR)
-    assert chat(History((HI, Step(Reply((ran,)))))) == [
+    assert chat(History((HI, Step(Response((ran,)))))) == [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "[ran elsewhere: grep {}; it failed]"},
     ]

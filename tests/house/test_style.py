@@ -50,7 +50,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "observability/observers.py": "who looks on must not stop what it looks at: its error is logged, without its words",
     "agents/agent_runs.py": "an upstream is somebody else's code; what it raises goes to who waits for the answer",
     "agents/live_agents.py": "closing and forgetting is an upstream's code, on the way out: nothing depends on it",
-    "engine/executors.py": "stopping a reply is a model's code, on the way out: nothing depends on how it ends",
+    "engine/executors.py": "stopping a response is a model's code, on the way out: nothing depends on how it ends",
     "agents/pool.py": "a host's counter of turns is no part of the turn",
     "engine/runner.py": "the top of a session: it ends on a bug, the others go on",
     "engine/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
@@ -66,7 +66,7 @@ CHANCE = re.compile(r"random\.(?!Random$)\w+|secrets\.\w+|uuid\.uuid[14]|os\.ura
 SETTINGS_OF_ALL = {"derandomize", "database", "deadline", "print_blob"}
 # Test file: why nothing that it draws decides whether it fails.
 MAY_DRAW: dict[str, str] = {
-    "tests/fault/test_owners.py": "only `make fault` draws its seed, and prints it",
+    "tests/fault/test_nodes.py": "only `make fault` draws its seed, and prints it",
     "tests/agents/acp_agent.py": "names of conversations: programs of one test must not make the same",
     "tests/agents/claude_cli.py": "names of messages and sessions, likewise",
     "tests/agents/codex_server.py": "names of threads and turns, likewise",

@@ -43,7 +43,13 @@ class Answer(Struct):
 def delta(finish: str | None = None, **fields: object) -> Json:
     """Return a chunk."""
     choice = {"index": 0, "delta": {"role": "assistant", **fields}, "finish_reason": finish}
-    return {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m-1", "choices": [choice]}
+    return {
+        "id": "c1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m-1",
+        "choices": [choice],
+    }
 
 
 def call(index: int, arguments: str, call_id: str | None = None, name: str | None = None) -> Json:

@@ -1,4 +1,4 @@
-"""A server of OpenAI's Responses API on this machine that keeps its replies, and breaks as it is told."""
+"""A server of OpenAI's Responses API on this machine that keeps its responses, and breaks as it is told."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ HELLO_TEXT = "Hello, you there"
 
 
 class ResponsesServer:
-    """Makes each reply of the script in the background, at once, and keeps it.
+    """Makes each response of the script in the background, at once, and keeps it.
 
     Each connection takes the next `Link`; those beyond them are faultless. Events are `pace_s` apart.
     """
 
     def __init__(
-        self, replies: Sequence[Sequence[Json]], links: Sequence[Link] = (), pace_s: float = 0.0
+        self, responses: Sequence[Sequence[Json]], links: Sequence[Link] = (), pace_s: float = 0.0
     ) -> None:
         self.url = ""
         self.asked: list[tuple[str, str]] = []
@@ -82,7 +82,7 @@ class ResponsesServer:
         self.kept: dict[str, list[Json]] = {}
         self.left = asyncio.Event()
         """A client went before the end of its answer."""
-        self._replies = list(replies)
+        self._responses = list(responses)
         self._links = list(links)
         self._pace_s = pace_s
 
@@ -127,7 +127,7 @@ class ResponsesServer:
         response_id = f"resp_{len(self.kept) + 1}_{len(self.asked)}"
         start = {"id": response_id, "status": "queued"}
         said_of_it = [event("created", response=start), event("in_progress", response=start)]
-        events = [*said_of_it, *self._replies.pop(0)]
+        events = [*said_of_it, *self._responses.pop(0)]
         self.kept[response_id] = [{**each, "sequence_number": n} for n, each in enumerate(events)]
         return response_id
 
@@ -166,10 +166,10 @@ async def _answer(send: Send, status: int, body: bytes, retry_after: str = "") -
 
 @contextlib.asynccontextmanager
 async def responses_server(
-    *replies: Sequence[Json], links: Sequence[Link] = (), pace_s: float = 0.0
+    *responses: Sequence[Json], links: Sequence[Link] = (), pace_s: float = 0.0
 ) -> AsyncIterator[ResponsesServer]:
     """Serve a script on a free port until the end of the block."""
-    app = ResponsesServer(replies, links, pace_s)
+    app = ResponsesServer(responses, links, pace_s)
     async with served(app) as app.url:
         yield app
 

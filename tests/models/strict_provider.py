@@ -14,7 +14,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-ANTHROPIC_REPLY: Json = {
+ANTHROPIC_RESPONSE: Json = {
     "id": "msg_1",
     "type": "message",
     "role": "assistant",
@@ -24,7 +24,7 @@ ANTHROPIC_REPLY: Json = {
     "stop_sequence": None,
     "usage": {"input_tokens": 1, "output_tokens": 1},
 }
-CHAT_REPLY: Json = {
+CHAT_RESPONSE: Json = {
     "id": "c1",
     "object": "chat.completion",
     "created": 1,
@@ -34,7 +34,7 @@ CHAT_REPLY: Json = {
     ],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
 }
-RESPONSES_REPLY: Json = {
+RESPONSES_RESPONSE: Json = {
     "id": "resp_1",
     "object": "response",
     "created_at": 1,
@@ -75,15 +75,17 @@ class StrictProvider:
         self.headers.append(headers)
         request = json.loads(body)
         if path.endswith("/messages"):
-            fault, reply = _anthropic_fault(request), ANTHROPIC_REPLY
+            fault, response = _anthropic_fault(request), ANTHROPIC_RESPONSE
         elif path.endswith("/chat/completions"):
-            fault, reply = _chat_fault(request["messages"]), CHAT_REPLY
+            fault, response = _chat_fault(request["messages"]), CHAT_RESPONSE
         elif path.endswith("/responses"):
-            fault, reply = _responses_fault(request), RESPONSES_REPLY
+            fault, response = _responses_fault(request), RESPONSES_RESPONSE
         else:
             return 404, {"error": {"type": "not_found_error", "message": path}}
         return (
-            (400, {"error": {"type": "invalid_request_error", "message": fault}}) if fault else (200, reply)
+            (400, {"error": {"type": "invalid_request_error", "message": fault}})
+            if fault
+            else (200, response)
         )
 
 
@@ -107,9 +109,9 @@ def _thinking_fault(request: Json) -> str | None:
     edits = request.get("context_management", {}).get("edits", [])
     if not is_on and any(edit["type"].startswith("clear_thinking") for edit in edits):
         return "`clear_thinking` strategy requires `thinking` to be enabled"
-    replies = [message for message in request["messages"] if message["role"] == "assistant"]
-    if is_on and replies and isinstance(replies[-1]["content"], list):
-        kind = replies[-1]["content"][0]["type"]
+    responses = [message for message in request["messages"] if message["role"] == "assistant"]
+    if is_on and responses and isinstance(responses[-1]["content"], list):
+        kind = responses[-1]["content"][0]["type"]
         if kind == "tool_use":
             return f"Expected `thinking` or `redacted_thinking`, but found `{kind}`"
     return None
@@ -150,8 +152,8 @@ def strict_provider() -> Iterator[StrictProvider]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self._body()
-            status, reply = provider.answer(self.path.partition("?")[0], body, dict(self.headers.items()))
-            said = json.dumps(reply).encode()
+            status, response = provider.answer(self.path.partition("?")[0], body, dict(self.headers.items()))
+            said = json.dumps(response).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(said)))

@@ -34,7 +34,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -47,20 +47,20 @@ from midstream.history.messages import (
 from midstream.models.anthropic_messages import TOKENS_MAX, AnthropicMessages
 from midstream.models.http_limits import HttpLimits
 from midstream.models.model import Model
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     is_progress,
 )
 from midstream.session.model_settings import ModelSettings
-from midstream.session.records import ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.session.records import ResponseCompleted, TurnEnded, TurnStatus, decode
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import run_turn
 from midstream.tools.function_tools import tool
@@ -84,8 +84,8 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 WRITE = ToolSpec("write", "Write a file.")
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
-RAN = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
-SAID = Step(Reply((Text("It says X."),)))
+RAN = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+SAID = Step(Response((Text("It says X."),)))
 EPHEMERAL = {"type": "ephemeral"}
 SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
 
@@ -154,7 +154,7 @@ async def test_thinking_tools_of_the_provider_and_calls_come_in_their_order() ->
             UpstreamCallStarted("srvtoolu_1", "web_search", '{"query": "q"}'),
             UpstreamCallEnded("srvtoolu_1", ""),
             TextDelta("I look."),
-            CallRequested("toolu_1", "read", '{"path": "x"}'),
+            ToolCallRequested("toolu_1", "read", '{"path": "x"}'),
             Finished(Finish.CALLS, "claude-1", Usage(7, 9)),
         ]
 
@@ -233,7 +233,7 @@ async def test_other_servers_get_the_headers_and_fields_they_want() -> None:
 @pytest.mark.parametrize("options", [{}, {"is_cached": False}, {"cache_ttl": "1h"}])
 async def test_what_is_sent_is_what_the_sdk_has_types_for(options: dict[str, Any]) -> None:
     thinking = {"type": "enabled", "budget_tokens": 2000}
-    signed = Reply(
+    signed = Response(
         (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), Call("a", "read")), model="m"
     )
     history = ASKED.history.then(Step(signed, (Result("a", "X"),))).then(UserMessage.of("thanks"))
@@ -243,8 +243,8 @@ async def test_what_is_sent_is_what_the_sdk_has_types_for(options: dict[str, Any
         message_create_params.MessageCreateParamsStreaming
     )
     read = adapter.validate_python(server.bodies[0])
-    (_, replied, _, _) = read["messages"]
-    assert [block["type"] for block in replied["content"]] == ["thinking", "redacted_thinking", "tool_use"]
+    (_, responded, _, _) = read["messages"]
+    assert [block["type"] for block in responded["content"]] == ["thinking", "redacted_thinking", "tool_use"]
 
 
 # --- signed thinking --------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_
         await host.stop()
     assert isinstance(records[-1], TurnEnded)
     assert records[-1].status is TurnStatus.COMPLETED
-    (_, replied, _) = server.bodies[1]["messages"]
-    assert replied["content"] == [
+    (_, responded, _) = server.bodies[1]["messages"]
+    assert responded["content"] == [
         {"type": "thinking", "thinking": "Let me see…", "signature": "Eqo/+BCg=="},
         {"type": "redacted_thinking", "data": "EmwKAhgB+/=="},
         {"type": "text", "text": "I look."},
@@ -282,12 +282,12 @@ async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_
     ]
 
     kept = [decode(each.body) for each in memory.sessions["s"].records]
-    reply = next(each.body for each in kept if isinstance(each, ReplyCompleted))
-    history = ASKED.history.then(Step(reply, (Result("toolu_1", "X"),)))
+    response = next(each.body for each in kept if isinstance(each, ResponseCompleted))
+    history = ASKED.history.then(Step(response, (Result("toolu_1", "X"),)))
     async with asked_with() as (another, model):
         await answered(model, ModelRequest("", history, (READ,)))
-    (_, replied, _) = another.bodies[0]["messages"]
-    assert [block["type"] for block in replied["content"]] == ["text", "tool_use"]
+    (_, responded, _) = another.bodies[0]["messages"]
+    assert [block["type"] for block in responded["content"]] == ["text", "tool_use"]
 
 
 @pytest.mark.parametrize(
@@ -313,15 +313,15 @@ async def test_a_tool_loop_that_lost_its_thinking_goes_on_without(
 
 @spec("REUSE-56")
 async def test_what_the_provider_ran_itself_is_told_in_words_the_next_time() -> None:
-    ran = Reply(
+    ran = Response(
         (UpstreamCall("s", "web_search", '{"query": "q"}', "T", Outcome.OK), Text("T says so.")), model="m"
     )
     history = ASKED.history.then(Step(ran)).then(UserMessage.of("thanks"))
     async with asked_with() as (server, model):
         await answered(model, ModelRequest("", history))
-    (_, replied, _) = server.bodies[0]["messages"]
-    assert [block["type"] for block in replied["content"]] == ["text", "text"]
-    assert "ran elsewhere: web_search" in replied["content"][0]["text"]
+    (_, responded, _) = server.bodies[0]["messages"]
+    assert [block["type"] for block in responded["content"]] == ["text", "text"]
+    assert "ran elsewhere: web_search" in responded["content"][0]["text"]
 
 
 # --- the prefix -------------------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ async def test_closing_the_iterator_closes_the_connection() -> None:
             await server.left.wait()
 
 
-async def test_connections_are_kept_between_replies() -> None:
+async def test_connections_are_kept_between_responses() -> None:
     async with asked_with() as (server, model):
         await answered(model)
         await answered(model)
@@ -511,7 +511,7 @@ async def test_the_sdk_reads_the_same_from_the_same_server() -> None:
     words = "".join(each.text for each in events if isinstance(each, TextDelta))
     thoughts = "".join(each.text for each in events if isinstance(each, ThinkingDelta))
     signatures = [each.signature for each in events if isinstance(each, ThinkingDelta) and each.signature]
-    (asks,) = (each for each in events if isinstance(each, CallRequested))
+    (asks,) = (each for each in events if isinstance(each, ToolCallRequested))
     assert (words, thoughts) == (said.text, thinking.thinking)
     assert signatures == [thinking.signature, sealed.data]
     assert (asks.id, asks.name, json.loads(asks.arguments)) == (called.id, called.name, called.input)

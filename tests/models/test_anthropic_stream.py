@@ -26,8 +26,8 @@ from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Text,
     Thinking,
     ToolSpec,
@@ -35,14 +35,14 @@ from midstream.history.messages import (
     Usage,
 )
 from midstream.models.anthropic_stream import BLOCKS_MAX, MessageReader, render_tools
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
-    ReplyBuilder,
+    ResponseBuilder,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
@@ -86,14 +86,14 @@ def read(*events: Json) -> list[ModelEvent]:
     return [each for each in found if is_progress(each) and not isinstance(each, Working)]
 
 
-def reply_of(events: Sequence[ModelEvent]) -> Reply | None:
-    builder = ReplyBuilder(1, 1, 1)
+def response_of(events: Sequence[ModelEvent]) -> Response | None:
+    builder = ResponseBuilder(1, 1, 1)
     for event in events:
         builder.add(event)
-    return builder.reply()
+    return builder.response()
 
 
-# --- one reply --------------------------------------------------------------------------------------------------
+# --- one response --------------------------------------------------------------------------------------------------
 
 
 def test_blocks_come_in_their_order_and_thoughts_with_their_signatures() -> None:
@@ -113,16 +113,16 @@ def test_blocks_come_in_their_order_and_thoughts_with_their_signatures() -> None
         ThinkingDelta("", "c2VhbGVk", is_redacted=True),
         TextDelta("Hel"),
         TextDelta("lo"),
-        CallRequested("toolu_1", "read", '{"path": "x"}'),
-        CallRequested("toolu_2", "list", ""),
+        ToolCallRequested("toolu_1", "read", '{"path": "x"}'),
+        ToolCallRequested("toolu_2", "list", ""),
         Finished(Finish.CALLS, "claude-1", Usage(7, 9)),
     ]
 
 
 def test_a_thought_whose_words_are_omitted_keeps_its_signature() -> None:
-    reply = reply_of(read(began(), *thought(0), *text(1, "yes"), *ended()))
-    assert reply is not None
-    assert reply.parts == (Thinking("", "c2ln"), Text("yes"))
+    response = response_of(read(began(), *thought(0), *text(1, "yes"), *ended()))
+    assert response is not None
+    assert response.parts == (Thinking("", "c2ln"), Text("yes"))
 
 
 def test_pings_are_no_progress_and_arguments_being_written_are() -> None:
@@ -214,10 +214,10 @@ def test_a_refusal_and_a_full_window_that_leave_nothing_are_errors(
 def test_what_the_length_limit_left_open_counts_as_far_as_it_came() -> None:
     begun = call(0, '{"path": ')[:-1]
     assert read(began(), *begun, *ended("max_tokens")) == [
-        CallRequested("toolu_1", "read", '{"path": '),
+        ToolCallRequested("toolu_1", "read", '{"path": '),
         Finished(Finish.LENGTH, "claude-1", Usage(7, 9)),
     ]
-    assert read(began(), *call(0)[:-1], *ended("max_tokens"))[0] == CallRequested("toolu_1", "read", "")
+    assert read(began(), *call(0)[:-1], *ended("max_tokens"))[0] == ToolCallRequested("toolu_1", "read", "")
 
 
 def test_what_came_from_the_cache_counts_as_input_too() -> None:
@@ -232,13 +232,13 @@ def test_the_rules_of_other_servers_are_read_too() -> None:
     """Arguments whole at the beginning, no usage, no reason, nothing after the reason, unknown events and blocks."""
     whole = [opened(0, "tool_use", id="a", name="read", input={"path": "x"}), closed(0)]
     assert read(*whole, {"type": "message_stop"}, *text(1, "late")) == [
-        CallRequested("a", "read", '{"path":"x"}'),
+        ToolCallRequested("a", "read", '{"path":"x"}'),
         Finished(Finish.CALLS),
     ]
     begun, *pieces, _ = call(0, '{"path": ', '"x"}')
     begun["content_block"]["input"] = {"path": ""}
     assert read(begun, *pieces, *text(0, "yes"), *ended("tool_use"))[:2] == [
-        CallRequested("toolu_1", "read", '{"path": "x"}'),
+        ToolCallRequested("toolu_1", "read", '{"path": "x"}'),
         TextDelta("yes"),
     ], "what is streamed counts, and a block that takes another's place ends it"
     odd = [{"type": "of_next_year"}, opened(0, "container_upload", file_id="f"), closed(0)]
@@ -272,7 +272,7 @@ def test_an_error_in_the_middle_is_typed(error: object, kind: type[ModelError]) 
     assert type(caught.value) is kind
 
 
-def test_a_stream_that_breaks_off_anywhere_is_no_reply() -> None:
+def test_a_stream_that_breaks_off_anywhere_is_no_response() -> None:
     events = [began(), *thought(0, "hm"), *text(1, "yes"), *call(2, "{}"), *ended("tool_use")]
     for count in range(len(events) - 1):
         with pytest.raises(ModelUnavailableError):
@@ -323,7 +323,7 @@ def test_whatever_comes_is_events_or_a_typed_error(events: list[Json]) -> None:
     except ModelError:
         return
     assert isinstance(found[-1], Finished)
-    reply_of(found)
+    response_of(found)
 
 
 # --- against the real SDK ---------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def _blocks(draw: st.DrawFn, index: int) -> list[Json]:
 
 
 @st.composite
-def _replies(draw: st.DrawFn) -> list[Json]:
+def _responses(draw: st.DrawFn) -> list[Json]:
     events = [began(input_tokens=draw(st.integers(0, 9)), cache_read_input_tokens=draw(st.integers(0, 9)))]
     index = 0
     for _ in range(draw(st.integers(0, 4))):
@@ -384,9 +384,9 @@ def sdk_message(body: bytes) -> anthropic.types.Message:
             return stream.get_final_message()
 
 
-def parts_of(message: anthropic.types.Message) -> list[ReplyPart]:
+def parts_of(message: anthropic.types.Message) -> list[ResponsePart]:
     """Return what the SDK read as our parts; neighbouring texts are one, empty ones none."""
-    parts: list[ReplyPart] = []
+    parts: list[ResponsePart] = []
     for block in message.content:
         match block.type:
             case "text":
@@ -413,7 +413,7 @@ def _dumped(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def compared(part: ReplyPart) -> ReplyPart:
+def compared(part: ResponsePart) -> ResponsePart:
     """Without what the SDK has in another form: the spelling of arguments, the words of a result."""
     if isinstance(part, Call):
         return Call(part.id, part.name, _dumped(json.loads(part.arguments or "{}")))
@@ -427,7 +427,7 @@ def compared(part: ReplyPart) -> ReplyPart:
 
 
 @settings(max_examples=tried(60))
-@given(_replies(), st.data())
+@given(_responses(), st.data())
 def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], data: st.DataObject) -> None:
     body = wire(events)
     cuts = data.draw(st.lists(st.integers(0, len(body)), max_size=8))
@@ -443,16 +443,16 @@ def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], 
     assert ending.usage == Usage(total, counted.output_tokens, read_back, written)
     assert ending.model == theirs.model
 
-    expected, reply = parts_of(theirs), reply_of(found)
-    if reply is None:
+    expected, response = parts_of(theirs), response_of(found)
+    if response is None:
         assert not any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in expected)
     else:
-        assert [compared(part) for part in reply.parts] == expected
+        assert [compared(part) for part in response.parts] == expected
 
 
 @settings(max_examples=tried(10))
-@given(_replies())
-def test_cut_at_every_single_byte_it_is_the_same_reply(events: list[Json]) -> None:
+@given(_responses())
+def test_cut_at_every_single_byte_it_is_the_same_response(events: list[Json]) -> None:
     body = wire(events)
     whole = events_of(body)
     assert events_of(body, range(1, len(body))) == whole

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from midstream.history.messages import Finish
 from midstream.models.call_filter import CallFilter
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.models.responses import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallRequested,
+    Working,
+)
 from tests.spec import spec
 
 
@@ -15,22 +22,22 @@ def passed(*events: ModelEvent, has_tools: bool = False) -> Sequence[ModelEvent]
 
 @spec("REUSE-67")
 def test_a_call_for_an_application_without_tools_is_a_thought_too() -> None:
-    assert passed(CallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
+    assert passed(ToolCallRequested("c1", "look", "{}"), Finished(Finish.CALLS)) == [
         ThinkingDelta("\n[look {}]\n"),
         Finished(Finish.STOP),
     ]
 
 
 def test_each_call_has_an_id_of_its_own() -> None:
-    calls = [CallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
+    calls = [ToolCallRequested(given, "look", "") for given in ("", "c", "c", "call_1")]
     events = passed(*calls, Finished(Finish.STOP), has_tools=True)
-    assert [event.id for event in events if isinstance(event, CallRequested)] == [
+    assert [event.id for event in events if isinstance(event, ToolCallRequested)] == [
         "call_1",
         "c",
         "c_",
         "call_1_",
     ]
-    assert [event.arguments for event in events if isinstance(event, CallRequested)] == ["{}"] * 4
+    assert [event.arguments for event in events if isinstance(event, ToolCallRequested)] == ["{}"] * 4
     assert events[-1] == Finished(Finish.CALLS)
 
 

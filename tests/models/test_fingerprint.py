@@ -12,7 +12,7 @@ from midstream.history.messages import (
     Entry,
     File,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -34,7 +34,7 @@ from midstream.models.fingerprint import (
     tools_digest,
 )
 from midstream.tools.forwarded_servers import ForwardedMcpServer
-from tests.agents.sayings import HERE, replied, said, sent, talk
+from tests.agents.sayings import HERE, responded, said, sent, talk
 from tests.spec import spec
 
 PNG = base64.b64encode(bytes(range(250))).decode()
@@ -42,11 +42,11 @@ PNG = base64.b64encode(bytes(range(250))).decode()
 
 @spec("REUSE-1")
 def test_what_models_and_tools_said_does_not_count() -> None:
-    told = sent(said("a"), replied("yes", calls=["c1"]), said("b"))
-    reply = Reply(
+    told = sent(said("a"), responded("yes", calls=["c1"]), said("b"))
+    response = Response(
         (Thinking("hm", "sig"), Text("as the host writes it"), Call("c1", "other", "[1]")), model="m"
     )
-    rewritten = sent(said("a"), Step(reply, (Result("c1", "[cleared]"),)), said("b"))
+    rewritten = sent(said("a"), Step(response, (Result("c1", "[cleared]"),)), said("b"))
     assert rewritten == told
 
 
@@ -210,18 +210,20 @@ def test_it_is_found_by_halving() -> None:
 
 @spec("REUSE-1")
 def test_the_tail_is_what_has_nothing_behind_it_but_users() -> None:
-    told = sent(said("a"), replied(calls=["c1"]), replied(calls=["c2", "c3"]), said("b"), said("c"))
+    told = sent(said("a"), responded(calls=["c1"]), responded(calls=["c2", "c3"]), said("b"), said("c"))
     assert (told.tail_users, told.tail_results, told.answered) == (2, ("c2", "c3"), ("c1", "c2", "c3"))
-    told = sent(said("a"), replied(calls=["c1"]), replied(), said("b"))
+    told = sent(said("a"), responded(calls=["c1"]), responded(), said("b"))
     assert (told.tail_users, told.tail_results, told.answered) == (1, (), ("c1",))
-    told = sent(said("a"), replied(calls=["c1"]))
+    told = sent(said("a"), responded(calls=["c1"]))
     assert (told.tail_users, told.tail_results, told.answered) == (0, ("c1",), ("c1",))
-    told = sent(replied())
+    told = sent(responded())
     assert (told.tail_users, told.tail_results, told.answered, told.fingerprint.count) == (0, (), (), 0)
 
 
 _entries = st.lists(
-    st.one_of(st.builds(said, st.sampled_from("abc")), st.just(replied()), st.just(replied(calls=["c1"]))),
+    st.one_of(
+        st.builds(said, st.sampled_from("abc")), st.just(responded()), st.just(responded(calls=["c1"]))
+    ),
     max_size=12,
 )
 
@@ -251,7 +253,7 @@ def test_a_chain_reads_only_what_is_new() -> None:
     chain = Chain()
     entries: list[Entry] = []
     for turn in range(50):
-        entries += [said(Counted(f"question {turn}")), replied()]
+        entries += [said(Counted(f"question {turn}")), responded()]
         chain = chain.then(History(tuple(entries)))
     assert Counted.reads == 50
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from midstream.history.messages import History, UserMessage
 from midstream.models.model import Model
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing import ScriptedModel, text
 
 

@@ -12,7 +12,7 @@ from midstream.errors import ModelError
 from midstream.history.messages import History, UserMessage
 from midstream.models.network_log import SHOWN_BYTES_MAX, NetworkLog
 from midstream.models.openai_compatible import OpenAICompatible
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.observability.debug_output import NETWORK_LOGGER
 from tests.models.chat_server import Answer, chat_server, delta, refusal, stream
 
@@ -77,7 +77,7 @@ def test_a_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 PROGRAM = """
 import asyncio, logging, sys
 from midstream.history.messages import History, UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.models.openai_compatible import OpenAICompatible
 {setup}
 async def main():

@@ -26,7 +26,7 @@ from midstream.history.messages import (
     Call,
     Finish,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -38,14 +38,14 @@ from midstream.models.http_limits import HttpLimits
 from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
 from midstream.models.prompt_prefix import cache_key_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 from midstream.protocol.sse import EVENT_BYTES_MAX
@@ -113,14 +113,14 @@ async def test_parallel_calls_split_over_chunks_come_whole() -> None:
         delta("tool_calls"),
     )
     assert await answered_by(answer) == [
-        CallRequested("a", "read", '{"path": "x"}'),
-        CallRequested("b", "read", '{"path": "y"}'),
+        ToolCallRequested("a", "read", '{"path": "x"}'),
+        ToolCallRequested("b", "read", '{"path": "y"}'),
         Finished(Finish.CALLS, "m-1"),
     ]
 
 
-async def test_the_request_says_everything_and_carries_the_key_of_the_reply() -> None:
-    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+async def test_the_request_says_everything_and_carries_the_key_of_the_response() -> None:
+    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     history = History((UserMessage.of("hi"), step))
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", "secret", extra={"temperature": 0.5}) as model:
@@ -146,9 +146,9 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_reply() ->
 @spec("REUSE-58", "REUSE-59")
 async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
     first = History((UserMessage.of("hi"),))
-    ran = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    ran = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     second = first.then(ran)
-    third = second.then(Step(Reply((Text("It says X."),)))).then(UserMessage.of("thanks"))
+    third = second.then(Step(Response((Text("It says X."),)))).then(UserMessage.of("thanks"))
     write = ToolSpec("write", "Write a file.")
     requests = [
         ModelRequest("Be brief.", first, (READ, write)),
@@ -317,7 +317,7 @@ async def test_an_event_without_end_is_given_up() -> None:
     assert "above the limit" in (await error_from(endless)).message
 
 
-async def test_an_empty_reply_is_finished_with_nothing_said() -> None:
+async def test_an_empty_response_is_finished_with_nothing_said() -> None:
     """The runner makes `ModelEmptyError` of it, for every model alike."""
     assert await answered_by(stream(delta("stop"))) == [Finished(Finish.STOP, "m-1")]
 
@@ -366,7 +366,7 @@ async def test_after_a_cancel_no_request_uses_the_old_connections(cut: Answer) -
             await server.left.wait()
         assert TextDelta("lo") in await answered(model)
     before, during, after = server.connections
-    assert before == during, "connections are kept between replies"
+    assert before == during, "connections are kept between responses"
     assert after != during
 
 
@@ -384,7 +384,7 @@ async def test_after_silence_no_request_uses_the_old_connections() -> None:
     assert len(set(server.connections)) == 2
 
 
-async def test_a_cancel_leaves_the_replies_of_other_sessions_alone() -> None:
+async def test_a_cancel_leaves_the_responses_of_other_sessions_alone() -> None:
     gate = asyncio.Event()
     slow = Answer(HELLO.pieces, gate=gate)
     async with chat_server(slow, silence(), HELLO) as server, OpenAICompatible(server.url, "m") as model:

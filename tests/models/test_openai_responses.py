@@ -1,4 +1,4 @@
-"""A model whose replies outlive connection and process, against a scripted server that keeps them."""
+"""A model whose responses outlive connection and process, against a scripted server that keeps them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from midstream.history.messages import (
     Call,
     Finish,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     ToolSpec,
@@ -34,8 +34,7 @@ from midstream.models.http_limits import HttpLimits
 from midstream.models.model import Model, ResumableModel
 from midstream.models.openai_responses import OpenAIResponses
 from midstream.models.prompt_prefix import cache_key_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
@@ -43,11 +42,12 @@ from midstream.models.replies import (
     Resumable,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 from midstream.retries import RESPONSE_RECONNECTS_MAX, Backoff
 from midstream.session.model_settings import ModelSettings
-from midstream.session.records import AttemptContinued, AttemptStarted, Delta, ReplyCompleted, decode
+from midstream.session.records import AttemptContinued, AttemptStarted, Delta, ResponseCompleted, decode
 from midstream.session.turn import deciding
 from midstream.session.turn.commands import Cancel, SendMessage
 from midstream.store.memory import Memory, MemoryStore
@@ -95,10 +95,10 @@ async def answered_by(*events: Json) -> list[ModelEvent]:
 
 
 async def error_from(
-    reply: list[Json], *links: Link, is_background: bool = True, limits: HttpLimits | None = None
+    response: list[Json], *links: Link, is_background: bool = True, limits: HttpLimits | None = None
 ) -> ModelError:
     async with (
-        responses_server(reply, links=links) as server,
+        responses_server(response, links=links) as server,
         model_at(server, is_background=is_background, limits=limits) as model,
     ):
         with pytest.raises(ModelError) as caught:
@@ -110,7 +110,7 @@ def words(events: list[ModelEvent]) -> str:
     return "".join(each.text for each in events if isinstance(each, TextDelta))
 
 
-# --- one reply ------------------------------------------------------------------------------------------------
+# --- one response ------------------------------------------------------------------------------------------------
 
 
 async def test_text_is_streamed_with_its_usage_and_where_it_is_kept() -> None:
@@ -137,8 +137,8 @@ async def test_calls_come_whole_at_the_end() -> None:
     events = [*said("Let me see."), *asked('{"path": "x"}'), *asked('{"path": "y"}', "call_2")]
     expected = [
         TextDelta("Let me see."),
-        CallRequested("call_1", "read", '{"path": "x"}'),
-        CallRequested("call_2", "read", '{"path": "y"}'),
+        ToolCallRequested("call_1", "read", '{"path": "x"}'),
+        ToolCallRequested("call_2", "read", '{"path": "y"}'),
         Finished(Finish.CALLS, "m-1", Usage(7, 2, 5)),
     ]
     assert await answered_by(*events, completed()) == expected
@@ -153,13 +153,13 @@ async def test_a_call_is_a_sign_of_life_while_it_is_written() -> None:
 
 
 @spec("TURN-60")
-async def test_a_reply_that_reached_its_length_says_so_with_the_call_it_was_in() -> None:
+async def test_a_response_that_reached_its_length_says_so_with_the_call_it_was_in() -> None:
     cut = call_item('{"path": ', status="incomplete")
     details = {"reason": "max_output_tokens"}
     incomplete = completed(cut, kind="incomplete", incomplete_details=details)
     assert await answered_by(*said("Hm"), incomplete) == [
         TextDelta("Hm"),
-        CallRequested("call_1", "read", '{"path": '),
+        ToolCallRequested("call_1", "read", '{"path": '),
         Finished(Finish.LENGTH, "m-1", Usage(7, 2, 5)),
     ]
 
@@ -207,7 +207,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:
-    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,), attempt=2, key="s1/1/2")
     async with responses_server(HELLO) as server, model_at(server) as model:
         await answered(model, request)
@@ -225,7 +225,7 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
 
 @spec("REUSE-58", "REUSE-60")
 async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
-    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     write = ToolSpec("write", "Write a file.")
     shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
     longer = ModelRequest("Be brief.", ASKED.history.then(step), (write, READ), session="s1")
@@ -305,7 +305,7 @@ async def test_a_provider_that_hangs_on_every_connection_is_a_stall() -> None:
 
 
 @spec("TURN-62")
-async def test_a_reply_that_the_server_forgot_is_told_as_forgotten() -> None:
+async def test_a_response_that_the_server_forgot_is_told_as_forgotten() -> None:
     assert type(await error_from(HELLO, Link(3, "cut"), Link(status=404))) is ModelForgotError
     async with responses_server(HELLO) as server, model_at(server) as model:
         request = ModelRequest("", ASKED.history, resume="resp_gone")
@@ -314,7 +314,7 @@ async def test_a_reply_that_the_server_forgot_is_told_as_forgotten() -> None:
     assert server.asked == [("GET", "/responses/resp_gone?stream=true")]
 
 
-async def test_without_background_a_cut_reply_is_asked_for_again_and_nothing_is_stored() -> None:
+async def test_without_background_a_cut_response_is_asked_for_again_and_nothing_is_stored() -> None:
     error = await error_from(HELLO, Link(3, "cut"), is_background=False)
     assert type(error) is ModelUnavailableError
     async with responses_server(HELLO) as server, model_at(server, is_background=False) as model:
@@ -323,7 +323,7 @@ async def test_without_background_a_cut_reply_is_asked_for_again_and_nothing_is_
     assert (server.bodies[0]["store"], "background" in server.bodies[0]) == (False, False)
 
 
-async def test_stopping_a_reply_tells_the_server() -> None:
+async def test_stopping_a_response_tells_the_server() -> None:
     async with responses_server(HELLO) as server, model_at(server) as model:
         await model.stop("resp_1")
     assert server.cancelled == ["resp_1"]
@@ -339,7 +339,7 @@ def _journal(memory: Memory) -> list[object]:
 
 
 @spec("TURN-63")
-async def test_a_cancel_stops_the_reply_at_the_provider() -> None:
+async def test_a_cancel_stops_the_response_at_the_provider() -> None:
     async with responses_server(HELLO, links=[Link(3, "hang")]) as server, model_at(server) as model:
         host = Host(Agent(model), MemoryStore())
         await host.start()
@@ -360,7 +360,7 @@ async def test_a_cancel_stops_the_reply_at_the_provider() -> None:
 
 @spec("TURN-61", "TURN-62")
 @pytest.mark.parametrize("forgets", [False, True])
-async def test_the_next_owner_takes_the_reply_up_or_asks_anew(*, forgets: bool) -> None:
+async def test_the_next_owner_takes_the_response_up_or_asks_anew(*, forgets: bool) -> None:
     memory = Memory()
     async with responses_server(HELLO, HELLO, links=[Link(4, "hang")]) as server, model_at(server) as model:
         first = Host(Agent(model), MemoryStore(memory))
@@ -380,7 +380,7 @@ async def test_the_next_owner_takes_the_reply_up_or_asks_anew(*, forgets: bool) 
                 await runner.wait(runner.newest.position)
             await second.stop()
     journal = _journal(memory)
-    (whole,) = (each for each in journal if isinstance(each, ReplyCompleted))
+    (whole,) = (each for each in journal if isinstance(each, ResponseCompleted))
     assert (whole.body.text, whole.attempt) == (HELLO_TEXT, 2 if forgets else 1)
     shown = [each.text for each in journal if isinstance(each, Delta) and each.attempt == whole.attempt]
     assert "".join(shown) == HELLO_TEXT

@@ -1,4 +1,4 @@
-"""The events of a streamed Responses reply, as they come and as they may not come."""
+"""The events of a streamed Responses response, as they come and as they may not come."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.errors import ModelError, ModelUnavailableError
 from midstream.history.messages import Finish, ToolSpec, Usage
 from midstream.models.openai_responses_stream import ResponsesReader, render_tools
-from midstream.models.replies import Finished, KeepAlive, ModelEvent, TextDelta, Working
+from midstream.models.responses import Finished, KeepAlive, ModelEvent, TextDelta, Working
 
 
 def read(reader: ResponsesReader, *events: dict[str, Any]) -> list[ModelEvent]:
@@ -40,7 +40,7 @@ def test_states_are_no_progress_and_work_that_cannot_be_shown_is() -> None:
     assert reader.response_id == "resp_1"
 
 
-def test_a_reply_that_was_not_streamed_is_read_from_its_end() -> None:
+def test_a_response_that_was_not_streamed_is_read_from_its_end() -> None:
     content = [{"type": "output_text", "text": "Hello"}, {"type": "refusal", "refusal": "!"}]
     output = [{"type": "reasoning"}, {"type": "message", "content": content}]
     reader = ResponsesReader()

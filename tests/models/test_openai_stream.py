@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from midstream.errors import ModelError, ModelFilteredError, ModelRejectedError, ModelUnavailableError
 from midstream.history.messages import Finish, Usage
-from midstream.models.openai_stream import CALLS_MAX, ReplyReader
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.models.openai_stream import CALLS_MAX, ChatStreamReader
+from midstream.models.responses import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallRequested,
+    Working,
+)
 
 
 def chunk(finish: str | None = None, **delta: object) -> dict[str, Any]:
@@ -25,7 +32,7 @@ def call_piece(index: int | None, arguments: object, **more: object) -> dict[str
 
 
 def read(*chunks: dict[str, Any]) -> list[ModelEvent]:
-    reader = ReplyReader()
+    reader = ChatStreamReader()
     events = [event for each in chunks for event in reader.read_json(json.dumps(each).encode())]
     return [*events, *reader.end()]
 
@@ -62,8 +69,8 @@ def test_parallel_calls_are_put_together_by_their_index() -> None:
         chunk("tool_calls"),
     ) == [
         *(Working(name) for name in ("read", "list", "", "", "")),
-        CallRequested("a", "read", '{"path": "x"}'),
-        CallRequested("b", "list", "{}"),
+        ToolCallRequested("a", "read", '{"path": "x"}'),
+        ToolCallRequested("b", "list", "{}"),
         Finished(Finish.CALLS, "m"),
     ]
 
@@ -75,8 +82,8 @@ def test_calls_without_an_index_begin_with_their_id() -> None:
         chunk("stop", tool_calls=[call_piece(None, {"b": 2}, id="b", name="read")]),
     ) == [
         *(Working(name) for name in ("read", "", "read")),
-        CallRequested("a", "read", '{"a": 1}'),
-        CallRequested("b", "read", '{"b":2}'),
+        ToolCallRequested("a", "read", '{"a": 1}'),
+        ToolCallRequested("b", "read", '{"b":2}'),
         Finished(Finish.CALLS, "m"),
     ]
 
@@ -94,19 +101,19 @@ def test_each_reason_has_its_finish(reason: str, finish: Finish) -> None:
     assert read(chunk(reason, content="a"))[-1] == Finished(finish, "m")
 
 
-def test_the_marker_alone_ends_a_reply() -> None:
-    reader = ReplyReader()
+def test_the_marker_alone_ends_a_response() -> None:
+    reader = ChatStreamReader()
     assert reader.read_json(json.dumps(chunk(content="a")).encode()) == [TextDelta("a")]
     assert reader.read_json(b"[DONE]") == []
     assert reader.end() == [Finished(Finish.STOP, "m")]
 
 
-def test_a_reply_without_its_end_is_cut() -> None:
+def test_a_response_without_its_end_is_cut() -> None:
     with pytest.raises(ModelUnavailableError, match="broke off"):
         read(chunk(content="Hel"))
 
 
-def test_a_reply_that_the_filter_withheld_is_not_asked_for_again() -> None:
+def test_a_response_that_the_filter_withheld_is_not_asked_for_again() -> None:
     with pytest.raises(ModelFilteredError, match="content filter"):
         read(chunk("content_filter"))
 
@@ -134,7 +141,7 @@ def test_a_server_that_counts_calls_without_end_is_broken() -> None:
     )
 )
 def test_whatever_comes_is_events_or_a_typed_error(data: bytes) -> None:
-    reader = ReplyReader()
+    reader = ChatStreamReader()
     try:
         reader.read_json(data)
         reader.end()
@@ -155,5 +162,5 @@ def test_googles_thought_signature_comes_with_its_call() -> None:
     found = read(
         chunk(tool_calls=[signed]), chunk(tool_calls=[call_piece(1, "{}", name="run", id="b")]), chunk("stop")
     )
-    asked = [event for event in found if isinstance(event, CallRequested)]
-    assert asked == [CallRequested("a", "run", "{}", "c2ln"), CallRequested("b", "run", "{}")]
+    asked = [event for event in found if isinstance(event, ToolCallRequested)]
+    assert asked == [ToolCallRequested("a", "run", "{}", "c2ln"), ToolCallRequested("b", "run", "{}")]

@@ -16,7 +16,7 @@ from midstream.history.messages import (
     File,
     Finish,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -142,7 +142,7 @@ def asked(*words: str) -> list[Entry]:
 
 def ran(calls: int) -> Step:
     made = tuple(Call(f"c{number}", "read", "{}") for number in range(calls))
-    return Step(Reply((Text("I look."), *made), Finish.CALLS), tuple(Result(c.id, "words") for c in made))
+    return Step(Response((Text("I look."), *made), Finish.CALLS), tuple(Result(c.id, "words") for c in made))
 
 
 def body_of(*entries: Entry) -> dict[str, Any]:
@@ -183,10 +183,10 @@ def test_tools_system_and_the_last_message_are_marked_at_their_end() -> None:
 
 @spec("REUSE-61")
 def test_the_second_anchor_stands_where_the_request_before_ended() -> None:
-    """However many blocks one reply adds: a look back of 20 would not reach over 25 calls and their results."""
+    """However many blocks one response adds: a look back of 20 would not reach over 25 calls and their results."""
     calls = LOOK_BACK_BLOCKS + 5
     first, second = asked("read it all"), [*asked("read it all"), ran(calls)]
-    third = [*second, Step(Reply((Text("Done."),))), *asked("again")]
+    third = [*second, Step(Response((Text("Done."),))), *asked("again")]
 
     bodies = [anchored(body_of(*entries)) for entries in (first, second, third)]
     tails = [marks(body)[-1] for body in bodies]
@@ -246,13 +246,13 @@ def test_chat_completions_are_marked_within_the_texts_of_messages() -> None:
     entries = [*asked("read it"), ran(2)]
     before, now = (anchored_chat(chat_of(*each), ttl="1h") for each in (entries[:1], entries))
     mark = {"type": "ephemeral", "ttl": "1h"}
-    system, user, reply, first, last = now["messages"]
+    system, user, response, first, last = now["messages"]
 
     assert [tool.get("cache_control") for tool in now["tools"]] == [None, mark]
     assert system["content"] == [{"type": "text", "text": "Be brief.", "cache_control": mark}]
     assert user == before["messages"][1]
     assert user["content"] == [{"type": "text", "text": "read it", "cache_control": mark}]
-    assert reply == chat_of(*entries)["messages"][2]
+    assert response == chat_of(*entries)["messages"][2]
     assert first["content"] == [{"type": "text", "text": "words"}]
     assert last == {
         "role": "tool",

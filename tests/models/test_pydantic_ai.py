@@ -41,7 +41,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
@@ -52,15 +52,15 @@ from midstream.history.messages import (
 )
 from midstream.models.model import Model
 from midstream.models.pydantic_ai import PydanticAIModel, rendered
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
-    ReplyBuilder,
+    ResponseBuilder,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 from tests.history.codecs import messages_wire as claudes
@@ -91,22 +91,22 @@ async def answered_by(answer: Answer) -> list[ModelEvent]:
         return await answered(PydanticAIModel(model))
 
 
-def reply_of(events: Sequence[ModelEvent]) -> Reply:
-    builder = ReplyBuilder(1, 1, 1)
+def response_of(events: Sequence[ModelEvent]) -> Response:
+    builder = ResponseBuilder(1, 1, 1)
     for event in events:
         builder.add(event)
-    reply = builder.reply()
-    assert reply is not None
-    return reply
+    response = builder.response()
+    assert response is not None
+    return response
 
 
 async def test_a_test_model_calls_and_then_answers() -> None:
     model = PydanticAIModel(TestModel(custom_output_text="all done"))
     assert model.name == "test:test"
-    asked = reply_of(await answered(model))
+    asked = response_of(await answered(model))
     assert [made.name for made in asked.calls] == ["read"]
     step = Step(asked, (Result(asked.calls[0].id, "X"),))
-    told = reply_of(await answered(model, ModelRequest("", ASKED.history.then(step), (READ,))))
+    told = response_of(await answered(model, ModelRequest("", ASKED.history.then(step), (READ,))))
     assert (told.text, told.finish) == ("all done", Finish.STOP)
 
 
@@ -128,8 +128,8 @@ async def test_thinking_text_and_calls_come_in_their_form() -> None:
         ThinkingDelta("see", "sig"),
         TextDelta("I will "),
         TextDelta("look."),
-        CallRequested("a", "read", '{"path": "x"}'),
-        CallRequested("b", "read", '{"path": "y"}'),
+        ToolCallRequested("a", "read", '{"path": "x"}'),
+        ToolCallRequested("b", "read", '{"path": "y"}'),
     ]
     assert isinstance(finished, Finished)
     assert finished.finish is Finish.CALLS
@@ -178,10 +178,10 @@ async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
     events = [claudes.began("claude-test"), *thoughts, *words, *claudes.ended("tool_use")]
     seen = Seen(claudes.wire(events))
     model = PydanticAIModel(claude(seen))
-    replied = reply_of(await answered(model))
-    assert replied.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
+    responded = response_of(await answered(model))
+    assert responded.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
 
-    history = ASKED.history.then(Step(replied, (Result("toolu_1", "X"),)))
+    history = ASKED.history.then(Step(responded, (Result("toolu_1", "X"),)))
     await answered(model, ModelRequest("", history, (READ,)))
     (_, said, _) = unmarked(seen.bodies[1]["messages"])
     assert said["content"][:2] == [
@@ -190,13 +190,13 @@ async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
     ]
 
 
-RAN = Step(Reply((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
+RAN = Step(Response((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
 CLAUDES = [
     ModelRequest("Be brief.", ASKED.history, (READ,)),
     ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,)),
     ModelRequest(
         "Be brief.",
-        ASKED.history.then(RAN).then(Step(Reply((Text("X."),)))).then(UserMessage.of("on")),
+        ASKED.history.then(RAN).then(Step(Response((Text("X."),)))).then(UserMessage.of("on")),
         (READ,),
     ),
 ]
@@ -250,12 +250,12 @@ async def test_nothing_is_marked_where_that_is_not_wanted(
 
 def test_a_history_is_rendered_whole() -> None:
     made = (Call("a", "read", '{"path": "x"}'), Call("b", "read", "{broken"))
-    replied = Reply((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
+    responded = Response((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
     history = History(
         (
             UserMessage.of("hi"),
-            Step(replied, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
-            Step(Reply((Thinking("nothing to say"),), model="test")),
+            Step(responded, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
+            Step(Response((Thinking("nothing to say"),), model="test")),
             UserMessage.of("go on"),
         )
     )
@@ -273,8 +273,8 @@ def test_a_history_is_rendered_whole() -> None:
 
 
 def test_the_thinking_of_another_model_is_not_sent() -> None:
-    replied = Reply((Thinking("hm", "sig"), Text("yes")), model="another")
-    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Step(replied))), "", TestModel())
+    responded = Response((Thinking("hm", "sig"), Text("yes")), model="another")
+    ((_, answering), _) = rendered(History((UserMessage.of("hi"), Step(responded))), "", TestModel())
     assert answering.parts == [messages.TextPart("yes")]
 
 
@@ -349,7 +349,7 @@ async def test_a_tool_loop_that_lost_its_thinking_goes_on_without() -> None:
         profile="anthropic",
     )
     await answered(model)
-    step = Step(Reply((Call("a", "read"),)), (Result("a", "X"),))
+    step = Step(Response((Call("a", "read"),)), (Result("a", "X"),))
     await answered(model, ModelRequest("", ASKED.history.then(step), (READ,)))
     assert seen == [thinking, {"type": "disabled"}]
 
@@ -371,8 +371,8 @@ async def test_a_real_model_makes_parallel_calls() -> None:
         )
     )
     assert events == [
-        CallRequested("a", "read", '{"path": "x"}'),
-        CallRequested("b", "read", "{}"),
+        ToolCallRequested("a", "read", '{"path": "x"}'),
+        ToolCallRequested("b", "read", "{}"),
         Finished(Finish.CALLS, "m-1", Usage()),
     ]
 
@@ -384,7 +384,7 @@ async def test_a_real_model_shows_its_thinking() -> None:
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:
-    step = Step(Reply((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
     request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,))
     async with chat_server(HELLO) as server, openai_at(server.url) as model:
         await answered(PydanticAIModel(model), request)
@@ -489,11 +489,11 @@ class Google(TestModel):
             whole = streamed.get
 
             def signed() -> messages.ModelResponse:
-                reply = whole()
-                for part in reply.parts:
+                response = whole()
+                for part in response.parts:
                     if isinstance(part, messages.ToolCallPart):
                         part.provider_details = {"thought_signature": "c2ln"}
-                return reply
+                return response
 
             vars(streamed)["get"] = signed
             yield streamed
@@ -502,16 +502,16 @@ class Google(TestModel):
 async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -> None:
     model = Google(model_name="gemini-3-pro")
     *_, called, finished = await answered(PydanticAIModel(model))
-    assert isinstance(called, CallRequested)
+    assert isinstance(called, ToolCallRequested)
     assert called.signature == "c2ln"
     assert isinstance(finished, Finished)
 
-    builder = ReplyBuilder(1, 1, 1)
+    builder = ResponseBuilder(1, 1, 1)
     for event in (called, finished):
         builder.add(event)
-    reply = builder.reply()
-    assert reply is not None
-    history = History((UserMessage.of("hi"), Step(reply, (Result(reply.calls[0].id, "X"),))))
+    response = builder.response()
+    assert response is not None
+    history = History((UserMessage.of("hi"), Step(response, (Result(response.calls[0].id, "X"),))))
     sent, _ = rendered(history, "", model)
     (back,) = [part for message in sent for part in message.parts if isinstance(part, messages.ToolCallPart)]
     assert (back.provider_name, back.provider_details) == ("google", {"thought_signature": "c2ln"})

@@ -109,7 +109,7 @@ async def test_words_of_a_cut_response_are_in_the_next_run() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    lab.replies = ([], [TextPart("done")])
+    lab.responses = ([], [TextPart("done")])
     result = await lab.run(prompt="and now?")
     said = [
         part.content for each in result.all_messages() for part in each.parts if isinstance(part, TextPart)

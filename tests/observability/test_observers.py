@@ -49,7 +49,7 @@ async def test_every_record_of_a_turn_is_told_but_the_words_on_their_way(
             "EpochStarted",
             "MessageAccepted",
             "AttemptStarted",
-            "ReplyCompleted",
+            "ResponseCompleted",
             "StepCommitted",
             "TurnEnded",
         )

@@ -119,7 +119,7 @@ async def test_a_turn_is_a_span_with_its_model_and_tool_calls_below_it() -> None
         "gen_ai.conversation.id": "s1",
         "gen_ai.agent.name": "tested",
         "midstream.turn": 1,
-        "midstream.reply": 2,
+        "midstream.response": 2,
         "midstream.attempt": 1,
     }
     assert turn.start_time is not None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from midstream.history.messages import Reply, Usage
+from midstream.history.messages import Response, Usage
 from midstream.observability.prometheus import MODELS_MAX, Prometheus
 from midstream.session.calls import QuestionKind
 from midstream.session.records import (
     AttemptStarted,
-    Judgement,
-    MemoryJudged,
     QuestionAsked,
-    ReplyCompleted,
+    ResponseCompleted,
+    ReuseDecided,
+    ReuseDecision,
     StallNoticed,
 )
 from midstream.timing import StalledOn
@@ -33,8 +33,8 @@ def _samples(page: bytes) -> dict[str, float]:
 def test_a_provider_that_calls_its_model_otherwise_each_time_makes_so_many_labels_and_no_more() -> None:
     prometheus = Prometheus()
     for turn in range(1, MODELS_MAX + 51):
-        said = Reply((), model=f"model-{turn}", usage=Usage(10, 5))
-        prometheus.appended("s1", [AttemptStarted(turn, 1, 1, 0.0), ReplyCompleted(turn, 1, 1, said, 1.0)])
+        said = Response((), model=f"model-{turn}", usage=Usage(10, 5))
+        prometheus.appended("s1", [AttemptStarted(turn, 1, 1, 0.0), ResponseCompleted(turn, 1, 1, said, 1.0)])
     found = _samples(prometheus.page({}))
     told = [name for name in found if name.startswith("midstream_tokens_total") and "type=input" in name]
     assert len(told) == MODELS_MAX + 1
@@ -49,7 +49,7 @@ async def test_what_ended_is_counted_with_its_outcome() -> None:
         [
             QuestionAsked(1, 1, "c", QuestionKind.APPROVAL, "d", 0.0, CANARY),
             StallNoticed(1, 1, StalledOn.TOOL, 9.0, 0.0),
-            MemoryJudged(1, 1, 1, Judgement("continuation", CANARY, "resumed"), 0.0),
+            ReuseDecided(1, 1, 1, ReuseDecision("continuation", CANARY, "resumed"), 0.0),
         ],
     )
     page = prometheus.page({"streams": 3})

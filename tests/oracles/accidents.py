@@ -243,7 +243,7 @@ def user_message(form: str, words: str) -> Json:
     return made.get(form, {"role": "user", "content": words})
 
 
-def reply_message(form: str, words: str) -> Json:
+def response_message(form: str, words: str) -> Json:
     """Make what a model says."""
     made: dict[str, Json] = {
         "bedrock": {"role": "assistant", "content": [{"text": words}]},
@@ -272,9 +272,9 @@ def interleave_user(form: str, messages: list[Any], chance: Random) -> None:
         messages.insert(chance.randint(0, len(messages)), words)
 
 
-def interleave_reply(form: str, messages: list[Any], chance: Random) -> None:
-    """Two replies in a row, or words of the model between a call and its result."""
-    messages.insert(chance.randint(0, len(messages)), reply_message(form, _fresh(chance)))
+def interleave_response(form: str, messages: list[Any], chance: Random) -> None:
+    """Two responses in a row, or words of the model between a call and its result."""
+    messages.insert(chance.randint(0, len(messages)), response_message(form, _fresh(chance)))
 
 
 def cut_tail(form: str, messages: list[Any], chance: Random) -> None:
@@ -290,7 +290,7 @@ def cut_head(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def cut_parts(form: str, messages: list[Any], chance: Random) -> None:
-    """A reply was stored as far as it had been streamed."""
+    """A response was stored as far as it had been streamed."""
     if messages:
         at = chance.randrange(len(messages))
         parts = parts_of(form, messages[at])
@@ -305,7 +305,7 @@ def merge_sessions(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def reuse_ids(form: str, messages: list[Any], chance: Random) -> None:
-    """The server gives every reply the same ids, or every call one id."""
+    """The server gives every response the same ids, or every call one id."""
     is_constant = chance.random() < 0.5
     names: dict[Any, str] = {}
     for _, thing in [*calls_in(form, messages), *results_in(form, messages)]:
@@ -497,7 +497,7 @@ def drop_field(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def move_part(form: str, messages: list[Any], chance: Random) -> None:
-    """A part turns up in another message: an image in a reply, a result in a question, thinking elsewhere."""
+    """A part turns up in another message: an image in a response, a result in a question, thinking elsewhere."""
     lists = [parts_of(form, message) for message in messages]
     lists = [parts for parts in lists if parts]
     if len(lists) > 1:
@@ -507,7 +507,7 @@ def move_part(form: str, messages: list[Any], chance: Random) -> None:
 
 
 def prune_calls(form: str, messages: list[Any], chance: Random) -> None:
-    """A window drops the calls of some replies with their results, and joins the replies that stand in a row."""
+    """A window drops the calls of some responses with their results, and joins the responses that stand in a row."""
     if form not in GROUPED:
         return
     spots = calls_in(form, messages)
@@ -581,7 +581,7 @@ ACCIDENTS: tuple[Accident, ...] = (
     move_result,
     split_results,
     interleave_user,
-    interleave_reply,
+    interleave_response,
     cut_tail,
     cut_tail,
     cut_head,

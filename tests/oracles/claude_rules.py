@@ -40,7 +40,7 @@ def anthropic(messages: list[Any], profile: str = "anthropic") -> Iterator[str]:
             content = [block for block in content if isinstance(block, dict)]
         yield from (f"{fault} {at}" for block in content for fault in _block(block, role, seen))
         if role == "assistant":
-            yield from (f"{fault} {at}" for fault in _reply(content))
+            yield from (f"{fault} {at}" for fault in _response(content))
         elif profile in _UNMIXED and len({block.get("type") == "tool_result" for block in content}) > 1:
             yield f"MIXED {at}"
         turns.append((str(role), content))
@@ -116,7 +116,7 @@ def _result(block: Json) -> Iterator[str]:
         yield "ANT-BLANK error result"
 
 
-def _reply(blocks: list[Any]) -> Iterator[str]:
+def _response(blocks: list[Any]) -> Iterator[str]:
     if blocks and blocks[-1].get("type") in ("thinking", "redacted_thinking"):
         yield "ANT-THINKLAST"
     kinds = [block.get("type") for block in blocks]

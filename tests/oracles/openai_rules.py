@@ -45,7 +45,7 @@ def chat(messages: list[Any], profile: str = "openai-chat") -> Iterator[str]:
         expected, functions = [], 0
         if role == "assistant":
             calls = message.get("tool_calls")
-            yield from (f"{fault} {at}" for fault in _reply(message, profile))
+            yield from (f"{fault} {at}" for fault in _response(message, profile))
             calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
             expected = [call.get("id") for call in calls]
             functions = 1 if message.get("function_call") else 0
@@ -84,7 +84,7 @@ def _files(content: Value) -> list[str]:
     return [kind for kind in kinds if kind in ("image_url", "input_audio", "file")]
 
 
-def _reply(message: Json, profile: str) -> Iterator[str]:
+def _response(message: Json, profile: str) -> Iterator[str]:
     calls, content = message.get("tool_calls"), message.get("content")
     if "tool_calls" in message and (not isinstance(calls, list) or not calls):
         yield "OAI-EMPTYCALLS"

@@ -31,7 +31,7 @@ def as_chat(form: str, messages: list[Any]) -> list[Json]:
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         read = [_read(part) for part in parts]
         if message.get("role") in ("assistant", "model"):
-            chat.append(_reply(read, at))
+            chat.append(_response(read, at))
         else:
             asked = chat[-1].get("tool_calls", []) if chat and form == "gemini" else []
             chat += _user(read, {call["id"]: call["function"]["name"] for call in asked})
@@ -68,7 +68,7 @@ def _call(call_id: Value, name: Value, arguments: Value) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
-def _reply(read: list[tuple[str, Any]], at: int) -> Json:
+def _response(read: list[tuple[str, Any]], at: int) -> Json:
     words = "\n".join(said for kind, said in read if kind == "words")
     made: Json = {"role": "assistant", "content": words or None}
     calls = [call for kind, call in read if kind == "call"]

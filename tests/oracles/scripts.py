@@ -28,7 +28,7 @@ class Call:
 
 
 @dataclass
-class Reply:
+class Response:
     """One response of the model."""
 
     number: int
@@ -44,7 +44,7 @@ class Turn:
 
     words: str
     extra: str
-    replies: list[Reply] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
 
 
 class Plan:
@@ -53,7 +53,7 @@ class Plan:
     def __init__(self, chance: Random, *, turns: int = 5, thinks: float = 0.4) -> None:
         self.chance = chance
         self.count = 0
-        self.replies = 0
+        self.responses = 0
         self.thinks = thinks
         self.turns = [self._turn() for _ in range(chance.randint(1, turns))]
 
@@ -66,23 +66,23 @@ class Plan:
         extra = self.chance.choice(("", "", "", "", "image", "document", "unknown"))
         turn = Turn(self.word(), extra)
         for _ in range(self.chance.choice((0, 0, 1, 1, 2, 3))):
-            turn.replies.append(self._reply(has_calls=True))
-        turn.replies.append(self._reply(has_calls=False))
+            turn.responses.append(self._response(has_calls=True))
+        turn.responses.append(self._response(has_calls=False))
         return turn
 
-    def _reply(self, *, has_calls: bool) -> Reply:
+    def _response(self, *, has_calls: bool) -> Response:
         chance = self.chance
-        self.replies += 1
+        self.responses += 1
         calls = [self._call(at) for at in range(chance.choice((1, 1, 1, 2, 3)))] if has_calls else []
         text = self.word() if not calls or chance.random() < 0.4 else ""
         thought = self.word() if chance.random() < self.thinks else ""
         hosted = self.word() if not calls and chance.random() < 0.1 else ""
-        return Reply(self.replies, text, thought, calls, hosted)
+        return Response(self.responses, text, thought, calls, hosted)
 
     def _call(self, at: int) -> Call:
         args: Json = {"path": self.word(), "lines": [1, at]} if self.chance.random() < 0.9 else {}
         self.count += 1
-        call_id = f"c{self.count:03d}{self.replies:05d}"
+        call_id = f"c{self.count:03d}{self.responses:05d}"
         return Call(call_id, self.chance.choice(NAMES), args, self.word(), self.chance.random() < 0.15)
 
 
@@ -94,10 +94,10 @@ class Writer:
         self.out: list[Json] = []
         for turn in plan.turns:
             self.user(turn)
-            for reply in turn.replies:
-                self.reply(reply)
-                if reply.calls:
-                    self.results(reply.calls)
+            for response in turn.responses:
+                self.response(response)
+                if response.calls:
+                    self.results(response.calls)
 
     def odds(self, share: float) -> bool:
         """Whether something of this likelihood happens."""
@@ -107,12 +107,12 @@ class Writer:
         """Write what the user says."""
         raise NotImplementedError
 
-    def reply(self, reply: Reply) -> None:
+    def response(self, response: Response) -> None:
         """Write what the model says."""
         raise NotImplementedError
 
     def results(self, calls: list[Call]) -> None:
-        """Write the results of a reply's calls."""
+        """Write the results of a response's calls."""
         raise NotImplementedError
 
 
@@ -136,19 +136,19 @@ class Anthropic(Writer):
         }
         self.out.append({"role": "user", "content": [*extras[turn.extra], words]})
 
-    def reply(self, reply: Reply) -> None:
+    def response(self, response: Response) -> None:
         blocks: list[Json] = []
-        if reply.thought:
-            signature = f"R{reply.number}.EqQBCkYICxgCKkA"
-            blocks.append({"type": "thinking", "thinking": reply.thought, "signature": signature})
+        if response.thought:
+            signature = f"R{response.number}.EqQBCkYICxgCKkA"
+            blocks.append({"type": "thinking", "thinking": response.thought, "signature": signature})
             if self.odds(0.15):
-                blocks.append({"type": "redacted_thinking", "data": f"R{reply.number}.EmwKAhgB"})
-        if reply.hosted:
-            use = {"type": "server_tool_use", "id": f"srvtoolu_{reply.number}", "name": "web_search"}
+                blocks.append({"type": "redacted_thinking", "data": f"R{response.number}.EmwKAhgB"})
+        if response.hosted:
+            use = {"type": "server_tool_use", "id": f"srvtoolu_{response.number}", "name": "web_search"}
             found = {
                 "type": "web_search_result",
                 "url": "https://x.test",
-                "title": reply.hosted,
+                "title": response.hosted,
                 "page_age": None,
             }
             answer = {"type": "web_search_tool_result", "tool_use_id": use["id"]}
@@ -156,17 +156,17 @@ class Anthropic(Writer):
                 use | {"input": {"query": "q"}},
                 answer | {"content": [found | {"encrypted_content": "E"}]},
             ]
-        if reply.text:
-            blocks.append({"type": "text", "text": reply.text})
+        if response.text:
+            blocks.append({"type": "text", "text": response.text})
             if self.odds(0.1):
                 blocks[-1]["citations"] = [
                     {"type": "char_location", "cited_text": "c", "document_index": 0, "document_title": "t",
                      "start_char_index": 0, "end_char_index": 1}
                 ]  # fmt: skip
-        for call in reply.calls:
+        for call in response.calls:
             blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.args})
-        if len(blocks) == 1 and reply.text and self.odds(0.3) and "citations" not in blocks[0]:
-            self.out.append({"role": "assistant", "content": reply.text})
+        if len(blocks) == 1 and response.text and self.odds(0.3) and "citations" not in blocks[0]:
+            self.out.append({"role": "assistant", "content": response.text})
         else:
             self.out.append({"role": "assistant", "content": blocks})
 
@@ -204,15 +204,16 @@ class Bedrock(Writer):
             blocks.append({"cachePoint": {"type": "default"}})
         self.out.append({"role": "user", "content": blocks})
 
-    def reply(self, reply: Reply) -> None:
+    def response(self, response: Response) -> None:
         blocks: list[Json] = []
-        if reply.thought:
-            text = {"text": reply.thought, "signature": f"R{reply.number}.EqQB"}
+        if response.thought:
+            text = {"text": response.thought, "signature": f"R{response.number}.EqQB"}
             blocks.append({"reasoningContent": {"reasoningText": text}})
-        if reply.text:
-            blocks.append({"text": reply.text})
+        if response.text:
+            blocks.append({"text": response.text})
         blocks += [
-            {"toolUse": {"toolUseId": call.id, "name": call.name, "input": call.args}} for call in reply.calls
+            {"toolUse": {"toolUseId": call.id, "name": call.name, "input": call.args}}
+            for call in response.calls
         ]
         self.out.append({"role": "assistant", "content": blocks})
 
@@ -247,19 +248,19 @@ class Chat(Writer):
             chunks.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}})
         self.out.append({"role": "user", "content": chunks})
 
-    def reply(self, reply: Reply) -> None:
-        content = reply.text or self.chance.choice((None, "")) if reply.calls else reply.text
+    def response(self, response: Response) -> None:
+        content = response.text or self.chance.choice((None, "")) if response.calls else response.text
         message: Json = {"role": "assistant", "content": content}
-        if reply.thought:
-            message["reasoning_content"] = reply.thought
-        if reply.calls:
+        if response.thought:
+            message["reasoning_content"] = response.thought
+        if response.calls:
             message["tool_calls"] = [
                 {
                     "id": c.id,
                     "type": "function",
                     "function": {"name": c.name, "arguments": json.dumps(c.args)},
                 }
-                for c in reply.calls
+                for c in response.calls
             ]
         self.out.append(message)
 
@@ -284,13 +285,13 @@ class Mistral(Chat):
             if message["role"] == "developer":
                 message["role"] = "system"
 
-    def reply(self, reply: Reply) -> None:
-        super().reply(reply)
+    def response(self, response: Response) -> None:
+        super().response(response)
         message = self.out[-1]
         message.pop("reasoning_content", None)
-        if reply.thought and reply.text:
-            thought = {"type": "thinking", "thinking": [{"type": "text", "text": reply.thought}]}
-            message["content"] = [thought, {"type": "text", "text": reply.text}]
+        if response.thought and response.text:
+            thought = {"type": "thinking", "thinking": [{"type": "text", "text": response.thought}]}
+            message["content"] = [thought, {"type": "text", "text": response.text}]
 
 
 class Responses(Writer):
@@ -308,21 +309,21 @@ class Responses(Writer):
             number = len(self.out)
             self.out.append({"type": "compaction", "id": f"cmp_{number}", "encrypted_content": "gAAAA"})
 
-    def reply(self, reply: Reply) -> None:
-        number = reply.number
-        if reply.thought:
-            summary = [{"type": "summary_text", "text": reply.thought}] if self.odds(0.5) else []
+    def response(self, response: Response) -> None:
+        number = response.number
+        if response.thought:
+            summary = [{"type": "summary_text", "text": response.thought}] if self.odds(0.5) else []
             item: Json = {"type": "reasoning", "id": f"rs_{number}", "summary": summary}
             if self.odds(0.5):
                 item["encrypted_content"] = "gAAAAAB"
             self.out.append(item)
-        if reply.hosted:
-            action = {"type": "search", "query": reply.hosted}
+        if response.hosted:
+            action = {"type": "search", "query": response.hosted}
             self.out.append(
                 {"type": "web_search_call", "id": f"ws_{number}", "status": "completed", "action": action}
             )
-        if reply.text:
-            chunk = {"type": "output_text", "text": reply.text, "annotations": []}
+        if response.text:
+            chunk = {"type": "output_text", "text": response.text, "annotations": []}
             message: Json = {
                 "type": "message",
                 "role": "assistant",
@@ -330,10 +331,10 @@ class Responses(Writer):
                 "status": "completed",
             }
             self.out.append(message | {"id": f"msg_{number}"})
-        for at, call in enumerate(reply.calls):
+        for at, call in enumerate(response.calls):
             item = {"type": "function_call", "call_id": call.id, "name": call.name}
             item["arguments"] = json.dumps(call.args)
-            if reply.thought or self.odds(0.6):
+            if response.thought or self.odds(0.6):
                 item |= {"id": f"fc_{number}_{at}", "status": "completed"}
             self.out.append(item)
 
@@ -358,19 +359,19 @@ class Gemini(Writer):
             parts.append({"inlineData": {"mimeType": "image/png", "data": PIXEL}})
         self.out.append({"role": "user", "parts": parts})
 
-    def reply(self, reply: Reply) -> None:
+    def response(self, response: Response) -> None:
         parts: list[Json] = []
-        if reply.thought and self.odds(0.5):
-            parts.append({"text": reply.thought, "thought": True})
-        if reply.hosted:
-            parts.append({"executableCode": {"language": "PYTHON", "code": reply.hosted}})
+        if response.thought and self.odds(0.5):
+            parts.append({"text": response.thought, "thought": True})
+        if response.hosted:
+            parts.append({"executableCode": {"language": "PYTHON", "code": response.hosted}})
             parts.append({"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "1"}})
-        if reply.text:
-            parts.append({"text": reply.text})
-        for at, call in enumerate(reply.calls):
+        if response.text:
+            parts.append({"text": response.text})
+        for at, call in enumerate(response.calls):
             inner: Json = {"name": call.name, "args": call.args}
             part: Json = {"functionCall": {"id": call.id, **inner} if self.has_ids else inner}
-            if at == 0 and reply.thought:
+            if at == 0 and response.thought:
                 part["thoughtSignature"] = "Q29RQkFk"
             parts.append(part)
         self.out.append({"role": "model", "parts": parts})
@@ -397,14 +398,14 @@ class PydanticAI(Writer):
         parts.append({"content": content, "timestamp": WHEN, "part_kind": "user-prompt"})
         self.out.append({"parts": parts, "kind": "request", "instructions": None, "run_id": "run-1"})
 
-    def reply(self, reply: Reply) -> None:
+    def response(self, response: Response) -> None:
         parts: list[Json] = []
-        if reply.thought:
-            thought: Json = {"content": reply.thought, "part_kind": "thinking", "id": None}
-            parts.append(thought | {"signature": f"R{reply.number}.EqQB", "provider_name": "anthropic"})
-        if reply.text:
-            parts.append({"content": reply.text, "part_kind": "text", "id": None})
-        for call in reply.calls:
+        if response.thought:
+            thought: Json = {"content": response.thought, "part_kind": "thinking", "id": None}
+            parts.append(thought | {"signature": f"R{response.number}.EqQB", "provider_name": "anthropic"})
+        if response.text:
+            parts.append({"content": response.text, "part_kind": "text", "id": None})
+        for call in response.calls:
             args: Any = json.dumps(call.args) if self.odds(0.5) else call.args
             made = {"tool_name": call.name, "args": args, "tool_call_id": call.id, "part_kind": "tool-call"}
             parts.append(made)
@@ -451,13 +452,13 @@ class LangChain(Writer):
             content = [{"type": "text", "text": turn.words}, image]
         self._add("human", {"content": content})
 
-    def reply(self, reply: Reply) -> None:
-        calls = [{"name": c.name, "args": c.args, "id": c.id, "type": "tool_call"} for c in reply.calls]
-        content: Any = reply.text
-        if reply.calls and self.odds(0.3):
-            content = [{"type": "text", "text": reply.text}] if reply.text else []
+    def response(self, response: Response) -> None:
+        calls = [{"name": c.name, "args": c.args, "id": c.id, "type": "tool_call"} for c in response.calls]
+        content: Any = response.text
+        if response.calls and self.odds(0.3):
+            content = [{"type": "text", "text": response.text}] if response.text else []
             content += [
-                {"type": "tool_use", "id": c.id, "name": c.name, "input": c.args} for c in reply.calls
+                {"type": "tool_use", "id": c.id, "name": c.name, "input": c.args} for c in response.calls
             ]
         self._add(
             "ai", {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "usage_metadata": None}

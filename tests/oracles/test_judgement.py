@@ -67,7 +67,9 @@ def test_validators_that_nobody_here_wrote_take_what_is_repaired(oracle: str, fo
 
 
 @pytest.mark.parametrize("oracle", SPEAKS_FOR)
-def test_mistral_takes_no_system_message_after_a_reply_and_its_words_stay_in_their_place(oracle: str) -> None:
+def test_mistral_takes_no_system_message_after_a_response_and_its_words_stay_in_their_place(
+    oracle: str,
+) -> None:
     if lacking := missing(oracle):
         pytest.skip(f"{lacking} is not installed")
     inside = [

@@ -91,7 +91,7 @@ def doubts(form: str, messages: list[Any]) -> list[str]:
     found: list[str] = []
     leading: Value = next((m for m in messages if _role_of(form, m) not in ("system", "developer")), {})
     if _role_of(form, leading) == "assistant":
-        found.append("starts with a reply")
+        found.append("starts with a response")
     for at, message in enumerate(messages):
         said = message.get("data", message)
         content = said.get("content", said.get("parts"))
@@ -151,7 +151,7 @@ def _role_of(form: str, message: Value) -> str:
 
 
 def responses_as_chat(items: list[Any]) -> list[Json]:
-    """Read Responses items, literally, into chat messages: calls in a row are one reply."""
+    """Read Responses items, literally, into chat messages: calls in a row are one response."""
     made: list[Json] = []
     for item in items:
         kind = str(item.get("type", "message"))

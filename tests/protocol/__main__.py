@@ -30,7 +30,9 @@ LARGE = {
     "two servers and two processes of one checkpoint": Scenario(losses=0, servers=2, clients=2, words=0),
     "two servers and a tool": Scenario(losses=1, servers=2, has_tool=True, words=0),
     "everything once": Scenario(losses=1, client_deaths=1, takeovers=1, aborts=1, words=0),
-    "chunks overtake one another, and a loss": Scenario(losses=1, aborts=1, repeats=1, overtakes=1, words=0),
+    "commands overtake one another, and a loss": Scenario(
+        losses=1, aborts=1, repeats=1, overtakes=1, words=0
+    ),
     "heartbeats and two losses": Scenario(losses=2, beats=3),
 }
 

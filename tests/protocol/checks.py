@@ -17,10 +17,10 @@ def check(world: World) -> None:
     kept = [_read(body) for _, body in world.line]
     accepted = [record for record in kept if isinstance(record, CommandAccepted)]
     numbers = [record.seqno for record in accepted]
-    assert numbers == list(range(len(numbers))), f"chunks were accepted as {numbers}"
+    assert numbers == list(range(len(numbers))), f"commands were accepted as {numbers}"
     synced = sum(isinstance(record, CommandAccepted) for record in kept[: world.synced])
     for process in world.processes:
-        _check_chunks(process, accepted, synced)
+        _check_commands(process, accepted, synced)
         _check_events(process, world)
         assert all(count <= 1 for count in process.disk.runs.values()), (
             f"a tool ran twice: {process.disk.runs}"
@@ -35,22 +35,24 @@ def _check_fences(world: World, kept: list[records.Record]) -> None:
     taken = [(place, each.connection) for place, each in enumerate(kept, 1) if isinstance(each, StreamTaken)]
     for place, number in taken:
         late = [by for accepted_at, by in world.brought if accepted_at > place and 0 < by < number]
-        assert not late, f"a chunk of connection {late} was accepted after connection {number} had the stream"
+        assert not late, (
+            f"a command of connection {late} was accepted after connection {number} had the stream"
+        )
         for connection in world.connections:
             server = connection.server
             if server is not None and 0 < server.connection < number:
                 assert server.cursor < place, f"an older connection was told event {server.cursor}"
 
 
-def _check_chunks(process: Process, accepted: list[CommandAccepted], synced: int) -> None:
+def _check_commands(process: Process, accepted: list[CommandAccepted], synced: int) -> None:
     numbered = process.disk.numbered
     for record in accepted[: len(numbered)]:
         is_said = record.digest == frames.digest_of(numbered[record.seqno])
-        assert is_said, f"chunk {record.seqno} was accepted with a payload that nobody said"
+        assert is_said, f"command {record.seqno} was accepted with a payload that nobody said"
     state = process.disk.state
     if state is not None:
         acked = state.next_seqno - len(state.unacked)
-        assert acked <= synced, f"{acked} chunks were acknowledged, {synced} are kept"
+        assert acked <= synced, f"{acked} commands were acknowledged, {synced} are kept"
 
 
 def _check_events(process: Process, world: World) -> None:

@@ -21,7 +21,7 @@ from midstream.client.checkpoint_file import (
 from midstream.client.local_tools import LocalTools
 from midstream.history.messages import Result
 from midstream.protocol import frames
-from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import Applied, ClientStream, Forget, Replaced
 from midstream.protocol.frames import EventId
 from midstream.retries import Backoff
@@ -66,32 +66,32 @@ class Disk:
         state = self.state
         assert state is not None, f"{write} after it was forgotten"
         match write:
-            case ChunkKept(seqno, payload):
+            case CommandKept(seqno, payload):
                 assert seqno == state.next_seqno, f"{write} where {state.next_seqno} was next"
                 unacked = (*state.unacked, (seqno, payload))
                 self.state = replace(state, next_seqno=seqno + 1, unacked=unacked)
                 self.numbered = (*self.numbered, payload)
-            case ChunksAcked(seqno):
+            case CommandsAcked(seqno):
                 self.state = replace(state, unacked=tuple(each for each in state.unacked if each[0] > seqno))
             case CursorMoved(event_id, promised, known):
                 self.state = replace(state, event_id=event_id, promised=promised, known=known)
             case Forgotten():
                 self.state = None
-            case CallNoted(turn, reply, call, plan):
-                self.calls[turn, reply, call.id] = KeptCall(
-                    turn, reply, CallState(call, plan), is_asked=False
+            case CallNoted(turn, response, call, plan):
+                self.calls[turn, response, call.id] = KeptCall(
+                    turn, response, CallState(call, plan), is_asked=False
                 )
-            case CallAsked(turn, reply, call_id):
-                kept = self.calls[turn, reply, call_id]
-                self.calls[turn, reply, call_id] = replace(kept, is_asked=True)
-            case CallIntended(turn, reply, call_id, run, epoch):
-                kept = self.calls[turn, reply, call_id]
+            case CallAsked(turn, response, call_id):
+                kept = self.calls[turn, response, call_id]
+                self.calls[turn, response, call_id] = replace(kept, is_asked=True)
+            case CallIntended(turn, response, call_id, run, epoch):
+                kept = self.calls[turn, response, call_id]
                 state_of = replace(kept.state, runs=run, epoch=epoch)
-                self.calls[turn, reply, call_id] = replace(kept, state=state_of)
-            case CallAnswered(turn, reply, result):
-                kept = self.calls[turn, reply, result.call_id]
+                self.calls[turn, response, call_id] = replace(kept, state=state_of)
+            case CallAnswered(turn, response, result):
+                kept = self.calls[turn, response, result.call_id]
                 state_of = replace(kept.state, result=result)
-                self.calls[turn, reply, result.call_id] = replace(kept, state=state_of)
+                self.calls[turn, response, result.call_id] = replace(kept, state=state_of)
             case StreamBegun():
                 raise AssertionError("the world begins with it")
 

@@ -16,10 +16,10 @@ from midstream.history.messages import Text, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import (
-    AbortPayload,
     Ack,
-    Chunk,
+    CancelPayload,
     Close,
+    CommandFrame,
     Error,
     EventFrame,
     EventId,
@@ -29,7 +29,7 @@ from midstream.protocol.frames import (
     Open,
     Payload,
     Ping,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     SnapshotFrame,
     Welcome,
@@ -38,7 +38,7 @@ from midstream.protocol.server_stream import ServerStream
 from midstream.server.api.problems import status_of
 from midstream.session import records
 from midstream.session.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
-from midstream.session.session import CHUNKS_MAX, Session, fold
+from midstream.session.session import COMMANDS_MAX, Session, fold
 from tests.protocol.values import copied, told_apart
 
 SECRET = "s" * 43
@@ -84,7 +84,7 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "disconnected": lambda half: half.disconnected(chance=0.0, now=0.0),
     "refused for good": lambda half: half.disconnected(errors.AccessError("no"), chance=0.0, now=0.0),
     "welcome": _hears(Welcome("a", "1-1", "1-1", acked=1)),
-    "welcome of another past": _hears(Welcome("a", "1-1", "1-1", acked=CHUNKS_MAX)),
+    "welcome of another past": _hears(Welcome("a", "1-1", "1-1", acked=COMMANDS_MAX)),
     "degraded welcome": _hears(Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk")),
     "ack": _hears(Ack(0)),
     "heartbeat": _hears(HeartbeatFrame("1-1")),
@@ -99,7 +99,7 @@ CLIENT: Mapping[str, Callable[[ClientStream], None]] = {
     "passing error": _hears(Error("draining", "no", "later")),
     "broken frame": _hears(b"?"),
     "detach": lambda half: half.detach(),
-    "abort": lambda half: half.abort(),
+    "cancel": lambda half: half.abort(),
     "finish": lambda half: half.finish(),
 }
 
@@ -109,8 +109,8 @@ def _serves_time(half: ServerStream) -> None:
         half.handle_deadline(newest=EventId(1, 1), waiting_on="nothing", now=deadline.at)
 
 
-def _hears_chunk(seqno: int, payload: Payload) -> Callable[[ServerStream], None]:
-    body = frames.encode(Chunk(seqno, msgspec.Raw(frames.encode(payload))))
+def _hears_command(seqno: int, payload: Payload) -> Callable[[ServerStream], None]:
+    body = frames.encode(CommandFrame(seqno, msgspec.Raw(frames.encode(payload))))
     return lambda half: half.receive(body, now=0.0)
 
 
@@ -120,9 +120,9 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
     "open": lambda half: half.receive(frames.encode(Open("a", SECRET)), now=0.0),
     "open of a reader": lambda half: half.receive(frames.encode(Open()), now=0.0),
     "broken frame": lambda half: half.receive(b"?", now=0.0),
-    "chunk": _hears_chunk(0, SayPayload((Text("hi"),))),
-    "one chunk too many": _hears_chunk(1, AbortPayload()),
-    "message that is not chunk 0": _hears_chunk(1, SayPayload((Text("hi"),))),
+    "command": _hears_command(0, SendPayload((Text("hi"),))),
+    "one command too many": _hears_command(1, CancelPayload()),
+    "message that is not command 0": _hears_command(1, SendPayload((Text("hi"),))),
     "ping": lambda half: half.receive(frames.encode(Ping()), now=0.0),
     "close": lambda half: half.receive(frames.encode(Close()), now=0.0),
     "admit": lambda half: half.admit(Session(), epoch_at=None, now=0.0),
@@ -138,19 +138,19 @@ SERVER: Mapping[str, Callable[[ServerStream], None]] = {
 def client_edges() -> frozenset[Edge]:
     """Return the edges of the client's half: of a stream with a message, of one that only stops, and of a reader."""
     message, stop = ClientStream("a", SECRET, now=0.0), ClientStream("a", SECRET, now=0.0)
-    message.submit(SayPayload((Text("hi"),)))
-    stop.submit(AbortPayload())
+    message.submit(SendPayload((Text("hi"),)))
+    stop.submit(CancelPayload())
     stop.finish()
     for half in (message, stop):
         _settle(half)
-    of_reader = {name: inlet for name, inlet in CLIENT.items() if name != "abort"}
+    of_reader = {name: inlet for name, inlet in CLIENT.items() if name != "cancel"}
     edges = frozenset(edge for half in (message, stop) for edge in _edges(half, CLIENT))
     return edges.union(_edges(ClientStream(now=0.0), of_reader))
 
 
 @cache
 def server_edges() -> frozenset[Edge]:
-    """Return the edges of the server's half, which lets one chunk be in flight."""
+    """Return the edges of the server's half, which lets one command be in flight."""
     return frozenset(_edges(ServerStream(in_flight_max=1, now=0.0), SERVER))
 
 
@@ -220,9 +220,9 @@ def diagram(edges: frozenset[Edge], first: str) -> str:
 
 
 def reaction_to(kind: type[MidstreamError]) -> str:
-    """Return what a client does about an error of this kind that ends its connection, or refuses its chunk."""
+    """Return what a client does about an error of this kind that ends its connection, or refuses its command."""
     stream = ClientStream("a", SECRET, now=0.0)
-    stream.submit(AbortPayload(1))
+    stream.submit(CancelPayload(1))
     _waits(stream)
     stream.connected(now=0.0)
     stream.writes()

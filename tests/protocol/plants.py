@@ -8,7 +8,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from midstream.client.checkpoint_file import CallIntended, FileWrite
-from midstream.protocol.checkpoint import Checkpoint, ChunkKept, CursorMoved
+from midstream.protocol.checkpoint import Checkpoint, CommandKept, CursorMoved
 from midstream.protocol.client_stream import Applied, ClientStream, Forget
 from midstream.protocol.frame_errors import error_of
 from midstream.protocol.frames import Error, EventId, Open, encode
@@ -21,7 +21,7 @@ from tests.protocol.world import Action, Connection, Scenario, World
 
 
 class EventsFirst(World):
-    """No bug: the events of a chunk overtake its ack."""
+    """No bug: the events of a command overtake its ack."""
 
     def acknowledge(self, server: ServerStream, seqno: int) -> None:
         self.feed()
@@ -32,14 +32,14 @@ class EventsFirst(World):
 
 
 class AckBeforeAppend(World):
-    """It says that a chunk is kept, and keeps it a little later."""
+    """It says that a command is kept, and keeps it a little later."""
 
     unkept: tuple[Received, ...] = ()
 
     def submit(self, connection: Connection, request: Submit) -> None:
         assert connection.server is not None
         connection.server.accepted(request.seqno, now=AT)
-        self.unkept += (request.chunk,)
+        self.unkept += (request.received,)
 
     def progress(self) -> Iterator[Action]:
         if self.unkept:
@@ -50,9 +50,9 @@ class AckBeforeAppend(World):
         if action != ("append",):
             super().act(action)
             return
-        chunk, self.unkept = self.unkept[0], self.unkept[1:]
+        command, self.unkept = self.unkept[0], self.unkept[1:]
         with suppress(Refused):
-            self.do(chunk)
+            self.do(command)
 
     def take_over(self) -> None:
         self.unkept = ()
@@ -63,7 +63,7 @@ class AckBeforeAppend(World):
 
 
 class AckBeforeSync(World):
-    """It says that a chunk is on disk where it is in the system's memory."""
+    """It says that a command is on disk where it is in the system's memory."""
 
     def append(self, decided: tuple[Record, ...], *, epoch: int | None = None) -> None:
         synced = self.synced
@@ -77,22 +77,22 @@ class TakesAnyOrder(World):
 
     def submit(self, connection: Connection, request: Submit) -> None:
         super().submit(connection, request)
-        chunk = request.chunk
-        known = self.session.streams.get(chunk.stream)
+        command = request.received
+        known = self.session.streams.get(command.stream)
         if request.seqno > (known.accepted if known else 0):
-            opened = () if known else (StreamOpened(chunk.stream, chunk.secret_digest),)
-            self.append((*opened, CommandAccepted(chunk.stream, chunk.seqno, chunk.digest)))
+            opened = () if known else (StreamOpened(command.stream, command.secret_digest),)
+            self.append((*opened, CommandAccepted(command.stream, command.seqno, command.digest)))
 
 
 class NoDedupe(World):
     """A number that was accepted is accepted again."""
 
     def submit(self, connection: Connection, request: Submit) -> None:
-        known = self.session.streams.get(request.chunk.stream)
+        known = self.session.streams.get(request.received.stream)
         if known and request.seqno < known.accepted:
             forgetful = replace(known, digests=(known.digests + known.newest)[: request.seqno], newest=())
             self.session = replace(
-                self.session, streams={**self.session.streams, request.chunk.stream: forgetful}
+                self.session, streams={**self.session.streams, request.received.stream: forgetful}
             )
         super().submit(connection, request)
 
@@ -101,7 +101,7 @@ class NoDigest(World):
     """A number that was accepted is acknowledged again, whatever it carries now."""
 
     def submit(self, connection: Connection, request: Submit) -> None:
-        known = self.session.streams.get(request.chunk.stream)
+        known = self.session.streams.get(request.received.stream)
         if known and request.seqno < known.accepted:
             assert connection.server is not None
             self.acknowledge(connection.server, request.seqno)
@@ -126,10 +126,10 @@ class FencedInOneProcess(World):
 
 
 class TakenFromOlder(World):
-    """Whatever connection a chunk comes by, it is taken."""
+    """Whatever connection a command comes by, it is taken."""
 
     def judge(self, connection: Connection, request: Submit) -> None:
-        super().judge(connection, replace(request, chunk=replace(request.chunk, connection=0)))
+        super().judge(connection, replace(request, received=replace(request.received, connection=0)))
 
 
 class ReplayTooLate(World):
@@ -157,7 +157,7 @@ class EpochReused(World):
 
 
 class GapIsTheEnd(ClientStream):
-    """A chunk that came before its time ends the stream."""
+    """A command that came before its time ends the stream."""
 
     def _take_error(self, frame: Error) -> None:
         self._end_with(error_of(frame))
@@ -245,13 +245,13 @@ class SendBeforeWrite(WritesLate):
 
 
 class OutcomeApart(WritesLate):
-    """An outcome is kept, and its chunk a little later."""
+    """An outcome is kept, and its command a little later."""
 
     def keep(self) -> None:
         writes = self.writes()
-        chunks = tuple(write for write in writes if isinstance(write, ChunkKept))
-        self.unwritten += chunks
-        self.disk.write([write for write in writes if write not in chunks])
+        commands = tuple(write for write in writes if isinstance(write, CommandKept))
+        self.unwritten += commands
+        self.disk.write([write for write in writes if write not in commands])
 
 
 class RunBeforeIntent(WritesLate):

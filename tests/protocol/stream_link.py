@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.protocol.checkpoint import (
+    Checkpoint,
+    CommandKept,
+    CommandsAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
 from midstream.protocol.client_stream import ClientEvent, ClientStream
 from midstream.protocol.frames import START, EventId
 from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
@@ -74,9 +81,9 @@ class MemoryHost:
             match request:
                 case Admit(event_id=event_id):
                     stream.admit(self.session, epoch_at=self.epoch_at(event_id), now=now)
-                case Submit(seqno, chunk):
+                case Submit(seqno, command):
                     try:
-                        self.do(chunk, at=now)
+                        self.do(command, at=now)
                     except Refused as refused:
                         stream.refused(seqno, refused.error, now=now)
                     else:
@@ -99,11 +106,11 @@ class MemoryCheckpoint:
             state = self.state
             assert state is not None, f"{write} after it was forgotten"
             match write:
-                case ChunkKept(seqno, payload):
+                case CommandKept(seqno, payload):
                     assert seqno == state.next_seqno
                     unacked = (*state.unacked, (seqno, payload))
                     self.state = replace(state, next_seqno=state.next_seqno + 1, unacked=unacked)
-                case ChunksAcked(seqno):
+                case CommandsAcked(seqno):
                     unacked = tuple(pair for pair in state.unacked if pair[0] > seqno)
                     self.state = replace(state, unacked=unacked)
                 case CursorMoved(event_id, promised, known):

@@ -28,7 +28,7 @@ WITHIN: tuple[type[Struct], ...] = (
     messages.Result,
     frames.EventFrame,
     messages.UserMessage,
-    messages.Reply,
+    messages.Response,
     messages.Thinking,
     messages.Call,
     calls.CallPlan,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from midstream.history.messages import (
     Finish,
     Outcome,
-    Reply,
+    Response,
     Step,
     Text,
     Thinking,
@@ -24,7 +24,7 @@ from midstream.session.records import (
     Delta,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
 )
@@ -51,16 +51,16 @@ class Reader:
         return self.transcript
 
 
-def asked(reply: int = 1, attempt: int = 1) -> AttemptStarted:
-    return AttemptStarted(1, reply, attempt, 1.0)
+def asked(response: int = 1, attempt: int = 1) -> AttemptStarted:
+    return AttemptStarted(1, response, attempt, 1.0)
 
 
-def words(text: str, reply: int = 1, attempt: int = 1) -> Delta:
-    return Delta(1, reply, attempt, 0, "text", text)
+def words(text: str, response: int = 1, attempt: int = 1) -> Delta:
+    return Delta(1, response, attempt, 0, "text", text)
 
 
-def whole(*parts: Text | Thinking | UpstreamCall, reply: int = 1) -> ReplyCompleted:
-    return ReplyCompleted(1, reply, 1, Reply(parts, Finish.STOP), 1.0)
+def whole(*parts: Text | Thinking | UpstreamCall, response: int = 1) -> ResponseCompleted:
+    return ResponseCompleted(1, response, 1, Response(parts, Finish.STOP), 1.0)
 
 
 SAID = MessageAccepted(1, UserMessage.of("hi"), 1.0)
@@ -82,7 +82,7 @@ def test_other_words_of_a_new_attempt_replace_what_was_shown() -> None:
     assert (reader.replaced, reader.take(whole(Text("one tree")), ENDED)) == (1, "one tree")
 
 
-def test_only_the_reply_that_is_being_made_is_void() -> None:
+def test_only_the_response_that_is_being_made_is_void() -> None:
     reader = Reader()
     reader.take(SAID, asked(), words("I look. "), whole(Text("I look. ")), asked(2), words("The", 2))
     assert reader.take(asked(2, 2), words("No", 2)) == "I look. No"
@@ -100,7 +100,7 @@ def test_a_failed_attempt_keeps_its_words_until_another_one_has_some() -> None:
     assert Reader().take(SAID, asked(), words("half"), failed, asked(1, 2), words("a whole")) == "a whole"
 
 
-def test_replies_are_paragraphs_and_so_is_what_stands_around_a_call_of_the_upstream() -> None:
+def test_responses_are_paragraphs_and_so_is_what_stands_around_a_call_of_the_upstream() -> None:
     ran = UpstreamCall("u", "grep", "{}", "a line", Outcome.OK)
     reader = Reader()
     reader.take(SAID, asked(), words("I look."), Delta(1, 1, 1, 1, "thinking", "", ran), words("Found."))
@@ -110,7 +110,7 @@ def test_replies_are_paragraphs_and_so_is_what_stands_around_a_call_of_the_upstr
     assert reader.replaced == 0
 
 
-def test_a_reply_that_came_whole_or_whose_beginning_was_not_seen_is_told_whole() -> None:
+def test_a_response_that_came_whole_or_whose_beginning_was_not_seen_is_told_whole() -> None:
     assert Reader().take(SAID, asked(), whole(Thinking("hm"), Text("all"))) == "all"
     assert Reader().take(words("ence"), whole(Text("a sentence"))) == "a sentence"
 
@@ -127,14 +127,14 @@ def test_what_is_gone_is_forgotten_and_a_snapshot_has_the_rest() -> None:
     assert reader.take(Gone("1-1", "pruned", has_snapshot=True)) == ""
     history = [
         UserMessage.of("a"),
-        Step(Reply((Text("old"),), Finish.STOP)),
+        Step(Response((Text("old"),), Finish.STOP)),
         UserMessage.of("b"),
-        Step(Reply((Text("First."),), Finish.STOP)),
+        Step(Response((Text("First."),), Finish.STOP)),
     ]
-    running = {"turn": 2, "said": Reply((Text("Sec"),), Finish.INTERRUPTED)}
+    running = {"turn": 2, "said": Response((Text("Sec"),), Finish.INTERRUPTED)}
     session = msgspec.json.encode({"turns": 2, "history": history, "running": running})
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(session))) == "First.\n\nSec"
-    assert reader.take(words("ond.", 2), whole(Text("Second."), reply=2)) == "First.\n\nSecond."
+    assert reader.take(words("ond.", 2), whole(Text("Second."), response=2)) == "First.\n\nSecond."
     assert reader.take(SnapshotFrame("1-9", msgspec.Raw(b'{"history":"of a later version"}'))).endswith(
         "Second."
     )
@@ -144,20 +144,20 @@ attempts = st.lists(st.lists(st.sampled_from(["a", "b", " ", "ab"]), max_size=5)
 
 
 @given(st.lists(attempts, min_size=1, max_size=4))
-def test_however_often_replies_were_begun_a_reader_has_the_last_attempt_of_each(
-    replies: list[list[list[str]]],
+def test_however_often_responses_were_begun_a_reader_has_the_last_attempt_of_each(
+    responses: list[list[list[str]]],
 ) -> None:
     reader = Reader()
     reader.take(SAID)
     expected = ""
-    for reply, tries in enumerate(replies, start=1):
+    for response, tries in enumerate(responses, start=1):
         for attempt, pieces in enumerate(tries, start=1):
-            reader.take(asked(reply, attempt), *(words(piece, reply, attempt) for piece in pieces))
+            reader.take(asked(response, attempt), *(words(piece, response, attempt) for piece in pieces))
         text = "".join(tries[-1])
         is_apart = not expected or not text or expected[-1].isspace() or text[0].isspace()
         expected += ("" if is_apart else "\n\n") + text
         parts = (Text(text),) if text else (Thinking("hm"),)
-        assert reader.take(whole(*parts, reply=reply)) == expected
+        assert reader.take(whole(*parts, response=response)) == expected
     assert reader.take(ENDED) == expected
 
 

@@ -10,12 +10,12 @@ from midstream.protocol import frames
 from midstream.protocol.checkpoint import FILLER, Checkpoint
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import (
-    AbortPayload,
     AnswerPayload,
-    Chunk,
+    CancelPayload,
+    CommandFrame,
     EventId,
     Payload,
-    SayPayload,
+    SendPayload,
     Welcome,
     WithdrawPayload,
 )
@@ -25,7 +25,7 @@ from tests.spec import spec
 ANSWER = AnswerPayload(1, 1, "c1", "digest", Choice.ALLOW)
 
 
-@pytest.mark.parametrize("payload", [AbortPayload(), ANSWER, WithdrawPayload(3)])
+@pytest.mark.parametrize("payload", [CancelPayload(), ANSWER, WithdrawPayload(3)])
 def test_a_stream_that_began_with_a_stop_an_answer_or_a_withdrawal_waits_for_acks_only(
     payload: Payload,
 ) -> None:
@@ -33,22 +33,22 @@ def test_a_stream_that_began_with_a_stop_an_answer_or_a_withdrawal_waits_for_ack
 
 
 def test_a_stream_that_follows_a_turn_is_not_finishing() -> None:
-    said = ((0, frames.encode(SayPayload((Text("hi"),)))), (1, frames.encode(AbortPayload())))
+    said = ((0, frames.encode(SendPayload((Text("hi"),)))), (1, frames.encode(CancelPayload())))
     assert not Checkpoint("a", "secret", None, 2, said).is_finishing
     assert not Checkpoint("a", "secret", None, 2, said[1:]).is_finishing
     assert not Checkpoint("a", "secret").is_finishing
 
 
 def test_neither_the_secret_nor_what_was_said_is_in_a_log() -> None:
-    shown = repr(Checkpoint("a", "secret", None, 1, ((0, b'{"type":"say"}'),)))
+    shown = repr(Checkpoint("a", "secret", None, 1, ((0, b'{"type":"send"}'),)))
     assert "secret" not in shown
-    assert "say" not in shown
+    assert "send" not in shown
 
 
 @spec("STREAM-48")
-@pytest.mark.parametrize(("acked", "sent"), [(1, [Chunk(1, msgspec.Raw(FILLER))]), (2, [])])
-def test_in_the_place_of_a_lost_chunk_nothing_is_sent_that_the_server_has(
-    acked: int, sent: list[Chunk]
+@pytest.mark.parametrize(("acked", "sent"), [(1, [CommandFrame(1, msgspec.Raw(FILLER))]), (2, [])])
+def test_in_the_place_of_a_lost_command_nothing_is_sent_that_the_server_has(
+    acked: int, sent: list[CommandFrame]
 ) -> None:
     kept = Checkpoint("a", "secret", EventId(1, 3), 2, ((1, FILLER),))
     stream = ClientStream.resume(kept, now=0.0)

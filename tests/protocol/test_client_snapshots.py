@@ -14,7 +14,7 @@ from midstream.protocol.frames import (
     Events,
     Gone,
     Open,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     SnapshotFrame,
     SnapshotWhen,
@@ -36,7 +36,7 @@ def _event(position: int, record: Record, *, epoch: int = 1) -> EventFrame:
 def _begun() -> ClientStream:
     """Return a stream whose message opened turn 1, at event 1-3."""
     stream = ClientStream("a", "secret", snapshots=SnapshotWhen.GONE, now=0.0)
-    stream.submit(SayPayload((Text("hi"),)))
+    stream.submit(SendPayload((Text("hi"),)))
     stream.handle_deadline(now=0.0)
     stream.connected(now=0.0)
     _receive(stream, Welcome("a", "1-0", "1-0"))

@@ -26,9 +26,9 @@ from midstream.errors import (
 )
 from midstream.history.messages import Result, Text, UserMessage
 from midstream.protocol import frames
-from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten
+from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import (
-    CHUNK_OVERHEAD_BYTES,
+    COMMAND_OVERHEAD_BYTES,
     STALL_AFTER_S,
     Applied,
     ClientStream,
@@ -38,10 +38,10 @@ from midstream.protocol.durable_positions import KnownEpoch
 from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
     IN_FLIGHT_MAX,
-    AbortPayload,
     Ack,
-    Chunk,
+    CancelPayload,
     Close,
+    CommandFrame,
     Error,
     EventFrame,
     EventId,
@@ -51,7 +51,7 @@ from midstream.protocol.frames import (
     Open,
     Payload,
     ResultPayload,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     SnapshotFrame,
     Welcome,
@@ -70,19 +70,19 @@ from midstream.session.records import (
 )
 from tests.spec import spec
 
-HI = SayPayload((Text("hi"),))
+HI = SendPayload((Text("hi"),))
 HI_BODY = frames.encode(HI)
 DONE = ResultPayload(1, 1, Result("c", "done"))
 
 
 @spec("STREAM-11")
-def test_a_chunk_is_kept_before_it_is_sent() -> None:
+def test_a_command_is_kept_before_it_is_sent() -> None:
     stream = _live()
     assert stream.submit(HI) == 0
     with pytest.raises(AssertionError):
         stream.frames_to_send()
-    assert stream.writes() == [ChunkKept(0, HI_BODY)]
-    assert stream.frames_to_send() == [_chunk(0, HI)]
+    assert stream.writes() == [CommandKept(0, HI_BODY)]
+    assert stream.frames_to_send() == [_command(0, HI)]
 
 
 @spec("STREAM-7")
@@ -93,35 +93,35 @@ def test_the_first_message_travels_right_behind_the_open() -> None:
     assert stream.is_connection_wanted
     stream.connected(now=0.0)
     stream.writes()
-    assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1, 1)), _chunk(0, HI)]
+    assert stream.frames_to_send() == [frames.encode(Open("a", "secret", None, 1, 1)), _command(0, HI)]
 
 
 @spec("STREAM-13")
 def test_acks_are_cumulative_and_may_repeat() -> None:
-    stream = _live(HI, DONE, AbortPayload(1))
+    stream = _live(HI, DONE, CancelPayload(1))
     receive(stream, Ack(1))
-    assert stream.writes() == [ChunksAcked(1)]
+    assert stream.writes() == [CommandsAcked(1)]
     receive(stream, Ack(0), Ack(1))
     assert (stream.writes(), stream.frames_to_send()) == ([], [])
 
 
 @spec("STREAM-53")
-def test_an_ack_of_one_chunk_alone_takes_only_that_one() -> None:
-    stream = _live(HI, DONE, AbortPayload(1))
+def test_an_ack_of_one_command_alone_takes_only_that_one() -> None:
+    stream = _live(HI, DONE, CancelPayload(1))
     receive(stream, Ack(1, is_single=True))
     assert (stream.writes(), stream.is_acknowledged) == ([], False)
     _reconnect(stream)
-    assert stream.frames_to_send()[1:] == [_chunk(0, HI), _chunk(2, AbortPayload(1))]
+    assert stream.frames_to_send()[1:] == [_command(0, HI), _command(2, CancelPayload(1))]
     receive(stream, Welcome("a", "1-1", "1-1"), Ack(0, is_single=True))
-    assert stream.writes() == [ChunksAcked(1)]
+    assert stream.writes() == [CommandsAcked(1)]
     receive(stream, Ack(2, is_single=True))
-    assert (stream.writes(), stream.is_acknowledged) == ([ChunksAcked(2)], True)
+    assert (stream.writes(), stream.is_acknowledged) == ([CommandsAcked(2)], True)
     receive(stream, Ack(7, is_single=True))
     assert not stream.is_connection_wanted
 
 
 @spec("STREAM-17", "STREAM-53")
-def test_chunks_acknowledged_alone_make_room_for_others() -> None:
+def test_commands_acknowledged_alone_make_room_for_others() -> None:
     stream = _opening(HI, *(DONE for _ in range(5)))
     _reconnect(stream)
     stream.frames_to_send()
@@ -150,30 +150,30 @@ def test_an_ack_of_what_was_never_sent_drops_the_connection() -> None:
 
 
 @spec("STREAM-10", "STREAM-14")
-def test_unacked_chunks_are_played_back_with_the_same_bytes() -> None:
-    stream = _live(HI, DONE, AbortPayload(1))
+def test_unacked_commands_are_played_back_with_the_same_bytes() -> None:
+    stream = _live(HI, DONE, CancelPayload(1))
     receive(stream, Ack(0))
     _reconnect(stream)
     assert stream.frames_to_send() == [
         frames.encode(Open("a", "secret", None, 3, 2)),
-        _chunk(1, DONE),
-        _chunk(2, AbortPayload(1)),
+        _command(1, DONE),
+        _command(2, CancelPayload(1)),
     ]
 
 
 def test_what_the_welcome_acknowledges_needs_no_ack() -> None:
     stream = _opening(HI, DONE)
     receive(stream, Welcome("a", "1-1", "1-1", acked=1))
-    assert stream.writes() == [ChunksAcked(0)]
+    assert stream.writes() == [CommandsAcked(0)]
 
 
 @spec("STREAM-17")
-def test_no_more_chunks_are_in_flight_than_the_server_takes() -> None:
+def test_no_more_commands_are_in_flight_than_the_server_takes() -> None:
     stream = _opening(HI, *(DONE for _ in range(IN_FLIGHT_MAX + 5)))
     assert len(stream.frames_to_send()) == 0
     receive(stream, Welcome("a", "1-1", "1-1"), Ack(2))
     stream.writes()
-    assert stream.frames_to_send() == [_chunk(IN_FLIGHT_MAX + n, DONE) for n in range(3)]
+    assert stream.frames_to_send() == [_command(IN_FLIGHT_MAX + n, DONE) for n in range(3)]
 
 
 @spec("STREAM-21")
@@ -214,7 +214,7 @@ def test_a_stream_the_server_has_not_seen_asks_to_begin_where_it_begins() -> Non
 def test_the_journals_own_word_is_as_good_as_an_ack() -> None:
     stream = _live(HI)
     receive(stream, Events((event(1, StreamOpened("a", "d")), event(2, CommandAccepted("a", 0, "d")))))
-    assert stream.writes() == [ChunksAcked(0)]
+    assert stream.writes() == [CommandsAcked(0)]
 
 
 @spec("STREAM-26")
@@ -317,7 +317,7 @@ def test_a_degraded_server_means_keep_nothing_and_retry_nothing() -> None:
     receive(stream, Welcome("a", "1-1", "1-1", is_degraded=True, reason="no disk"))
     assert stream.writes() == [Forgotten()]
     stream.submit(DONE)
-    assert (stream.writes(), stream.frames_to_send()) == ([], [_chunk(1, DONE)])
+    assert (stream.writes(), stream.frames_to_send()) == ([], [_command(1, DONE)])
     lost = ConnectionLostError("reset")
     stream.disconnected(lost, chance=0.0, now=1.0)
     assert (stream.is_ended, stream.error, stream.is_reconnecting) == (True, lost, False)
@@ -358,7 +358,7 @@ def test_a_refusal_that_may_pass_reconnects_after_the_wait_it_names() -> None:
     assert due_at(stream) == 17.0
     stream.handle_deadline(now=17.0)
     stream.connected(now=17.0)
-    assert stream.frames_to_send()[1] == _chunk(0, HI)
+    assert stream.frames_to_send()[1] == _command(0, HI)
 
 
 def test_what_the_server_cannot_do_now_is_known_until_something_gets_through() -> None:
@@ -383,13 +383,13 @@ def test_a_server_cannot_ask_for_an_endless_wait() -> None:
 @spec("STREAM-28")
 def test_a_gap_that_can_be_filled_is_filled_by_playback() -> None:
     stream = _live(HI, DONE)
-    receive(stream, Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
+    receive(stream, Error("seqno_gap", "command 0 first", seqno=1, expected=0))
     assert (stream.is_ended, stream.is_connection_wanted) == (False, False)
 
 
 def test_a_gap_that_cannot_be_filled_ends_the_stream() -> None:
     stream = _live(HI, DONE)
-    receive(stream, Ack(0), Error("seqno_gap", "chunk 0 first", seqno=1, expected=0))
+    receive(stream, Ack(0), Error("seqno_gap", "command 0 first", seqno=1, expected=0))
     assert isinstance(stream.error, SeqnoGapError)
 
 
@@ -498,14 +498,14 @@ def test_an_event_announced_twice_that_never_comes_is_lost() -> None:
 
 
 @spec("STREAM-14")
-def test_a_chunk_that_three_heartbeats_left_unanswered_is_played_back() -> None:
+def test_a_command_that_three_heartbeats_left_unanswered_is_played_back() -> None:
     stream = _live(HI)
     receive(stream, *[HeartbeatFrame("0-0")] * 2)
     wanted = [stream.is_connection_wanted]
     receive(stream, HeartbeatFrame("0-0"))
     assert [*wanted, stream.is_connection_wanted] == [True, False]
     _reconnect(stream)
-    assert stream.frames_to_send()[1:] == [_chunk(0, HI)]
+    assert stream.frames_to_send()[1:] == [_command(0, HI)]
 
 
 def test_heartbeats_owe_nothing_while_nothing_is_unacknowledged() -> None:
@@ -519,20 +519,20 @@ def test_an_abort_is_numbered_once_and_played_back() -> None:
     stream = begun()
     stream.abort()
     stream.abort()
-    assert stream.writes() == [ChunkKept(1, frames.encode(AbortPayload(1)))]
-    assert stream.frames_to_send() == [_chunk(1, AbortPayload(1))]
+    assert stream.writes() == [CommandKept(1, frames.encode(CancelPayload(1)))]
+    assert stream.frames_to_send() == [_command(1, CancelPayload(1))]
     _reconnect(stream)
-    assert stream.frames_to_send()[1:] == [_chunk(1, AbortPayload(1))]
+    assert stream.frames_to_send()[1:] == [_command(1, CancelPayload(1))]
 
 
 def test_an_abort_before_the_turn_is_known_names_none() -> None:
     stream = _live(HI)
     stream.abort()
-    assert stream.writes() == [ChunkKept(1, frames.encode(AbortPayload()))]
+    assert stream.writes() == [CommandKept(1, frames.encode(CancelPayload()))]
 
 
 def test_an_abort_that_was_numbered_before_a_crash_is_not_numbered_again() -> None:
-    kept = ((1, frames.encode(AbortPayload())),)
+    kept = ((1, frames.encode(CancelPayload())),)
     stream = ClientStream.resume(Checkpoint("a", "secret", None, 2, kept), now=0.0)
     stream.abort()
     assert stream.writes() == []
@@ -540,12 +540,12 @@ def test_an_abort_that_was_numbered_before_a_crash_is_not_numbered_again() -> No
 
 @spec("STREAM-26")
 def test_a_stream_that_only_stops_a_turn_ends_with_its_ack() -> None:
-    stream = _live(AbortPayload())
+    stream = _live(CancelPayload())
     stream.finish()
     assert not stream.is_ended
     receive(stream, Ack(0))
     assert (stream.is_ended, stream.error) == (True, None)
-    assert stream.writes() == [ChunksAcked(0), Forgotten()]
+    assert stream.writes() == [CommandsAcked(0), Forgotten()]
     assert stream.frames_to_send() == [frames.encode(Close())]
 
 
@@ -561,12 +561,12 @@ def test_detaching_leaves_everything_as_it_is() -> None:
 
 @spec("STREAM-18")
 def test_what_is_said_after_leaving_is_kept_for_whoever_resumes() -> None:
-    # A tool that ends while its client goes: its outcome is kept, so that its chunk has to be.
+    # A tool that ends while its client goes: its outcome is kept, so that its command has to be.
     stream = begun()
     stream.detach()
     stream.frames_to_send()
     assert stream.submit(DONE) == 1
-    assert (stream.writes(), stream.frames_to_send()) == ([ChunkKept(1, frames.encode(DONE))], [])
+    assert (stream.writes(), stream.frames_to_send()) == ([CommandKept(1, frames.encode(DONE))], [])
 
 
 def test_what_is_said_after_the_end_of_the_turn_goes_nowhere() -> None:
@@ -593,15 +593,15 @@ def test_connections_are_numbered_upwards_also_by_the_next_process() -> None:
 
 def test_a_resumed_stream_goes_on_from_its_checkpoint() -> None:
     checkpoint = Checkpoint(
-        "a", "secret", EventId(1, 7), 3, ((1, frames.encode(DONE)), (2, b'{"type":"abort"}'))
+        "a", "secret", EventId(1, 7), 3, ((1, frames.encode(DONE)), (2, b'{"type":"cancel"}'))
     )
     stream = ClientStream.resume(checkpoint, now=0.0)
     stream.handle_deadline(now=0.0)
     stream.connected(now=0.0)
     assert stream.frames_to_send() == [
         frames.encode(Open("a", "secret", "1-7", 3, 1)),
-        _chunk(1, DONE),
-        frames.encode(Chunk(2, msgspec.Raw(b'{"type":"abort"}'))),
+        _command(1, DONE),
+        frames.encode(CommandFrame(2, msgspec.Raw(b'{"type":"cancel"}'))),
     ]
     receive(stream, Welcome("a", "1-9", "1-7", acked=1, turn=4))
     assert stream.turn == 4
@@ -633,10 +633,10 @@ def test_a_reader_says_nothing_and_goes_on_past_the_end_of_turns() -> None:
 def test_a_payload_that_fits_no_frame_is_refused_before_anything_changes() -> None:
     stream = _live()
     with pytest.raises(FrameTooLargeError):
-        stream.submit(SayPayload((Text("x" * FRAME_BYTES_MAX),)))
+        stream.submit(SendPayload((Text("x" * FRAME_BYTES_MAX),)))
     assert stream.writes() == []
-    size = FRAME_BYTES_MAX - CHUNK_OVERHEAD_BYTES - len(frames.encode(SayPayload((Text(""),))))
-    assert stream.submit(SayPayload((Text("x" * size),))) == 0
+    size = FRAME_BYTES_MAX - COMMAND_OVERHEAD_BYTES - len(frames.encode(SendPayload((Text(""),))))
+    assert stream.submit(SendPayload((Text("x" * size),))) == 0
     stream.writes()
     (frame,) = stream.frames_to_send()
     assert len(frame) <= FRAME_BYTES_MAX
@@ -700,7 +700,7 @@ _server_frames = st.one_of(
     st.lists(
         st.tuples(
             _server_frames | st.binary(max_size=30),
-            st.sampled_from(["", "", "cut", "say", "abort", "time", "handled"]),
+            st.sampled_from(["", "", "cut", "send", "cancel", "time", "handled"]),
         ),
         max_size=25,
     ),
@@ -715,9 +715,9 @@ def test_nothing_a_server_sends_raises(is_reader: bool, script: list[tuple[bytes
         match then:
             case "cut":
                 stream.disconnected(chance=0.5, now=now)
-            case "say" if not is_reader:
+            case "send" if not is_reader:
                 stream.submit(DONE)
-            case "abort" if not is_reader:
+            case "cancel" if not is_reader:
                 stream.abort()
             case "handled":
                 stream.handled(EventId(1, number))
@@ -779,8 +779,8 @@ def due_at(stream: ClientStream) -> float:
     return deadline.at
 
 
-def _chunk(seqno: int, payload: Payload) -> bytes:
-    return frames.encode(Chunk(seqno, msgspec.Raw(frames.encode(payload))))
+def _command(seqno: int, payload: Payload) -> bytes:
+    return frames.encode(CommandFrame(seqno, msgspec.Raw(frames.encode(payload))))
 
 
 def event(position: int, record: Record, *, epoch: int = 1) -> EventFrame:

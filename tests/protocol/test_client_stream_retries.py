@@ -13,9 +13,9 @@ from midstream.protocol import frames
 from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import (
-    AbortPayload,
     Ack,
-    Chunk,
+    CancelPayload,
+    CommandFrame,
     Error,
     Events,
     HeartbeatFrame,
@@ -108,7 +108,7 @@ def test_a_stop_waits_for_the_next_try_only_as_long_as_the_server_asked(
 @pytest.mark.parametrize("moment", ["live", "waiting", "connecting", "opening"])
 def test_a_stop_at_any_moment_of_a_reconnect_is_the_next_thing_the_server_hears(moment: str) -> None:
     stream = begun()
-    stop = frames.encode(Chunk(1, msgspec.Raw(frames.encode(AbortPayload(1)))))
+    stop = frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(CancelPayload(1)))))
     moments: dict[str, Callable[[], None]] = {
         "live": lambda: None,
         "waiting": lambda: stream.disconnected(chance=0.0, now=0.0),

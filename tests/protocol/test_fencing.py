@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from midstream.errors import MidstreamError, StreamFencedError, WrongSecretError
 from midstream.history.messages import Text
 from midstream.protocol import frames
-from midstream.protocol.frames import Chunk, Error, Events, Open, SayPayload, Welcome
+from midstream.protocol.frames import CommandFrame, Error, Events, Open, SendPayload, Welcome
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened, StreamTaken, encode
 from midstream.session.session import Received, Session, decide, evolve, fold, notice_of, pruned, restored
@@ -22,12 +22,12 @@ DIGEST = frames.secret_digest_of(SECRET)
 NOTHING = fold([(1, EpochStarted(1, "owner", AT))])
 
 
-def chunk(seqno: int, command: Command | None, by: int, *, secret: str = DIGEST) -> Received:
+def command(seqno: int, command: Command | None, by: int, *, secret: str = DIGEST) -> Received:
     return Received("a", secret, seqno, f"digest of {command!r}", command, connection=by)
 
 
-def told(session: Session, *chunks: Received) -> Session:
-    for each in chunks:
+def told(session: Session, *commands: Received) -> Session:
+    for each in commands:
         session = fold([(1, record) for record in decide(session, each, epoch=1, at=AT)], session)
     return session
 
@@ -54,13 +54,13 @@ def admitted(by: int, session: Session) -> ServerStream:
     return stream
 
 
-RUNNING = told(NOTHING, chunk(0, say("hi"), 3))
+RUNNING = told(NOTHING, command(0, say("hi"), 3))
 """Connection 3 has said something, and the turn runs."""
 
 
 @spec("STREAM-101")
-def test_the_first_chunk_says_which_connection_brought_it() -> None:
-    (first, *_) = decide(NOTHING, chunk(0, say("hi"), 3), epoch=1, at=AT)
+def test_the_first_command_says_which_connection_brought_it() -> None:
+    (first, *_) = decide(NOTHING, command(0, say("hi"), 3), epoch=1, at=AT)
     assert first == StreamOpened("a", DIGEST, connection=3)
     assert b"connection" not in encode(StreamOpened("a", DIGEST)), (
         "of a client that does not count nothing is kept"
@@ -69,21 +69,28 @@ def test_the_first_chunk_says_which_connection_brought_it() -> None:
 
 
 @spec("STREAM-101")
-def test_a_chunk_of_a_newer_connection_takes_the_stream_in_its_append_and_the_next_ones_say_no_more() -> None:
-    records = decide(RUNNING, chunk(1, None, 5), epoch=1, at=AT)
+def test_a_command_of_a_newer_connection_takes_the_stream_in_its_append_and_the_next_ones_say_no_more() -> (
+    None
+):
+    records = decide(RUNNING, command(1, None, 5), epoch=1, at=AT)
     assert records == (StreamTaken("a", 5), CommandAccepted("a", 1, "digest of None"))
     after = fold([(1, each) for each in records], RUNNING)
-    assert decided(after, chunk(2, None, 5)) == (CommandAccepted("a", 2, "digest of None"),)
+    assert decided(after, command(2, None, 5)) == (CommandAccepted("a", 2, "digest of None"),)
 
 
 @spec("STREAM-57", "STREAM-101")
 @pytest.mark.parametrize(
     "said",
-    [chunk(0, say("hi"), 4), chunk(0, say("other words"), 4), chunk(1, Cancel(), 4), chunk(9, None, 4)],
+    [
+        command(0, say("hi"), 4),
+        command(0, say("other words"), 4),
+        command(1, Cancel(), 4),
+        command(9, None, 4),
+    ],
     ids=["a repetition", "a conflict", "an abort", "a gap"],
 )
 def test_whatever_an_older_connection_says_is_refused(said: Received) -> None:
-    session = told(RUNNING, chunk(0, say("hi"), 5))
+    session = told(RUNNING, command(0, say("hi"), 5))
     assert decided(session, said) is StreamFencedError
     assert decided(session, replace(said, secret_digest="another")) is WrongSecretError, (
         "that is judged before"
@@ -92,29 +99,29 @@ def test_whatever_an_older_connection_says_is_refused(said: Received) -> None:
 
 @spec("STREAM-15", "STREAM-101")
 def test_an_abort_that_was_under_way_on_the_older_connection_is_played_back_on_the_newer_one() -> None:
-    session = told(RUNNING, chunk(0, say("hi"), 5))
-    assert decided(session, chunk(1, Cancel(), 3)) is StreamFencedError
-    assert not told(session, chunk(1, Cancel(), 5)).is_live
-    before = told(RUNNING, chunk(1, Cancel(), 3))
+    session = told(RUNNING, command(0, say("hi"), 5))
+    assert decided(session, command(1, Cancel(), 3)) is StreamFencedError
+    assert not told(session, command(1, Cancel(), 5)).is_live
+    before = told(RUNNING, command(1, Cancel(), 3))
     assert not before.is_live
-    assert decided(before, chunk(1, Cancel(), 5)) == (), "it came in time, and is acknowledged again"
+    assert decided(before, command(1, Cancel(), 5)) == (), "it came in time, and is acknowledged again"
 
 
 @spec("STREAM-12", "STREAM-101")
 def test_a_repetition_changes_nothing_but_who_has_the_stream_of_a_turn_that_runs() -> None:
-    assert decided(RUNNING, chunk(0, say("hi"), 3)) == ()
-    assert decided(RUNNING, chunk(0, say("hi"), 0)) == ()
-    assert decided(RUNNING, chunk(0, say("hi"), 4)) == (StreamTaken("a", 4),)
+    assert decided(RUNNING, command(0, say("hi"), 3)) == ()
+    assert decided(RUNNING, command(0, say("hi"), 0)) == ()
+    assert decided(RUNNING, command(0, say("hi"), 4)) == (StreamTaken("a", 4),)
     over = fold([(1, each) for each in decide(RUNNING, answers("ready"), epoch=1, at=AT)], RUNNING)
     assert not over.is_live
-    assert decided(over, chunk(0, say("hi"), 4)) == (), "there is nothing left to be told twice"
+    assert decided(over, command(0, say("hi"), 4)) == (), "there is nothing left to be told twice"
 
 
 @spec("STREAM-50", "STREAM-101")
 def test_a_client_that_does_not_count_is_never_older() -> None:
-    uncounted = told(NOTHING, chunk(0, say("hi"), 0))
-    assert decided(uncounted, chunk(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
-    assert decided(RUNNING, chunk(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
+    uncounted = told(NOTHING, command(0, say("hi"), 0))
+    assert decided(uncounted, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
+    assert decided(RUNNING, command(1, None, 0)) == (CommandAccepted("a", 1, "digest of None"),)
 
 
 @spec("STREAM-101")
@@ -159,26 +166,26 @@ def test_a_connection_knows_from_the_journal_that_it_is_the_older_one() -> None:
     assert not ServerStream(now=0.0).is_fenced_by(taken)
 
 
-def test_a_chunk_carries_the_number_of_its_connection() -> None:
+def test_a_command_carries_the_number_of_its_connection() -> None:
     stream = admitted(7, RUNNING)
-    said = frames.encode(SayPayload((Text("hi"),)))
-    stream.receive(frames.encode(Chunk(0, msgspec.Raw(said))), now=0.0)
+    said = frames.encode(SendPayload((Text("hi"),)))
+    stream.receive(frames.encode(CommandFrame(0, msgspec.Raw(said))), now=0.0)
     (request,) = stream.requests()
     assert isinstance(request, Submit)
-    assert request.chunk.connection == 7
+    assert request.received.connection == 7
     assert [each for each in stream.frames_to_send() if isinstance(frames.decode_server(each), Events)] == []
 
 
 @spec("STREAM-102")
-def test_a_notice_is_the_last_accepted_chunk_over_again() -> None:
-    session = told(RUNNING, chunk(1, None, 3))
+def test_a_notice_is_the_last_accepted_command_over_again() -> None:
+    session = told(RUNNING, command(1, None, 3))
     notice = notice_of(session, "a", 4)
     assert notice is not None
     assert notice == Received("a", DIGEST, 1, "digest of None", None, connection=4)
     assert decided(session, notice) == (StreamTaken("a", 4),)
     taken = told(session, notice)
     assert decided(taken, notice) == (), "said twice it is said once"
-    assert decided(told(taken, chunk(2, None, 4)), notice) == (), "also where more was said meanwhile"
+    assert decided(told(taken, command(2, None, 4)), notice) == (), "also where more was said meanwhile"
 
 
 @spec("STREAM-102")
@@ -186,7 +193,7 @@ def test_no_notice_is_needed_where_the_journal_knows_or_nothing_runs() -> None:
     assert notice_of(RUNNING, "a", 3) is None
     assert notice_of(RUNNING, "a", 0) is None
     assert notice_of(NOTHING, "a", 4) is None
-    ended = told(RUNNING, chunk(1, Cancel(), 3))
+    ended = told(RUNNING, command(1, Cancel(), 3))
     assert notice_of(ended, "a", 4) is None
     driven = replace(RUNNING, driver="another loop")
     assert notice_of(driven, "a", 4) is None, "nobody but the driver could write it"

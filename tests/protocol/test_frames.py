@@ -13,12 +13,12 @@ from midstream.protocol import frames
 from midstream.protocol.frames import (
     EVENT_NUMBER_MAX,
     FRAME_BYTES_MAX,
-    AbortPayload,
     Ack,
     AnswerPayload,
-    Chunk,
+    CancelPayload,
     ClientFrame,
     Close,
+    CommandFrame,
     Error,
     EventFrame,
     EventId,
@@ -30,7 +30,7 @@ from midstream.protocol.frames import (
     Ping,
     ResultPayload,
     ResumePayload,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     Welcome,
     WithdrawPayload,
@@ -40,7 +40,7 @@ from midstream.session.turn.commands import WhenBusy
 from tests.spec import spec
 
 RAW = msgspec.Raw(b'{"a":1}')
-FROM_CLIENT: list[ClientFrame] = [Open("a", "s", "1-2", 3), Open(), Chunk(7, RAW), Close(), Ping()]
+FROM_CLIENT: list[ClientFrame] = [Open("a", "s", "1-2", 3), Open(), CommandFrame(7, RAW), Close(), Ping()]
 FROM_SERVER: list[ServerFrame] = [
     Welcome("a", "1-2", "1-1", acked=3, is_degraded=True, reason="no disk"),
     Ack(4),
@@ -50,11 +50,11 @@ FROM_SERVER: list[ServerFrame] = [
     HeartbeatFrame("1-2", "tool"),
 ]
 PAYLOADS: list[Payload] = [
-    SayPayload((Text("hi"), File("image/png", url="u"))),
+    SendPayload((Text("hi"), File("image/png", url="u"))),
     ResultPayload(1, 2, Result("c\n1", "\0 ü", Outcome.UNKNOWN)),
-    AbortPayload(3),
-    AbortPayload(),
-    SayPayload((Text("hi"),), when_busy=WhenBusy.REFUSE),
+    CancelPayload(3),
+    CancelPayload(),
+    SendPayload((Text("hi"),), when_busy=WhenBusy.REFUSE),
     AnswerPayload(1, 2, "c", "d", Choice.ALLOW, arguments="{}"),
     WithdrawPayload(),
     WithdrawPayload(2),
@@ -73,13 +73,13 @@ def test_what_a_server_says_is_read_as_it_was_meant(frame: ServerFrame) -> None:
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_survives_its_chunk_byte_for_byte(payload: Payload) -> None:
+def test_a_payload_survives_its_command_byte_for_byte(payload: Payload) -> None:
     body = frames.encode(payload)
-    chunk = frames.decode_client(frames.encode(Chunk(0, msgspec.Raw(body))))
-    assert isinstance(chunk, Chunk)
-    assert bytes(chunk.payload) == body
-    assert frames.decode_payload(chunk.payload) == payload
-    assert frames.digest_of(chunk.payload) == frames.digest_of(body)
+    command = frames.decode_client(frames.encode(CommandFrame(0, msgspec.Raw(body))))
+    assert isinstance(command, CommandFrame)
+    assert bytes(command.payload) == body
+    assert frames.decode_payload(command.payload) == payload
+    assert frames.digest_of(command.payload) == frames.digest_of(body)
 
 
 @spec("STREAM-34")
@@ -89,7 +89,7 @@ def test_members_nobody_knows_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"type":"later"}', b'{"type":"chunk"}', b"\xff", b"[" * 9999]
+    "body", [b"", b"[]", b"{}", b'{"type":"later"}', b'{"type":"command"}', b"\xff", b"[" * 9999]
 )
 def test_what_is_no_frame_is_refused(body: bytes) -> None:
     for decode in (frames.decode_client, frames.decode_server, frames.decode_payload):
@@ -147,6 +147,6 @@ def test_an_event_id_has_plain_digits_and_nineteen_of_them_at_most(text: str) ->
     assert EventId.parse(f"{1:019}-{2:019}") == EventId(1, 2)
 
 
-def test_a_secret_and_a_chunk_never_share_a_digest() -> None:
+def test_a_secret_and_a_command_never_share_a_digest() -> None:
     assert frames.secret_digest_of("x") != frames.secret_digest_of("y")
     assert not frames.secret_digest_of("x").startswith(frames.digest_of(b"x"))

@@ -59,7 +59,7 @@ def _bent(draw: st.DrawFn, good: list[bytes]) -> bytes:
 
 
 _deep = st.sampled_from(
-    [b"[" * 100_000, b'{"type":' * 50_000, b'{"type":"chunk","seqno":0,"payload":' * 20_000, b"\xff\xfe"]
+    [b"[" * 100_000, b'{"type":' * 50_000, b'{"type":"command","seqno":0,"payload":' * 20_000, b"\xff\xfe"]
 )
 _said_by_clients = _bent(CLIENT_FRAMES) | st.binary(max_size=60) | _deep
 _said_by_servers = _bent(SERVER_FRAMES) | st.binary(max_size=60) | _deep

@@ -11,18 +11,18 @@ from midstream.protocol import frames
 from midstream.protocol.client_stream import _State as ClientState
 from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
-    AbortPayload,
     Ack,
     AnswerPayload,
-    Chunk,
+    CancelPayload,
+    CommandFrame,
     Error,
     Open,
     ResumePayload,
-    SayPayload,
+    SendPayload,
 )
 from midstream.protocol.server_stream import _State as ServerState
 from midstream.session.calls import Choice
-from midstream.session.session import CHUNKS_MAX
+from midstream.session.session import COMMANDS_MAX
 from tests.protocol import halves
 from tests.spec import spec
 from tests.testing.conformance.core_server import CoreServer, CoreWire
@@ -51,7 +51,7 @@ def test_nothing_but_a_welcome_makes_a_connection_live_and_nothing_but_admission
 @spec("STREAM-59")
 def test_what_only_some_streams_do_is_drawn_as_well() -> None:
     of_client = {
-        ("live", "ack", "ended"),  # of the last chunk of a stream that has no turn
+        ("live", "ack", "ended"),  # of the last command of a stream that has no turn
         ("live", "snapshot of the end", "ended"),
         ("live", "unreadable record", "ended"),
         ("opening", "welcome of another past", "ended"),
@@ -59,8 +59,8 @@ def test_what_only_some_streams_do_is_drawn_as_well() -> None:
     }
     of_server = {
         ("admitting", "admit to another's stream", "closed"),
-        ("admitted", "chunk", "closed"),  # of a reader
-        ("admitted", "one chunk too many", "closed"),
+        ("admitted", "command", "closed"),  # of a reader
+        ("admitted", "one command too many", "closed"),
     }
     assert of_client - {tuple(edge) for edge in halves.client_edges()} == set()
     assert of_server - {tuple(edge) for edge in halves.server_edges()} == set()
@@ -76,42 +76,74 @@ def test_every_error_of_the_wire_has_its_line_in_the_table() -> None:
     assert len(halves.kinds_on_the_wire()) == table.count("\n") - 2
 
 
-HI = SayPayload((Text("hi"),))
+HI = SendPayload((Text("hi"),))
 BAD = b'{"type":"sing"}'
 JUDGED: tuple[tuple[str, bytes, str, str], ...] = (
     # What is said, on which stream, with which secret; and the code of the first line that holds.
     ("frame_too_large", b"x" * (FRAME_BYTES_MAX + 1), "", SECRET),
     ("malformed_frame", b"x", "", SECRET),
-    ("protocol", frames.encode(Chunk(-1, msgspec.Raw(BAD))), "", SECRET),
-    ("malformed_frame", frames.encode(Chunk(-1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
-    ("malformed_frame", frames.encode(Chunk(CHUNKS_MAX + 1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
-    ("malformed_frame", frames.encode(Chunk(0, msgspec.Raw(BAD))), "a", SECRET),
-    ("malformed_frame", frames.encode(Chunk(0, msgspec.Raw(frames.encode(SayPayload(()))))), "a", SECRET),
-    ("malformed_frame", frames.encode(Chunk(1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
-    ("malformed_frame", frames.encode(Chunk(1, msgspec.Raw(frames.encode(ResumePayload())))), "a", SECRET),
-    ("wrong_secret", frames.encode(Chunk(0, msgspec.Raw(frames.encode(AbortPayload(9))))), "a", "t" * 43),
-    ("stream_reused", frames.encode(Chunk(0, msgspec.Raw(frames.encode(AbortPayload(9))))), "a", SECRET),
-    ("ack", frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
-    ("seqno_gap", frames.encode(Chunk(7, msgspec.Raw(frames.encode(AbortPayload())))), "a", SECRET),
-    ("session_busy", frames.encode(Chunk(0, msgspec.Raw(frames.encode(ResumePayload())))), "b", SECRET),
+    ("protocol", frames.encode(CommandFrame(-1, msgspec.Raw(BAD))), "", SECRET),
+    ("malformed_frame", frames.encode(CommandFrame(-1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
     (
-        "question_closed",
-        frames.encode(Chunk(1, msgspec.Raw(frames.encode(AnswerPayload(1, 1, "c", "d", Choice.DENY))))),
+        "malformed_frame",
+        frames.encode(CommandFrame(COMMANDS_MAX + 1, msgspec.Raw(frames.encode(HI)))),
         "a",
         SECRET,
     ),
-    ("ack", frames.encode(Chunk(1, msgspec.Raw(frames.encode(AbortPayload())))), "a", SECRET),
+    ("malformed_frame", frames.encode(CommandFrame(0, msgspec.Raw(BAD))), "a", SECRET),
+    (
+        "malformed_frame",
+        frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(SendPayload(()))))),
+        "a",
+        SECRET,
+    ),
+    ("malformed_frame", frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
+    (
+        "malformed_frame",
+        frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(ResumePayload())))),
+        "a",
+        SECRET,
+    ),
+    (
+        "wrong_secret",
+        frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(CancelPayload(9))))),
+        "a",
+        "t" * 43,
+    ),
+    (
+        "stream_reused",
+        frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(CancelPayload(9))))),
+        "a",
+        SECRET,
+    ),
+    ("ack", frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI)))), "a", SECRET),
+    ("seqno_gap", frames.encode(CommandFrame(7, msgspec.Raw(frames.encode(CancelPayload())))), "a", SECRET),
+    (
+        "session_busy",
+        frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(ResumePayload())))),
+        "b",
+        SECRET,
+    ),
+    (
+        "question_closed",
+        frames.encode(
+            CommandFrame(1, msgspec.Raw(frames.encode(AnswerPayload(1, 1, "c", "d", Choice.DENY))))
+        ),
+        "a",
+        SECRET,
+    ),
+    ("ack", frames.encode(CommandFrame(1, msgspec.Raw(frames.encode(CancelPayload())))), "a", SECRET),
 )
 
 
 @spec("STREAM-57")
 @pytest.mark.parametrize(("code", "said", "stream", "secret"), JUDGED)
-async def test_a_chunk_is_judged_in_the_order_of_the_specification(
+async def test_a_command_is_judged_in_the_order_of_the_specification(
     code: str, said: bytes, stream: str, secret: str
 ) -> None:
     server = CoreServer()
     first = await _opened(server, "a", SECRET)
-    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
     wire = await _opened(server, stream, secret)
     await wire.send([said])
     frame = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
@@ -122,7 +154,7 @@ async def test_a_chunk_is_judged_in_the_order_of_the_specification(
 @spec("STREAM-57")
 async def test_where_nothing_was_said_only_a_message_is_taken() -> None:
     wire = await _opened(CoreServer(), "a", SECRET)
-    await wire.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(AbortPayload()))))])
+    await wire.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(CancelPayload()))))])
     (refused,) = [
         each for each in map(frames.decode_server, wire.stream.frames_to_send()) if isinstance(each, Error)
     ]
@@ -150,7 +182,7 @@ async def test_an_open_is_judged_in_the_order_of_the_specification(code: str, sa
     server = CoreServer()
     first = await server.connect("s")
     await first.send([frames.encode(Open("a", SECRET, connection=2))])
-    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
     wire = await server.connect("s")
     await wire.send([said])
     heard = [frames.decode_server(each) for each in wire.stream.frames_to_send()]
@@ -182,7 +214,7 @@ async def test_an_event_id_is_judged_in_the_order_of_the_specification(
 ) -> None:
     server = CoreServer()
     first = await _opened(server, "a", SECRET)
-    await first.send([frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI))))])
+    await first.send([frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI))))])
     assert server.host("s").newest.position == 5
     wire = await server.connect("s")
     await wire.send([frames.encode(Open(stream, secret, event_id, next_seqno))])

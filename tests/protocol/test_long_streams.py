@@ -1,4 +1,4 @@
-"""A stream of many chunks knows each of them, and a chunk costs the same however many there are."""
+"""A stream of many commands knows each of them, and a command costs the same however many there are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from midstream.session.records import CommandAccepted, StreamOpened
 from midstream.session.session import NEWEST_MAX, Session, evolve
 
 
-def test_a_long_stream_knows_each_of_its_chunks() -> None:
+def test_a_long_stream_knows_each_of_its_commands() -> None:
     session = evolve(Session(), StreamOpened("s", "k"), epoch=1)
     count = 2 * NEWEST_MAX + 3
     for seqno in range(count):

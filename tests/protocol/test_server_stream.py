@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
-from midstream.history.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Response, Result, Text, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.frames import (
     START,
-    AbortPayload,
     Ack,
     AnswerPayload,
-    Chunk,
+    CancelPayload,
     Close,
+    CommandFrame,
     Error,
     EventFrame,
     EventId,
@@ -30,7 +30,7 @@ from midstream.protocol.frames import (
     Ping,
     ResultPayload,
     ResumePayload,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     SnapshotFrame,
     SnapshotWhen,
@@ -61,13 +61,13 @@ from midstream.session.records import (
     MessageQueued,
     MessageWithdrawn,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StreamOpened,
     TurnEnded,
     TurnStatus,
 )
 from midstream.session.retention import Retention
-from midstream.session.session import CHUNKS_MAX, Received, Session, fold
+from midstream.session.session import COMMANDS_MAX, Received, Session, fold
 from midstream.session.turn.commands import (
     Answer,
     CallFinished,
@@ -82,7 +82,7 @@ from tests.spec import spec
 
 SECRET = "s" * 43
 DIGEST = frames.secret_digest_of(SECRET)
-HI = SayPayload((Text("hi"),))
+HI = SendPayload((Text("hi"),))
 
 
 @spec("STREAM-3")
@@ -123,7 +123,7 @@ def test_a_connection_that_never_opens_is_ended() -> None:
         b"",
         b"not json",
         b'{"type":"nothing"}',
-        frames.encode(Chunk(0, msgspec.Raw(frames.encode(HI)))),
+        frames.encode(CommandFrame(0, msgspec.Raw(frames.encode(HI)))),
         frames.encode(Open("a")),
         frames.encode(Open("a" * (KEY_CHARS_MAX + 1), SECRET)),
         frames.encode(Open("ä", SECRET)),
@@ -163,10 +163,10 @@ def test_a_second_open_ends_the_connection() -> None:
 
 
 @spec("STREAM-13")
-def test_a_chunk_is_submitted_and_acked_only_when_it_was_appended() -> None:
+def test_a_command_is_submitted_and_acked_only_when_it_was_appended() -> None:
     stream = _admitted(Open("a", SECRET))
     raw = frames.encode(HI)
-    stream.receive(_chunk(0, raw), now=0.0)
+    stream.receive(_command(0, raw), now=0.0)
     command = SendMessage(UserMessage((Text("hi"),)), when_busy=WhenBusy.QUEUE)
     assert stream.requests() == [Submit(0, Received("a", DIGEST, 0, frames.digest_of(raw), command))]
     assert stream.frames_to_send() == []
@@ -179,9 +179,9 @@ def test_a_chunk_is_submitted_and_acked_only_when_it_was_appended() -> None:
 @spec("STREAM-16")
 def test_results_and_aborts_become_commands() -> None:
     stream = _admitted(Open("a", SECRET))
-    stream.receive(_chunk(1, frames.encode(ResultPayload(1, 2, Result("c", "done")))), now=0.0)
-    stream.receive(_chunk(2, frames.encode(AbortPayload(1))), now=0.0)
-    commands = [request.chunk.command for request in stream.requests() if isinstance(request, Submit)]
+    stream.receive(_command(1, frames.encode(ResultPayload(1, 2, Result("c", "done")))), now=0.0)
+    stream.receive(_command(2, frames.encode(CancelPayload(1))), now=0.0)
+    commands = [request.received.command for request in stream.requests() if isinstance(request, Submit)]
     assert commands == [CallFinished(1, 2, Result("c", "done")), Cancel(1)]
 
 
@@ -190,23 +190,23 @@ def test_results_and_aborts_become_commands() -> None:
     ("seqno", "payload"),
     [
         (1, frames.encode(HI)),
-        (0, frames.encode(SayPayload(()))),
+        (0, frames.encode(SendPayload(()))),
         (0, b'{"type":"dance"}'),
-        (-1, frames.encode(AbortPayload())),
-        (CHUNKS_MAX + 1, frames.encode(AbortPayload())),
+        (-1, frames.encode(CancelPayload())),
+        (COMMANDS_MAX + 1, frames.encode(CancelPayload())),
     ],
 )
-def test_a_chunk_that_breaks_a_rule_ends_the_connection(seqno: int, payload: bytes) -> None:
+def test_a_command_that_breaks_a_rule_ends_the_connection(seqno: int, payload: bytes) -> None:
     stream = _admitted(Open("a", SECRET))
-    stream.receive(_chunk(seqno, payload), now=0.0)
+    stream.receive(_command(seqno, payload), now=0.0)
     assert [_code(frame) for frame in _sent(stream)] == ["malformed_frame"]
     assert (stream.is_closed, stream.requests()) == (True, [])
 
 
 @spec("STREAM-28")
-def test_a_refused_chunk_is_told_why_and_the_connection_goes_on() -> None:
+def test_a_refused_command_is_told_why_and_the_connection_goes_on() -> None:
     stream = _admitted(Open("a", SECRET))
-    stream.receive(_chunk(3, frames.encode(AbortPayload())), now=0.0)
+    stream.receive(_command(3, frames.encode(CancelPayload())), now=0.0)
     stream.refused(3, SeqnoGapError("too early", expected=1), now=0.0)
     stream.refused(0, SessionBusyError("busy", retry_after_s=2.0), now=0.0)
     assert _sent(stream) == [
@@ -217,33 +217,33 @@ def test_a_refused_chunk_is_told_why_and_the_connection_goes_on() -> None:
 
 
 @spec("STREAM-7")
-def test_chunks_before_the_admission_wait_for_it() -> None:
+def test_commands_before_the_admission_wait_for_it() -> None:
     stream = _opened(Open("a", SECRET))
-    stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
+    stream.receive(_command(0, frames.encode(HI)), now=0.0)
     assert stream.requests() == []
     stream.admit(Session(), epoch_at=None, now=0.0)
     assert [request.seqno for request in stream.requests() if isinstance(request, Submit)] == [0]
 
 
 @spec("STREAM-5", "STREAM-7")
-def test_chunks_before_a_refused_admission_are_forgotten() -> None:
+def test_commands_before_a_refused_admission_are_forgotten() -> None:
     stream = _opened(Open("a", "another secret"))
-    stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
+    stream.receive(_command(0, frames.encode(HI)), now=0.0)
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert [_code(frame) for frame in _sent(stream)] == ["wrong_secret"]
     assert (stream.is_closed, stream.requests()) == (True, [])
 
 
 @spec("STREAM-17")
-def test_more_chunks_in_flight_than_the_welcome_allows_end_the_connection() -> None:
+def test_more_commands_in_flight_than_the_welcome_allows_end_the_connection() -> None:
     stream = _admitted(Open("a", SECRET))
     for seqno in range(frames.IN_FLIGHT_MAX):
-        stream.receive(_chunk(seqno, frames.encode(AbortPayload())), now=0.0)
+        stream.receive(_command(seqno, frames.encode(CancelPayload())), now=0.0)
     assert not stream.is_closed
     stream.accepted(0, now=0.0)
-    stream.receive(_chunk(frames.IN_FLIGHT_MAX, frames.encode(AbortPayload())), now=0.0)
+    stream.receive(_command(frames.IN_FLIGHT_MAX, frames.encode(CancelPayload())), now=0.0)
     assert not stream.is_closed
-    stream.receive(_chunk(frames.IN_FLIGHT_MAX + 1, frames.encode(AbortPayload())), now=0.0)
+    stream.receive(_command(frames.IN_FLIGHT_MAX + 1, frames.encode(CancelPayload())), now=0.0)
     assert stream.is_closed
 
 
@@ -302,7 +302,7 @@ def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> 
     stream = _opened(Open(event_id="0-0"))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [Welcome("", "3-5", "0-0", status="running")]
-    stream.receive(_chunk(0, frames.encode(HI)), now=0.0)
+    stream.receive(_command(0, frames.encode(HI)), now=0.0)
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["protocol"], True)
 
 
@@ -315,7 +315,7 @@ def test_a_stream_the_server_forgot_is_refused() -> None:
 
 
 @spec("STREAM-6")
-def test_a_first_chunk_that_never_arrived_is_no_forgotten_stream() -> None:
+def test_a_first_command_that_never_arrived_is_no_forgotten_stream() -> None:
     stream = _opened(Open("b", SECRET, next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=None, now=0.0)
     assert _sent(stream) == [Welcome("b", "3-5", "3-5", status="running", began_at=1.0)]
@@ -433,7 +433,7 @@ def test_a_sub_agent_is_a_tool_unless_it_rests_on_a_person() -> None:
     assert waiting_on(_with_call(Site.SERVER), ["person"]) == "tool"
 
 
-PAYLOADS: list[frames.Payload] = [HI, SayPayload(()), AbortPayload(2), ResultPayload(1, 1, Result("c", ""))]
+PAYLOADS: list[frames.Payload] = [HI, SendPayload(()), CancelPayload(2), ResultPayload(1, 1, Result("c", ""))]
 
 _client_frames = st.one_of(
     st.builds(
@@ -447,7 +447,7 @@ _client_frames = st.one_of(
     st.tuples(
         st.integers(-1, 3),
         st.sampled_from(PAYLOADS),
-    ).map(lambda pair: _chunk(pair[0], frames.encode(pair[1]))),
+    ).map(lambda pair: _command(pair[0], frames.encode(pair[1]))),
     st.sampled_from([frames.encode(Close()), frames.encode(Ping())]),
     st.binary(max_size=40),
     st.text(max_size=40).map(str.encode),
@@ -507,8 +507,8 @@ def _events(body: bytes) -> tuple[EventFrame, ...]:
     return frame.events
 
 
-def _chunk(seqno: int, payload: bytes) -> bytes:
-    return frames.encode(Chunk(seqno, msgspec.Raw(payload)))
+def _command(seqno: int, payload: bytes) -> bytes:
+    return frames.encode(CommandFrame(seqno, msgspec.Raw(payload)))
 
 
 def _session(*records: Record) -> Session:
@@ -527,9 +527,11 @@ def _said() -> tuple[Record, ...]:
 
 
 def _with_call(site: Site) -> Session:
-    reply = Reply((Call("c", "look"),), Finish.CALLS)
+    response = Response((Call("c", "look"),), Finish.CALLS)
     plans = (CallPlan("c", "digest", site),)
-    return _session(*_said(), ReplyCompleted(1, 1, 1, reply, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0))
+    return _session(
+        *_said(), ResponseCompleted(1, 1, 1, response, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0)
+    )
 
 
 @spec("STREAM-54")
@@ -584,7 +586,7 @@ def test_a_client_that_sends_more_than_it_was_told_is_ended() -> None:
     stream.receive(frames.encode(Open("a", SECRET)), now=0.0)
     stream.admit(Session(), epoch_at=None, now=0.0)
     for seqno in range(2):
-        stream.receive(_chunk(seqno, frames.encode(HI if not seqno else AbortPayload())), now=0.0)
+        stream.receive(_command(seqno, frames.encode(HI if not seqno else CancelPayload())), now=0.0)
     assert (_code(_sent(stream)[-1]), stream.is_closed) == ("protocol", True)
 
 
@@ -641,16 +643,16 @@ def test_answers_withdrawals_and_resumes_become_commands() -> None:
         (ResumePayload(4), Resume(4)),
     ):
         stream = _admitted(Open("a", SECRET))
-        stream.receive(_chunk(0, frames.encode(payload)), now=0.0)
+        stream.receive(_command(0, frames.encode(payload)), now=0.0)
         (request,) = stream.requests()
         assert isinstance(request, Submit)
-        assert request.chunk.command == command
+        assert request.received.command == command
 
 
 @spec("STREAM-36")
-def test_a_turn_is_resumed_by_the_first_chunk_of_a_stream() -> None:
+def test_a_turn_is_resumed_by_the_first_command_of_a_stream() -> None:
     stream = _admitted(Open("a", SECRET))
-    stream.receive(_chunk(1, frames.encode(ResumePayload())), now=0.0)
+    stream.receive(_command(1, frames.encode(ResumePayload())), now=0.0)
     assert ([_code(frame) for frame in _sent(stream)], stream.is_closed) == (["malformed_frame"], True)
 
 

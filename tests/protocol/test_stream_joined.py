@@ -1,6 +1,6 @@
 """Both halves of the stream protocol under every fault a network, a server and a client can have.
 
-Exactly once both ways: each chunk the client numbered stands in the journal once, in order; what the application
+Exactly once both ways: each command the client numbered stands in the journal once, in order; what the application
 has applied is the journal's line from the stream's first record to the end of its turn.
 """
 
@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.errors import SessionBusyError, StreamNotFoundError
-from midstream.history.messages import Call, Finish, Reply, Result, Text
+from midstream.history.messages import Call, Finish, Response, Result, Text
 from midstream.protocol import frames
 from midstream.protocol.client_stream import Applied, ClientStream, Forget
-from midstream.protocol.frames import AbortPayload, EventId, ResultPayload, SayPayload
+from midstream.protocol.frames import CancelPayload, EventId, ResultPayload, SendPayload
 from midstream.session import records
 from midstream.session.calls import CallPlan, Site, digest_of
 from midstream.session.records import CallStarted, CommandAccepted, Delta, StreamOpened, TurnEnded, TurnStatus
-from midstream.session.turn.commands import ModelReplied, ModelSaid, WhenBusy
+from midstream.session.turn.commands import ModelResponded, ModelStreamed, WhenBusy
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.stream_link import Link, MemoryCheckpoint, MemoryHost
 from tests.search import tried
@@ -71,7 +71,7 @@ class Application:
     def answer(self, link: Link) -> None:
         if self.to_answer and not link.client.is_ended:
             call = self.to_answer.pop()
-            self.say(link, ResultPayload(call.turn, call.reply, Result(call.call_id, "done")))
+            self.say(link, ResultPayload(call.turn, call.response, Result(call.call_id, "done")))
 
     def abort(self, link: Link) -> None:
         link.client.abort()
@@ -87,15 +87,15 @@ def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
     if not isinstance(turn, AwaitingModel):
         return
     if not ends:
-        said = Delta(turn.turn, turn.reply_no, turn.attempt, 0, "text", "word ")
-        host.do(ModelSaid(turn.turn, turn.reply_no, turn.attempt, (said,)), at=1.0)
+        said = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
+        host.do(ModelStreamed(turn.turn, turn.response_no, turn.attempt, (said,)), at=1.0)
     elif calls:
-        reply = Reply((Call("c", "look"),), Finish.CALLS)
+        response = Response((Call("c", "look"),), Finish.CALLS)
         plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
-        host.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply, plans), at=1.0)
+        host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response, plans), at=1.0)
     else:
-        reply = Reply((Text("word word"),))
-        host.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply), at=1.0)
+        response = Response((Text("word word"),))
+        host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response), at=1.0)
 
 
 def act(what: str, link: Link, application: Application) -> None:
@@ -127,7 +127,7 @@ def act(what: str, link: Link, application: Application) -> None:
             application.step(link)
         case "answer":
             application.answer(link)
-        case "abort":
+        case "cancel":
             application.abort(link)
         case _:
             raise AssertionError(what)
@@ -139,15 +139,15 @@ STEPS = ["up", "down", "up", "down", "time", "word", "call", "end", "read", "ans
 
 @spec("STREAM-12", "STREAM-14", "STREAM-21")
 @settings(max_examples=tried(300))
-@given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "abort"]), max_size=60))
+@given(st.lists(st.sampled_from([*STEPS, *STEPS, *FAULTS, "cancel"]), max_size=60))
 def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]) -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     for what in script:
         act(what, link, application)
-        _check_chunks(link, application)
+        _check_commands(link, application)
     _finish(link, application)
-    _check_chunks(link, application)
+    _check_commands(link, application)
     assert link.client.error is None
     assert link.checkpoint.state is None
     assert _sent_by(application.log) == _lines_of_stream(link.host)
@@ -155,7 +155,7 @@ def test_exactly_once_both_ways_whatever_is_cut_killed_or_lost(script: list[str]
 
 def test_the_happy_path_needs_one_connection() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     _finish(link, application)
     assert (link.connections, len(application.submitted)) == (1, 1)
     assert _sent_by(application.log) == _lines_of_stream(link.host)
@@ -168,17 +168,17 @@ def test_one_fault_after_each_step_of_a_turn_with_a_tool(fault: str) -> None:
     script += ["answer", "up", "down", "word", "down", "end", "down", "read"]
     for place in range(len(script) + 1):
         link, application = _linked()
-        application.say(link, SayPayload((Text("hi"),)))
+        application.say(link, SendPayload((Text("hi"),)))
         for what in [*script[:place], fault, *script[place:]]:
             act(what, link, application)
         _finish(link, application)
-        _check_chunks(link, application)
+        _check_commands(link, application)
         assert (place, _sent_by(application.log)) == (place, _lines_of_stream(link.host))
 
 
 def test_an_abort_said_while_nothing_is_connected_stops_the_turn_once() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     link.run()
     link.cut()
     application.abort(link)
@@ -192,7 +192,7 @@ def test_an_abort_said_while_nothing_is_connected_stops_the_turn_once() -> None:
 @spec("STREAM-15")
 def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     for _ in range(2):
         link.wait()
         link.send_up()  # the open and the message arrive, no answer comes back
@@ -200,7 +200,7 @@ def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
     application.abort(link)  # its turn is not known to this client, and ends meanwhile
     advance_model(link.host, calls=False, ends=True)
     other, another = _linked(link.host, key="b")
-    another.say(other, SayPayload((Text("me too"),)))
+    another.say(other, SendPayload((Text("me too"),)))
     other.run()
     link.run()
     assert [turn for turn, status in _ends(link.host) if status is TurnStatus.CANCELLED] == []
@@ -209,10 +209,10 @@ def test_an_abort_never_stops_the_turn_of_somebody_else() -> None:
 
 def test_a_second_message_while_a_turn_runs_is_refused_with_its_type() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SayPayload((Text("me too"),), when_busy=WhenBusy.REFUSE))
+    another.say(other, SendPayload((Text("me too"),), when_busy=WhenBusy.REFUSE))
     other.run()
     assert isinstance(other.client.error, SessionBusyError)
 
@@ -225,10 +225,10 @@ def _drain(application: Application, link: Link) -> None:
 @spec("STREAM-35")
 def test_a_queued_message_is_shown_its_own_turn_and_no_other() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SayPayload((Text("me too"),)))
+    another.say(other, SendPayload((Text("me too"),)))
     other.run()
     for turn in (1, 2):
         link.host.do(heard(f"for turn {turn}", turn=turn), at=0.0)
@@ -244,10 +244,10 @@ def test_a_queued_message_is_shown_its_own_turn_and_no_other() -> None:
 @spec("STREAM-35")
 def test_a_queued_message_that_is_taken_back_ends_its_stream() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     link.run()
     other, another = _linked(link.host, key="b")
-    another.say(other, SayPayload((Text("me too"),)))
+    another.say(other, SendPayload((Text("me too"),)))
     other.run()
     other.client.abort()
     other.settle()
@@ -260,7 +260,7 @@ def test_a_queued_message_that_is_taken_back_ends_its_stream() -> None:
 
 def test_a_server_without_the_stream_is_told_from_one_that_never_saw_it() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     link.run()
     link.cut()
     link.host = MemoryHost()
@@ -270,10 +270,10 @@ def test_a_server_without_the_stream_is_told_from_one_that_never_saw_it() -> Non
 
 def test_a_stop_from_any_client_is_a_stream_of_its_own() -> None:
     link, application = _linked()
-    application.say(link, SayPayload((Text("hi"),)))
+    application.say(link, SendPayload((Text("hi"),)))
     link.run()
     other, _ = _linked(link.host, key="b")
-    other.client.submit(AbortPayload())
+    other.client.submit(CancelPayload())
     other.client.finish()
     other.settle()
     other.run()
@@ -301,7 +301,7 @@ def _finish(link: Link, application: Application) -> None:
     raise AssertionError("the stream did not end")
 
 
-def _check_chunks(link: Link, application: Application) -> None:
+def _check_commands(link: Link, application: Application) -> None:
     """What was accepted is a prefix of what was numbered, and what was acked is a prefix of that."""
     accepted = [
         (record.seqno, record.digest)

@@ -19,12 +19,12 @@ from midstream.protocol import frames
 from midstream.protocol.client_stream import Applied, ClientStream
 from midstream.protocol.frames import (
     START,
-    AbortPayload,
     Ack,
     AnswerPayload,
-    Chunk,
+    CancelPayload,
     ClientFrame,
     Close,
+    CommandFrame,
     Error,
     EventFrame,
     EventId,
@@ -35,7 +35,7 @@ from midstream.protocol.frames import (
     Ping,
     ResultPayload,
     ResumePayload,
-    SayPayload,
+    SendPayload,
     SnapshotFrame,
     Welcome,
     WithdrawPayload,
@@ -55,9 +55,9 @@ CUT = b"cut"
 PAYLOADS = [
     frames.encode(payload)
     for payload in (
-        SayPayload((Text("hi"),)),
+        SendPayload((Text("hi"),)),
         ResultPayload(1, 1, Result("c", "done")),
-        AbortPayload(),
+        CancelPayload(),
         AnswerPayload(1, 1, "c", "d", Choice.ALLOW),
         WithdrawPayload(1),
         ResumePayload(1),
@@ -65,8 +65,8 @@ PAYLOADS = [
 ]
 _FROM_CLIENT: tuple[ClientFrame, ...] = (
     Open("a", SECRET, "1-1", 1, 1, 5.0),
-    *(Chunk(number, msgspec.Raw(payload)) for number, payload in enumerate(PAYLOADS)),
-    Chunk(0, msgspec.Raw(PAYLOADS[0])),
+    *(CommandFrame(number, msgspec.Raw(payload)) for number, payload in enumerate(PAYLOADS)),
+    CommandFrame(0, msgspec.Raw(PAYLOADS[0])),
     Ping(),
     Close(),
 )
@@ -125,9 +125,9 @@ class _Journal:
         self.state = Session()
         self.bodies: list[bytes] = []
 
-    def take(self, chunk: Received) -> None:
-        """Append what a chunk causes; raise `Refused` where it may cause nothing."""
-        decided = decide(self.state, chunk, epoch=1, at=0.0)
+    def take(self, received: Received) -> None:
+        """Append what a received causes; raise `Refused` where it may cause nothing."""
+        decided = decide(self.state, received, epoch=1, at=0.0)
         self.state = fold(((1, record) for record in decided), self.state)
         self.bodies += map(records.encode, decided)
 
@@ -152,9 +152,9 @@ def tell_server(said: Sequence[bytes]) -> None:
             match request:
                 case Admit():
                     _admit(stream, journal, request.event_id, now)
-                case Submit(seqno, chunk):
+                case Submit(seqno, received):
                     try:
-                        journal.take(chunk)
+                        journal.take(received)
                     except Refused as refused:
                         stream.refused(seqno, refused.error, now=now)
                     else:
@@ -179,7 +179,7 @@ def _admit(stream: ServerStream, journal: _Journal, at: EventId | None, now: flo
 def tell_client(said: Sequence[bytes]) -> None:
     """Let a server say these frames to a client with a message under way; `CUT` breaks the connection."""
     stream = ClientStream("a", SECRET, now=0.0)
-    stream.submit(SayPayload((Text("hi"),)))
+    stream.submit(SendPayload((Text("hi"),)))
     for number, body in enumerate(said):
         now = float(number)
         if not stream.is_connection_wanted and not stream.is_ended:

@@ -43,7 +43,7 @@ def _flat(value: Any) -> Hashable:  # noqa: ANN401 - whatever a half keeps
     if kind is set:
         return frozenset(value)
     if kind is Submit:
-        return value.seqno, value.chunk.digest
+        return value.seqno, value.received.digest
     if isinstance(value, Exception):
         return kind.__name__
     return value  # type: ignore[no-any-return]  # hashable, or the caller learns

@@ -4,7 +4,8 @@ Nothing here is a stand-in for our own code but the shells: the halves are the r
 decided by `session/session.py`, a client's tools are `LocalTools`. A world is a value: it is copied, one thing happens
 in the copy, and `fingerprint` tells two worlds apart in which different things can happen from now on.
 
-The network delivers what goes through one connection in order, until that breaks; but chunks may overtake one another,
+The network delivers what goes through one connection in order, until that breaks; but commands may overtake one
+another,
 and come twice, as POSTs do that are requests of their own. A client may lose a connection at any time, and the server
 learns of it later or never: what the older connection carried up is still taken while a newer one speaks, also when it
 arrives after it. A server's process dies with all its connections; a client's process dies and the next one knows
@@ -22,14 +23,14 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.history.messages import Call, Finish, Reply, Text
-from midstream.protocol.frames import START, Chunk, EventId, SayPayload, decode_client
+from midstream.history.messages import Call, Finish, Response, Text
+from midstream.protocol.frames import START, CommandFrame, EventId, SendPayload, decode_client
 from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.session import records
 from midstream.session.calls import CallPlan, Site, digest_of
 from midstream.session.records import CommandAccepted, EpochStarted, Record, Sync, sync_of
 from midstream.session.session import Received, Session, decide, fenced, fold, notice_of
-from midstream.session.turn.commands import Command, ModelReplied, ModelSaid, Recover, Refused
+from midstream.session.turn.commands import Command, ModelResponded, ModelStreamed, Recover, Refused
 from midstream.session.turn.states import AwaitingModel
 from tests.protocol.client_process import AT, Disk, Process
 from tests.protocol.values import copied, told_apart
@@ -83,7 +84,7 @@ class Connection:
         self.up: tuple[bytes, ...] = ()
         self.down: tuple[bytes, ...] = ()
         self.forwarded_commands: tuple[Submit | Received, ...] = ()
-        """What waits for the journal's owner: chunks, and a notice that this connection has the stream."""
+        """What waits for the journal's owner: commands, and a notice that this connection has the stream."""
 
     def clone(self) -> Self:
         other = copy(self)
@@ -96,10 +97,10 @@ class Connection:
         return self.owner, self.place, self.is_held, server, self.up, self.down, forwarded_commands
 
     @property
-    def are_chunks_waiting(self) -> bool:
-        """Whether the next two frames on their way up are chunks, which may come in another order as POSTs."""
+    def are_commands_waiting(self) -> bool:
+        """Whether the next two frames on their way up are commands, which may come in another order as POSTs."""
         waiting = self.up[:2]
-        return len(waiting) > 1 and all(isinstance(decode_client(body), Chunk) for body in waiting)
+        return len(waiting) > 1 and all(isinstance(decode_client(body), CommandFrame) for body in waiting)
 
     def flush(self) -> None:
         """Put on the line what the server's half says; what a client has given up it does not hear."""
@@ -129,11 +130,11 @@ class World:
         self.views: tuple[Session, ...] = (self.session,) * scenario.servers
         """What each of the others has read."""
         self.brought: tuple[tuple[int, int], ...] = ()
-        """Positions of the accepted chunks, and the numbers of the connections they came by."""
+        """Positions of the accepted commands, and the numbers of the connections they came by."""
         self.start_epoch()
         disk = Disk("a", SECRET)
         first = self.process(disk)
-        first.say(SayPayload((Text("hi"),)))
+        first.say(SendPayload((Text("hi"),)))
         first.settle()
         self.processes = (first, *(self.process(disk.copied()) for _ in range(scenario.clients - 1)))
 
@@ -196,13 +197,13 @@ class World:
         for number, connection in enumerate(self.connections):
             if connection.server is not None and connection.up and left.repeats:
                 yield "repeat", number
-            if connection.server is not None and left.overtakes and connection.are_chunks_waiting:
+            if connection.server is not None and left.overtakes and connection.are_commands_waiting:
                 yield "overtake", number
             if connection.is_held and left.losses:
                 yield "lose", connection.owner
         for number, process in enumerate(self.processes):
             if left.aborts and not process.stream.is_ended and process.can_abort:
-                yield "abort", number
+                yield "cancel", number
             if left.client_deaths and (process.disk.state is not None or process.has_unread):
                 yield "die", number
         if left.takeovers:
@@ -249,7 +250,7 @@ class World:
         if isinstance(turn, AwaitingModel) and turn.attempt:
             if self.left.words:
                 yield ("word",)
-            yield ("reply",)
+            yield ("response",)
 
     def held(self, owner: int) -> Connection | None:
         """Return the connection that a client has."""
@@ -281,8 +282,8 @@ class World:
             case ("word",):
                 self.count("words")
                 self.say_word()
-            case ("reply",):
-                self.reply()
+            case ("response",):
+                self.response()
             case ("takeover",):
                 self.count("takeovers")
                 self.take_over()
@@ -314,7 +315,7 @@ class World:
                 process.read()
             case "run":
                 process.run(next(each for each in process.starts if each == place))
-            case "abort":
+            case "cancel":
                 self.count("aborts")
                 process.abort()
             case "die":
@@ -365,8 +366,8 @@ class World:
             self.forget(connection)
 
     def repeat(self, connection: Connection) -> None:
-        """Deliver a chunk a second time, as a POST that is sent again."""
-        if isinstance(decode_client(connection.up[0]), Chunk):
+        """Deliver a command a second time, as a POST that is sent again."""
+        if isinstance(decode_client(connection.up[0]), CommandFrame):
             self.take(connection, connection.up[0])
 
     def take(self, connection: Connection, body: bytes) -> None:
@@ -437,7 +438,7 @@ class World:
         server = connection.server
         assert server is not None
         try:
-            decided = decide(self.session, request.chunk, epoch=self.session.epoch, at=AT)
+            decided = decide(self.session, request.received, epoch=self.session.epoch, at=AT)
         except Refused as refused:
             server.refused(request.seqno, refused.error, now=AT)
             return
@@ -448,7 +449,7 @@ class World:
         self.acknowledge(server, request.seqno)
 
     def acknowledge(self, server: ServerStream, seqno: int) -> None:
-        """Say that a chunk is in the journal; its events have their own way, and may come later."""
+        """Say that a command is in the journal; its events have their own way, and may come later."""
         server.accepted(seqno, now=AT)
         self.feed()
 
@@ -485,18 +486,18 @@ class World:
     def say_word(self) -> None:
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        said: ModelSaid = heard("word", turn=turn.turn, reply=turn.reply_no, attempt=turn.attempt)
+        said: ModelStreamed = heard("word", turn=turn.turn, response=turn.response_no, attempt=turn.attempt)
         self.do(said)
 
-    def reply(self) -> None:
-        """Let the model ask for the client's tool in its first reply, and answer in the next."""
+    def response(self) -> None:
+        """Let the model ask for the client's tool in its first response, and answer in the next."""
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        reply, plans = Reply((Text("word"),)), tuple[CallPlan, ...]()
-        if self.left.has_tool and turn.reply_no == 1:
-            reply = Reply((Call("c", "look"),), Finish.CALLS)
+        response, plans = Response((Text("word"),)), tuple[CallPlan, ...]()
+        if self.left.has_tool and turn.response_no == 1:
+            response = Response((Call("c", "look"),), Finish.CALLS)
             plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
-        self.do(ModelReplied(turn.turn, turn.reply_no, turn.attempt, reply, plans))
+        self.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response, plans))
 
     def take_over(self) -> None:
         """The owner's process dies with its connections; another one begins a new epoch."""

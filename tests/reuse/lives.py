@@ -27,14 +27,14 @@ from midstream.history.messages import (
     Call,
     Finish,
     History,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
     Usage,
     UserMessage,
 )
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.store import memory as stores
 from midstream.store.contract import KeyValueEntry
 from midstream.testing.scripted_upstream import (
@@ -225,7 +225,7 @@ class Life:
         wants_tools = self.abilities.takes_tools and self.chance.random() < 0.4
         if wants_tools and talk.heard[-1].setup.instructions != "title":
             ids = [f"c{self._tokens}-{number}" for number in range(self.chance.randint(1, 2))]
-            requests = [CallRequested(call_id, "look", "{}") for call_id in ids]
+            requests = [ToolCallRequested(call_id, "look", "{}") for call_id in ids]
             return [TextDelta(name), *requests, Finished(Finish.CALLS, usage=usage)]
         return [TextDelta(name[:3]), TextDelta(name[3:]), Finished(usage=usage)]
 
@@ -283,7 +283,7 @@ class Life:
                 count += 1
                 if isinstance(event, TextDelta):
                     asked.text += event.text
-                if isinstance(event, CallRequested):
+                if isinstance(event, ToolCallRequested):
                     calls.append(event.id)
                 if isinstance(event, Finished):
                     asked.calls = tuple(calls)
@@ -314,8 +314,8 @@ class Life:
             calls = tuple(Call(call_id, "look", "{}") for call_id in asked.calls)
             results = tuple(Result(call_id, f"found {self._token('t')}") for call_id in asked.calls)
             finish = Finish.CALLS if calls else Finish.STOP
-            reply = Reply((Text(asked.text), *calls), finish)
-            self.turns[-1].steps.append(Step(reply, results))
+            response = Response((Text(asked.text), *calls), finish)
+            self.turns[-1].steps.append(Step(response, results))
         return asked.is_whole
 
     async def _go_on(self, server: Server, **how: int | None) -> Asked:
@@ -461,8 +461,8 @@ class Life:
         if asked.is_whole:
             self._accept(asked)
         elif way == "interrupted":
-            reply = Reply((Text(asked.text or "..."),), Finish.INTERRUPTED)
-            self.turns[-1].steps.append(Step(reply))
+            response = Response((Text(asked.text or "..."),), Finish.INTERRUPTED)
+            self.turns[-1].steps.append(Step(response))
         elif way == "drop":
             self.turns.pop()
 

@@ -6,10 +6,10 @@ import { test } from "node:test";
 import { AnswerText, completed } from "../../src/midstream/server/static/client/answer.js";
 
 const begun = { type: "message_accepted", turn: 1 };
-const attempt = (number, reply = 1) => ({ type: "attempt_started", turn: 1, reply, attempt: number });
-const delta = (text, more = {}) => ({ type: "delta", turn: 1, reply: 1, kind: "text", text, ...more });
+const attempt = (number, response = 1) => ({ type: "attempt_started", turn: 1, response, attempt: number });
+const delta = (text, more = {}) => ({ type: "delta", turn: 1, response: 1, kind: "text", text, ...more });
 const words = (text) => ({ type: "text", text });
-const whole = (...parts) => ({ type: "reply_completed", turn: 1, reply: 1, body: { parts } });
+const whole = (...parts) => ({ type: "response_completed", turn: 1, response: 1, body: { parts } });
 const ended = (status = "completed", more = {}) => ({ type: "turn_ended", turn: 1, status, ...more });
 const event = (record) => ({ type: "record", id: "1-1", record });
 
@@ -65,7 +65,7 @@ test("a new attempt that is shorter leaves nothing of the void one", () => {
 });
 
 test("an attempt that is continued keeps its words", () => {
-  const continued = { type: "attempt_continued", turn: 1, reply: 1, attempt: 1, number: 1 };
+  const continued = { type: "attempt_continued", turn: 1, response: 1, attempt: 1, number: 1 };
   assert.deepEqual(lastOf(begun, attempt(1), delta("a"), continued, delta("b")), ["b", false, "ab"]);
 });
 
@@ -95,7 +95,7 @@ test("who joins in the middle has the whole response when it is whole", () => {
 
 test("a snapshot stands for the answer so far, and the next turn begins anew", () => {
   const user = (text) => ({ type: "user", parts: [words(text)] });
-  const step = { type: "step", reply: { parts: [words("first")] } };
+  const step = { type: "step", response: { parts: [words("first")] } };
   const session = { history: [user("hi"), step], running: { said: { parts: [words("sec")] } } };
   const gone = { type: "gone", id: "1-1", hasSnapshot: true };
   const shown = { type: "snapshot", id: "1-9", session };

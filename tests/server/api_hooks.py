@@ -23,7 +23,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     """Mend what is right by the description alone.
 
     To JSON Schema 1.0 is an integer; to us it is none. A stream key stands for one first message, and comes with its
-    secret; a chunk comes with both, which no header can say of one kind of body.
+    secret; a command comes with both, which no header can say of one kind of body.
     """
     if case.query and str(case.query.get("wait")).isdecimal() and 1 < int(case.query["wait"]) <= WAIT_S_MAX:
         case.query["wait"] = 1  # as good as any other, and within the patience of a search
@@ -34,7 +34,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwar
     for name in ("last-event-id", "x-idempotency-event-id"):
         if headers.get(name) == "":  # stands for none, which a format cannot say
             del headers[name]
-    if isinstance(case.body, dict) and case.body.get("type") == "chunk" and not headers.get(KEY):
+    if isinstance(case.body, dict) and case.body.get("type") == "command" and not headers.get(KEY):
         headers[KEY] = "k"
     if headers.get(KEY):
         if not headers.get(SECRET):

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from midstream.engine.agent import Agent
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.observability.prometheus import Prometheus
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import asgi
@@ -39,7 +39,7 @@ def dump() -> str:
     return LARGE
 
 
-def _reply(request: ModelRequest) -> list[ScriptedStep]:
+def _response(request: ModelRequest) -> list[ScriptedStep]:
     is_first = len(request.history.entries) == 1
     return calls(("dump", "{}")) if is_first else text("ready")
 
@@ -48,7 +48,7 @@ def _reply(request: ModelRequest) -> list[ScriptedStep]:
 async def described() -> AsyncIterator[Served]:
     """Serve an app with all there is, and with something in it; nothing waits for long."""
     app = asgi(
-        Agent(ScriptedModel(_reply), tools=[dump]),
+        Agent(ScriptedModel(_response), tools=[dump]),
         store=MemoryStore(),
         access=Access(authenticate=bearer(KNOWN.get)),
         observers=[Prometheus()],

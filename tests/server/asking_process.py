@@ -12,7 +12,7 @@ from pathlib import Path
 from midstream.engine.agent import Agent, sub_agent
 from midstream.environment import World
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.testing.scripted_model import ScriptedModel, ScriptedStep, calls, steps_since_user, text
@@ -32,7 +32,7 @@ class Ahead(World):
         return super().now() + self._ahead_s
 
 
-def _reply(request: ModelRequest) -> list[ScriptedStep]:
+def _response(request: ModelRequest) -> list[ScriptedStep]:
     if steps_since_user(request.history):
         return text("It is paid.")
     said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
@@ -48,8 +48,8 @@ async def main(folder: Path, port: int, days: float) -> None:
             ledger.write(f"{sum}\n")
         return f"paid {sum}"
 
-    clerk = Agent(ScriptedModel(_reply), tools=[pay], name="clerk")
-    agent = Agent(ScriptedModel(_reply), tools=[pay, sub_agent(clerk, description="Pays.")])
+    clerk = Agent(ScriptedModel(_response), tools=[pay], name="clerk")
+    agent = Agent(ScriptedModel(_response), tools=[pay, sub_agent(clerk, description="Pays.")])
     app = asgi(agent, store=folder / "sessions.db", world=Ahead(days), look_back_s=LOOK_BACK_S)
     await serve(app, port=port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the test
 

@@ -25,7 +25,7 @@ const welcome = (more = {}) =>
 const events = (...pairs) =>
   JSON.stringify({ type: "events", events: pairs.map(([id, record]) => ({ id, record })) });
 
-const delta = (text) => ({ type: "delta", turn: 1, reply: 1, attempt: 1, part: 0, kind: "text", text });
+const delta = (text) => ({ type: "delta", turn: 1, response: 1, attempt: 1, part: 0, kind: "text", text });
 const accepted = (stream = "k") => ({
   type: "message_accepted",
   turn: 1,
@@ -55,15 +55,15 @@ function textsOf(taken) {
   return taken.events.map((event) => event.record?.text);
 }
 
-test("a chunk is asked to be written before any frame carries it", () => {
+test("a command is asked to be written before any frame carries it", () => {
   const { stream, written, opening } = saying();
   assert.deepEqual(written[0], { op: "secret", value: { key: "k", secret: "x" } });
-  const chunk = written.find((write) => write.op === "chunk");
+  const command = written.find((write) => write.op === "command");
   assert.equal(
-    chunk.value.frame,
-    '{"type":"chunk","seqno":0,"payload":{"type":"say","parts":[{"type":"text","text":"hi"}]}}',
+    command.value.frame,
+    '{"type":"command","seqno":0,"payload":{"type":"send","parts":[{"type":"text","text":"hi"}]}}',
   );
-  assert.deepEqual([JSON.parse(opening[0]).type, ...opening.slice(1)], ["open", chunk.value.frame]);
+  assert.deepEqual([JSON.parse(opening[0]).type, ...opening.slice(1)], ["open", command.value.frame]);
   assert.deepEqual(stream.take().frames, []);
   assert.equal(JSON.stringify(stream.record()).includes("secret"), false);
 });
@@ -84,14 +84,14 @@ test("asking twice to stop is asking once, also in the next life", () => {
   const { stream, written } = saying();
   stream.abort(0, NOW);
   stream.abort(0, NOW);
-  const chunks = [...written, ...stream.take().writes].filter(({ op }) => op === "chunk").map(({ value }) => value);
-  assert.equal(chunks.length, 2);
-  const next = new Stream({ ...stream.record(), secret: "x", chunks }, NOW);
+  const commands = [...written, ...stream.take().writes].filter(({ op }) => op === "command").map(({ value }) => value);
+  assert.equal(commands.length, 2);
+  const next = new Stream({ ...stream.record(), secret: "x", commands }, NOW);
   next.abort(0, NOW);
   assert.equal(next.nextSeqno, 2);
 });
 
-test("a chunk whose ack was lost is dropped when the welcome counts it", () => {
+test("a command whose ack was lost is dropped when the welcome counts it", () => {
   const { stream } = saying({}, welcome({ acked: 1, turn: 1, turn_status: "running", status: "running" }));
   const taken = stream.take();
   assert.deepEqual(taken.frames, []);
@@ -119,7 +119,7 @@ test("when the newest epoch began is kept, and one that began another time shows
     [null, undefined],
     [11, "events_lost"],
   ]) {
-    const stream = new Stream({ ...kept, cursor: "1-4", secret: "x", chunks: [] }, NOW);
+    const stream = new Stream({ ...kept, cursor: "1-4", secret: "x", commands: [] }, NOW);
     open(stream);
     stream.receive(welcome({ event_id: "1-9", resume_from: "1-4", acked: 1, turn: 1, began_at }), NOW);
     assert.equal(stream.error?.code, code);
@@ -137,7 +137,7 @@ test("an epoch that begins another time among the events shows it too, and a ser
     [21, "events_lost"],
     [undefined, undefined],
   ]) {
-    const stream = new Stream({ ...first.record(), cursor: "1-4", secret: "x", chunks: [] }, NOW);
+    const stream = new Stream({ ...first.record(), cursor: "1-4", secret: "x", commands: [] }, NOW);
     open(stream);
     stream.receive(welcome({ event_id: "2-9", resume_from: "1-4", acked: 1, turn: 1, began_at: 10.5 }), NOW);
     stream.receive(events(["2-5", epoch(2, at)]), NOW);
@@ -155,7 +155,7 @@ test("acks are cumulative and may repeat", () => {
   assert.equal(stream.acked, 2);
 });
 
-test("a new stream claims no chunks, so that a server which never heard of it lets it in", () => {
+test("a new stream claims no commands, so that a server which never heard of it lets it in", () => {
   const { opening } = saying({ cursor: "1-7" });
   assert.deepEqual(JSON.parse(opening[0]), {
     type: "open",
@@ -372,7 +372,7 @@ test("a degraded server is told once and never tried again", () => {
   assert.equal(stream.error.code, "connection_lost");
 });
 
-test("a server that forgot acknowledged chunks is a lost stream, not a silent new one", () => {
+test("a server that forgot acknowledged commands is a lost stream, not a silent new one", () => {
   const stream = new Stream(
     { session: "s", key: "k", secret: "x", cursor: "1-5", acked: 1, nextSeqno: 1, turn: 1 },
     NOW,
@@ -451,10 +451,10 @@ test("what is past the look-back, or half of something, is forgotten", () => {
   const fresh = { key: "a", acked: 1, nextSeqno: 1, touchedAt: NOW };
   const old = { ...fresh, key: "b", touchedAt: NOW - LOOK_BACK_MS - 1 };
   const empty = { ...fresh, key: "c", acked: 0, nextSeqno: 0 };
-  const chunk = { key: "d", seqno: 0, frame: "{}" };
+  const command = { key: "d", seqno: 0, frame: "{}" };
   const streams = [fresh, old, empty];
   const secrets = ["a", "b", "c", "f"].map((key) => ({ key, secret: "x" }));
-  const { interrupted, orphans } = sortInterrupted({ streams, secrets, chunks: [chunk] }, NOW);
+  const { interrupted, orphans } = sortInterrupted({ streams, secrets, commands: [command] }, NOW);
   assert.deepEqual(
     interrupted.map((stream) => stream.key),
     ["a"],
@@ -489,7 +489,7 @@ class SmallServer {
     const frame = JSON.parse(text);
     if (frame.type === "open") this.welcome(socket, frame);
     if (frame.type === "close") this.sockets.delete(socket);
-    if (frame.type === "chunk") this.accept(socket, frame, text);
+    if (frame.type === "command") this.accept(socket, frame, text);
   }
 
   welcome(socket, { stream, event_id }) {
@@ -580,7 +580,7 @@ test("a turn arrives whole and once, wherever the connection is cut", async () =
     assert.equal(server.journal.at(-1).type, "turn_ended", `seed ${seed}`);
     assert.deepEqual(ids, all, `seed ${seed}`);
     assert.equal(new Set(server.received).size, 1, `seed ${seed}: one string, however often it was sent`);
-    assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+    assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
   }
 });
 
@@ -602,7 +602,7 @@ test("nothing is sent before it is written down", async () => {
   const client = await clientOf(server, { storage });
   const stream = client.send("s", "hello");
   await stream.accepted;
-  assert.deepEqual(order.slice(0, 4), ["chunk", "stream", "secret", "received"]);
+  assert.deepEqual(order.slice(0, 4), ["command", "stream", "secret", "received"]);
   client.close();
 });
 
@@ -665,7 +665,7 @@ test("leaving the loop detaches: the message still arrives and nothing is kept",
   await stream.accepted;
   assert.equal(await stream.ended, null);
   assert.equal(server.received.length, 1);
-  assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+  assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
 });
 
 test("a storage that refuses ends the stream before anything is sent", async () => {
@@ -758,11 +758,11 @@ test("keys and secrets are random and as long as they should be", () => {
 function payloadOf(first) {
   const stream = new Stream({ session: "s", key: "k", secret: "x", cursor: null }, NOW);
   first(stream);
-  return JSON.parse(stream.take().writes.find(({ op }) => op === "chunk").value.frame).payload;
+  return JSON.parse(stream.take().writes.find(({ op }) => op === "command").value.frame).payload;
 }
 
 test("what a person says beside messages has its form on the wire", () => {
-  const answer = { turn: 1, reply: 2, call_id: "c", digest: "d", choice: "allow", arguments: "{}" };
+  const answer = { turn: 1, response: 2, call_id: "c", digest: "d", choice: "allow", arguments: "{}" };
   assert.deepEqual(payloadOf((stream) => stream.answer(answer, NOW)), { type: "answer", ...answer });
   assert.deepEqual(payloadOf((stream) => stream.resume(0, NOW)), { type: "resume" });
   assert.deepEqual(payloadOf((stream) => stream.resume(4, NOW)), { type: "resume", turn: 4 });
@@ -774,12 +774,12 @@ test("what a person says beside messages has its form on the wire", () => {
 test("an answer names what the question named, and nothing else of it", async () => {
   const server = new SmallServer();
   const client = await clientOf(server);
-  const question = { type: "question_asked", turn: 1, reply: 1, call_id: "c", digest: "d", kind: "approval", at: 1 };
+  const question = { type: "question_asked", turn: 1, response: 1, call_id: "c", digest: "d", kind: "approval", at: 1 };
   await client.answer("s", question, "deny", { text: "too much" });
   assert.deepEqual(JSON.parse(server.received[0]).payload, {
     type: "answer",
     turn: 1,
-    reply: 1,
+    response: 1,
     call_id: "c",
     digest: "d",
     choice: "deny",
@@ -793,7 +793,7 @@ test("a refused answer rejects with the server's code", async () => {
   server.accept = (socket, frame) =>
     server.tell(socket, { type: "error", code: "question_closed", message: "late", seqno: frame.seqno });
   const client = await clientOf(server);
-  const answering = client.answer("s", { turn: 1, reply: 1, call_id: "c", digest: "d" }, "allow");
+  const answering = client.answer("s", { turn: 1, response: 1, call_id: "c", digest: "d" }, "allow");
   await assert.rejects(answering, (error) => error.code === "question_closed");
   client.close();
 });
@@ -814,7 +814,7 @@ test("a stop reaches somebody else's turn past a message of one's own that waits
       this.said.push([socket.stream, payload.type]);
       this.streams.set(socket.stream, { since: this.journal.length });
       const queued = { type: "message_queued", number: 1, message: { parts: [] }, at: 1, stream: socket.stream };
-      if (payload.type === "say") this.journal.push(queued);
+      if (payload.type === "send") this.journal.push(queued);
       this.tell(socket, { type: "ack", seqno });
       this.publish();
     }
@@ -825,7 +825,7 @@ test("a stop reaches somebody else's turn past a message of one's own that waits
   await mine.next();
   await client.cancel("s");
   const [[saying, first], [stopping, second], ...more] = server.said;
-  assert.deepEqual([first, second, more], ["say", "abort", []]);
+  assert.deepEqual([first, second, more], ["send", "cancel", []]);
   assert.notEqual(saying, stopping);
   client.close();
 });
@@ -844,7 +844,7 @@ test("a stream that resumes has the turn that goes on", () => {
   stream.resume(0, NOW);
   open(stream);
   stream.receive(welcome(), NOW);
-  stream.receive(events(["1-2", { type: "turn_resumed", turn: 7, reply: 2, at: 1, stream: "k" }]), NOW);
+  stream.receive(events(["1-2", { type: "turn_resumed", turn: 7, response: 2, at: 1, stream: "k" }]), NOW);
   assert.equal(stream.turn, 7);
   stream.receive(events(["1-3", { ...ended, turn: 7 }]), NOW);
   assert.equal(stream.phase, "ended");
@@ -944,12 +944,12 @@ test("a stall budget below the interval of heartbeats is kept: what the turn wai
   }
 });
 
-test("a lost chunk costs what stood in it: an outcome of no call has its number, unless the server has the chunk", () => {
+test("a lost command costs what stood in it: an outcome of no call has its number, unless the server has the command", () => {
   const kept = { session: "s", key: "k", secret: "x", cursor: "1-3", life: 0, turn: 1, acked: 1, nextSeqno: 3 };
-  const abort = { seqno: 2, frame: '{"type":"chunk","seqno":2,"payload":{"type":"abort"}}' };
+  const abort = { seqno: 2, frame: '{"type":"command","seqno":2,"payload":{"type":"cancel"}}' };
   for (const lost of [[], [{ seqno: 1, frame: "{" }]]) {
     for (const [acked, sent] of [[1, [1, 2]], [2, [2]], [3, []]]) {
-      const whole = mended({ ...kept, chunks: [...lost, abort] });
+      const whole = mended({ ...kept, commands: [...lost, abort] });
       assert.equal(whole.damage, "");
       const stream = new Stream(whole, NOW);
       stream.take();
@@ -963,5 +963,5 @@ test("a lost chunk costs what stood in it: an outcome of no call has its number,
       assert.equal(stream.phase, "live");
     }
   }
-  assert.match(mended({ ...kept, cursor: null, acked: 0, nextSeqno: 1, chunks: [] }).damage, /^chunk 0 is missing/);
+  assert.match(mended({ ...kept, cursor: null, acked: 0, nextSeqno: 1, commands: [] }).damage, /^command 0 is missing/);
 });

@@ -24,8 +24,8 @@ async function afterHarm(harm, lost = {}) {
   const dead = await connect({ url: "http://x", storage, makeSocket: () => ({ close() {}, send() {} }) });
   await dead.send("s", "hello").settled;
   dead.close();
-  const { streams, secrets, chunks } = await storage.load();
-  await storage.apply(harm({ streams, secrets, chunks }));
+  const { streams, secrets, commands } = await storage.load();
+  await storage.apply(harm({ streams, secrets, commands }));
   const said = [];
   const makeSocket = () => {
     const hear = (frame) => queueMicrotask(() => line.onmessage?.({ data: JSON.stringify(frame) }));
@@ -46,29 +46,29 @@ async function afterHarm(harm, lost = {}) {
   return { client: await connect({ url: "http://x", storage, makeSocket }), storage, said };
 }
 
-test("chunks that cannot be read any more are never skipped: that is told, with the session as it is", async () => {
-  for (const frame of [undefined, "{", '{"type":"chunk","seqno":7}']) {
-    const harm = ({ chunks: [chunk] }) =>
-      frame ? [{ op: "chunk", value: { ...chunk, frame } }] : [{ op: "acked", key: chunk.key, accepted: 1 }];
+test("commands that cannot be read any more are never skipped: that is told, with the session as it is", async () => {
+  for (const frame of [undefined, "{", '{"type":"command","seqno":7}']) {
+    const harm = ({ commands: [command] }) =>
+      frame ? [{ op: "command", value: { ...command, frame } }] : [{ op: "acked", key: command.key, accepted: 1 }];
     const { client, storage, said } = await afterHarm(harm);
     assert.equal(await client.unsent("s"), null);
     const [stream] = await client.resumeInterrupted();
     const told = [];
     for await (const event of stream) told.push(event.type === "record" ? event.id : event.type);
     assert.deepEqual(told, ["lost", "snapshot", "1-10"]);
-    assert.match(stream.damage, /^chunk 0 /);
+    assert.match(stream.damage, /^command 0 /);
     assert.deepEqual([said[0].snapshots, said[0].stream, said.length], ["begin", undefined, 2]);
     assert.equal(said[1].type, "close");
-    assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+    assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
   }
 });
 
 test("a stream whose secret is gone, and its session's, is shown in the same way", async () => {
   const { client } = await afterHarm(
-    ({ streams: [stream], chunks: [chunk] }) => [
+    ({ streams: [stream], commands: [command] }) => [
       { op: "forget", key: stream.key },
       { op: "stream", value: stream },
-      { op: "chunk", value: chunk },
+      { op: "command", value: command },
     ],
     { sessionSecret: async () => null },
   );
@@ -84,7 +84,7 @@ test("numbers of connections go on above those of the page before, and are writt
   first.say("hi", NOW);
   open(first);
   const [opened] = first.take().frames;
-  const next = new Stream({ ...first.record(), secret: "x", chunks: [] }, NOW);
+  const next = new Stream({ ...first.record(), secret: "x", commands: [] }, NOW);
   const [{ op, value }] = next.take().writes;
   open(next);
   const [reopened] = next.take().frames;
@@ -162,8 +162,8 @@ async function leftBehind(writes) {
   const storage = new MemoryStorage();
   const stream = new Stream({ session: "s", key: "k" });
   stream.say("hello", 0);
-  const [chunk, { value }] = stream.take().writes;
-  await storage.apply([chunk, { op: "stream", value: { ...value, url: "http://x", touchedAt: Date.now() } }, ...writes]);
+  const [command, { value }] = stream.take().writes;
+  await storage.apply([command, { op: "stream", value: { ...value, url: "http://x", touchedAt: Date.now() } }, ...writes]);
   return storage;
 }
 
@@ -275,8 +275,8 @@ test("while recovery is off nothing of a stream is kept, and it is switched whil
   client.cut();
   await until(() => openings.length === 4 && unkept.connection.phase === "live");
   assert.equal(unkept.pendingText, "hi");
-  const { streams, secrets, chunks } = await storage.load();
-  for (const rows of [streams, secrets, chunks]) assert.deepEqual(rows.map(({ key }) => key), [kept.key]);
+  const { streams, secrets, commands } = await storage.load();
+  for (const rows of [streams, secrets, commands]) assert.deepEqual(rows.map(({ key }) => key), [kept.key]);
   assert.equal((await keptOf(storage, "unkept")).secret, await client.secret("unkept"), "what opens the session stays");
   client.close();
   const next = await silent(t, storage);
@@ -288,7 +288,7 @@ test("while recovery is off nothing of a stream is kept, and it is switched whil
 
 test("what is older than the look-back is cleared, and orphans are", async (t) => {
   const storage = await leftBehind([{ op: "secret", value: { key: "k", secret: "own" } }]);
-  await storage.apply([{ op: "chunk", value: { key: "orphan", seqno: 0, frame: "{}" } }]);
+  await storage.apply([{ op: "command", value: { key: "orphan", seqno: 0, frame: "{}" } }]);
   const left = async (options) => {
     const { client } = await silent(t, storage);
     const found = await client.resumeInterrupted(options);
@@ -298,10 +298,10 @@ test("what is older than the look-back is cleared, and orphans are", async (t) =
   const { streams: [stream] } = await storage.load();
   await storage.apply([{ op: "stream", value: { ...stream, touchedAt: Date.now() - 7_300_000 } }]);
   assert.equal(await left({ lookBackS: 10_000 }), 1);
-  assert.deepEqual((await storage.load()).chunks.map(({ key }) => key), ["k"]);
+  assert.deepEqual((await storage.load()).commands.map(({ key }) => key), ["k"]);
   await storage.apply([{ op: "stream", value: { ...stream, touchedAt: Date.now() - 7_300_000 } }]);
   assert.equal(await left(), 0);
-  assert.deepEqual(await storage.load(), { streams: [], secrets: [], chunks: [] });
+  assert.deepEqual(await storage.load(), { streams: [], secrets: [], commands: [] });
 });
 
 test("settings out of their bounds are refused, and change nothing", async (t) => {

@@ -227,7 +227,7 @@ test("the server's reports of a silence do not end it", async () => {
   await page.settle();
   const stalled = () => page.stream.connection.isStalled;
   const noticed = (number) => {
-    const record = { type: "stall_noticed", turn: 1, reply: 1, waiting_for: "first_token", silent_s: 30, at: 0 };
+    const record = { type: "stall_noticed", turn: 1, response: 1, waiting_for: "first_token", silent_s: 30, at: 0 };
     page.hear({ type: "events", events: [{ id: `1-${number}`, record }] });
   };
   page.hear({ type: "ack", seqno: 0 });
@@ -252,9 +252,9 @@ test("what goes up over plain HTTP shows the number of its connection, and a rea
   ]) {
     const asked = Promise.withResolvers?.() ?? withResolvers();
     context.mock.method(globalThis, "fetch", async (address, { headers }) => {
-      if (address.endsWith("/chunks")) asked.resolve(headers);
+      if (address.endsWith("/commands")) asked.resolve(headers);
       const polled = { frames: [{ type: "welcome", resume_from: "1-1" }], more: address.endsWith("n=0") };
-      return address.endsWith("/chunks") ? new Response(null, { status: 204 }) : Response.json(polled);
+      return address.endsWith("/commands") ? new Response(null, { status: 204 }) : Response.json(polled);
     });
     const line = new HttpLine("http://x/v1/sessions/s", "poll");
     line.send(JSON.stringify(opening));

@@ -19,7 +19,7 @@ from midstream.store.encryption.escrow import escrowed
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Script, ScriptedModel
 from midstream.tools.function_tools import Tool
-from tests.server.serving import SECRET, chunk
+from tests.server.serving import SECRET, command
 
 OTHER = "o" * 43
 SHOWN = {"x-idempotent-encryption-key": SECRET}
@@ -49,7 +49,7 @@ async def say(
 ) -> httpx2.Response:
     """Say something over plain HTTP."""
     headers = {"x-idempotency-key": key, "x-idempotent-encryption-key": secret}
-    return await http.post(f"/v1/sessions/{session}/chunks", json=chunk(words=words), headers=headers)
+    return await http.post(f"/v1/sessions/{session}/commands", json=command(words=words), headers=headers)
 
 
 async def follow_to_end(http: httpx2.AsyncClient, session: str = "s1", *, key: str = "k1") -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from midstream.engine.agent import Agent
 from midstream.errors import ModelRejectedError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.testing.scripted_model import Pause, ScriptedModel, ScriptedStep
@@ -33,7 +33,7 @@ async def main(folder: Path, port: int) -> None:
         file.write("life\n")
     life = len(lives.read_text().splitlines())
 
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)][-1]
         words = [
             part
@@ -44,7 +44,7 @@ async def main(folder: Path, port: int) -> None:
             return [*words[:6], ModelRejectedError("no such model")]
         return [*words, Finished()]
 
-    app = asgi(Agent(ScriptedModel(reply)), store=folder / "sessions.db")
+    app = asgi(Agent(ScriptedModel(response)), store=folder / "sessions.db")
     await serve(app, port=port, on_listening=lambda url: print(url, flush=True))  # noqa: T201 - for the test
 
 

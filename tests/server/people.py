@@ -17,7 +17,7 @@ from midstream.store.contract import Store
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import Script, ScriptedModel, text
 from midstream.tools.function_tools import Tool
-from tests.server.serving import KEYS, Json, chunk
+from tests.server.serving import KEYS, Json, command
 
 ADA = {"authorization": "Bearer the-token-of-ada"}
 BOB = {"authorization": "Bearer the-token-of-bob"}
@@ -77,9 +77,9 @@ def guarded_app(
 async def say(
     client: httpx2.AsyncClient, session: str, headers: Mapping[str, str], **more: str
 ) -> httpx2.Response:
-    """Say something by POST, as chunk 0 of a stream."""
+    """Say something by POST, as command 0 of a stream."""
     sent = {**KEYS, **headers, **more}
-    return await client.post(f"/v1/sessions/{session}/chunks", json=chunk(), headers=sent)
+    return await client.post(f"/v1/sessions/{session}/commands", json=command(), headers=sent)
 
 
 def told(answer: httpx2.Response) -> tuple[int, str]:

@@ -157,23 +157,23 @@ def opening(**fields: object) -> Json:
     return {"type": "open", "stream": "k1", "secret": SECRET, **fields}
 
 
-def chunk(seqno: int = 0, words: str = "hi", **more: object) -> Json:
-    return {"type": "chunk", "seqno": seqno, "payload": {**said(words), **more}}
+def command(seqno: int = 0, words: str = "hi", **more: object) -> Json:
+    return {"type": "command", "seqno": seqno, "payload": {**said(words), **more}}
 
 
 def said(words: str) -> Json:
-    return {"type": "say", "parts": [{"type": "text", "text": words}]}
+    return {"type": "send", "parts": [{"type": "text", "text": words}]}
 
 
 def abort(seqno: int) -> Json:
-    return {"type": "chunk", "seqno": seqno, "payload": {"type": "abort"}}
+    return {"type": "command", "seqno": seqno, "payload": {"type": "cancel"}}
 
 
 async def post(
     client: httpx2.AsyncClient, frame: Json, *, session: str = "s1", **headers: str
 ) -> httpx2.Response:
     """Send one frame by POST, under the usual keys where `headers` have no others."""
-    return await client.post(f"/v1/sessions/{session}/chunks", json=frame, headers={**KEYS, **headers})
+    return await client.post(f"/v1/sessions/{session}/commands", json=frame, headers={**KEYS, **headers})
 
 
 def records_of(frames: Sequence[Json]) -> list[Json]:

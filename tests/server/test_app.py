@@ -17,9 +17,9 @@ from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, Stall, text
 from midstream.testing.worlds import FakeWorld
-from tests.server.serving import KEYS, called, chunk, make_app
+from tests.server.serving import KEYS, called, command, make_app
 
-CHUNKS = "/v1/sessions/s1/chunks"
+COMMANDS = "/v1/sessions/s1/commands"
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 
 
@@ -67,9 +67,9 @@ async def test_a_store_that_cannot_be_opened_fails_the_start_and_says_why() -> N
 async def test_a_start_that_failed_is_tried_again_by_the_next_request() -> None:
     store = UnopenedStore()
     async with called(make_app([text("hi")], store=store)) as client:
-        refused = await client.post(CHUNKS, json=chunk(), headers=KEYS)
+        refused = await client.post(COMMANDS, json=command(), headers=KEYS)
         store.is_broken = False
-        taken = await client.post(CHUNKS, json=chunk(), headers=KEYS)
+        taken = await client.post(COMMANDS, json=command(), headers=KEYS)
     assert (refused.status_code, refused.json()["code"]) == (500, "store_damaged")
     assert taken.status_code == 200
 
@@ -81,7 +81,10 @@ async def test_mounted_in_another_app_it_starts_with_the_first_requests_once() -
         transport=httpx2.ASGITransport(app=outer), base_url="http://outer"
     ) as client:
         answers = await asyncio.gather(
-            *(client.post(f"/agent/v1/sessions/s{n}/chunks", json=chunk(), headers=KEYS) for n in range(5))
+            *(
+                client.post(f"/agent/v1/sessions/s{n}/commands", json=command(), headers=KEYS)
+                for n in range(5)
+            )
         )
         page = await client.get("/agent/")
         file = await client.get("/agent/static/index.html")
@@ -133,17 +136,17 @@ async def test_a_path_names_a_database(tmp_path: Path) -> None:
     for _ in range(2):
         app = asgi(Agent(ScriptedModel([text("hi")])), store=path)
         async with called(app) as client:
-            answer = await client.post(CHUNKS, json=chunk(), headers=KEYS)
+            answer = await client.post(COMMANDS, json=command(), headers=KEYS)
     assert (answer.status_code, answer.headers["x-midstream-replayed"]) == (200, "true")
 
 
 async def test_while_draining_new_work_is_refused_and_old_work_may_be_looked_at() -> None:
     app = make_app([[Stall()]])
     async with called(app) as client:
-        await client.post(CHUNKS, json=chunk(), headers=KEYS)
+        await client.post(COMMANDS, json=command(), headers=KEYS)
         app.drain()
         app.drain()
-        refused = await client.post(CHUNKS, json=chunk(), headers={**KEYS, "x-idempotency-key": "k2"})
+        refused = await client.post(COMMANDS, json=command(), headers={**KEYS, "x-idempotency-key": "k2"})
         shown = await client.get("/v1/sessions/s1")
         events = await client.get("/v1/sessions/s1/events")
     assert (refused.status_code, refused.json()["code"]) == (503, "draining")
@@ -171,7 +174,7 @@ async def test_an_app_that_was_stopped_is_not_started_by_a_late_request() -> Non
         await app.stop(grace_s=0.0)
         late = await client.get("/v1/sessions")
     assert (late.status_code, late.json()["code"]) == (503, "draining")
-    assert store.owner == "", "it was not opened"
+    assert store.node == "", "it was not opened"
 
 
 def test_every_endpoint_is_in_the_reference() -> None:

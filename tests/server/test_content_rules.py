@@ -30,7 +30,7 @@ from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.errors import MidstreamError, ModelUnavailableError, SeqnoGapError, UsageError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.protocol.frames import Open, encode
 from midstream.protocol.server_stream import ServerStream
 from midstream.server.api.problems import problem_of
@@ -47,7 +47,7 @@ from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import tool
 from tests.house.source import nodes
 from tests.server.people import ADA, BOB, guarded_app, say, told
-from tests.server.serving import KEYS, Socket, called, chunk, make_app, served
+from tests.server.serving import KEYS, Socket, called, command, make_app, served
 
 SRC = Path(__file__).parents[2] / "src" / "midstream"
 EVENTS = "/v1/sessions/s1/events"
@@ -118,25 +118,27 @@ async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_
         """Look."""
         raise RuntimeError(canaries["tool"])
 
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         said = request.history.entries[-1]
         if hasattr(said, "parts"):
             return calls(("look", "{}"), say=canaries["words"])
         raise ModelUnavailableError(f"the provider said {canaries['bug']}")
 
-    app = guarded_app(reply, known={canaries["token"]: Principal("ada")}, tools=[look])
+    app = guarded_app(response, known={canaries["token"]: Principal("ada")}, tools=[look])
     who = {"authorization": f"Bearer {canaries['token']}", "x-idempotent-encryption-key": canaries["secret"]}
     async with served(app) as server:
-        body = chunk(words=canaries["words"])
+        body = command(words=canaries["words"])
         sent = {"x-idempotency-key": "k1", **who}
-        assert (await server.http.post("/v1/sessions/s1/chunks", json=body, headers=sent)).status_code == 200
+        assert (
+            await server.http.post("/v1/sessions/s1/commands", json=body, headers=sent)
+        ).status_code == 200
         answers = [
             await server.http.get("/v1/sessions", headers={"authorization": f"Bearer {canaries['guess']}"}),
             await server.http.get(f"{EVENTS}?ticket={canaries['query']}"),
             await server.http.get(
                 f"/v1/sessions/s1?x={canaries['query']}", headers={"x-a": canaries["header"]}
             ),
-            await server.http.post("/v1/sessions/s1/chunks", content=canaries["frame"], headers=sent),
+            await server.http.post("/v1/sessions/s1/commands", content=canaries["frame"], headers=sent),
             await server.http.post("/v1/sessions/s1/answer", content=canaries["frame"], headers=who),
             await server.http.post("/v1/login", json={"login": canaries["guess"]}),
         ]
@@ -234,11 +236,11 @@ async def test_rule_15_nothing_is_unpickled_or_evaluated_and_depth_is_no_way_in(
     async with called(guarded_app()) as client:
         for deep in (
             b"[" * 100_000,
-            b'{"type":"chunk","seqno":0,"payload":' + b'{"a":' * 50_000,
+            b'{"type":"command","seqno":0,"payload":' + b'{"a":' * 50_000,
             b"\xff\xfe",
             b"null",
         ):
-            answer = await client.post("/v1/sessions/s1/chunks", content=deep, headers={**KEYS, **ADA})
+            answer = await client.post("/v1/sessions/s1/commands", content=deep, headers={**KEYS, **ADA})
             assert told(answer) == (400, "malformed_frame")
             for place in ("/v1/sessions/s1/tickets", "/v1/login"):
                 answer = await client.post(place, content=deep, headers=ADA)
@@ -268,7 +270,7 @@ async def test_rule_16_an_approval_is_good_for_the_arguments_it_was_given_for() 
             assert [line async for line in _until(events, "question_asked")]
         open_ones = (await client.get("/v1/questions", headers=ADA)).json()["questions"]
         question = open_ones[0]
-        place = {name: question[name] for name in ("turn", "reply", "call_id", "digest")}
+        place = {name: question[name] for name in ("turn", "response", "call_id", "digest")}
         other = {**place, "digest": "0" * len(place["digest"]), "choice": "allow"}
         answer = await client.post("/v1/sessions/s1/answer", json=other, headers=ADA)
         assert told(answer) == (409, "answer_mismatch")

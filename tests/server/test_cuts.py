@@ -18,12 +18,12 @@ from midstream.store.contract import StoredRecord
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, Stall, text
 from midstream.testing.turns import records_until_end
-from tests.server.serving import KEYS, WAIT_S, Json, Served, called, chunk, make_app, served
+from tests.server.serving import KEYS, WAIT_S, Json, Served, called, command, make_app, served
 from tests.spec import spec
 
 
 async def post(client: httpx2.AsyncClient, frame: Json, **headers: str) -> httpx2.Response:
-    return await client.post("/v1/sessions/s1/chunks", json=frame, headers={**KEYS, **headers})
+    return await client.post("/v1/sessions/s1/commands", json=frame, headers={**KEYS, **headers})
 
 
 @asynccontextmanager
@@ -36,7 +36,7 @@ async def following(server: Served, **headers: str) -> AsyncIterator[httpx2.Resp
 async def test_a_body_that_its_client_closes_elsewhere_is_cut_and_nobody_else_can_close_it() -> None:
     gate = asyncio.Event()
     async with served(make_app([[*text("hello")[:-1], Gate(gate)]])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
             body = response.aiter_bytes()
             await anext(body)
@@ -68,7 +68,7 @@ async def test_a_body_is_cut_under_a_middleware_that_hides_exceptions() -> None:
         raise AssertionError
 
     async with called(app) as client:
-        await post(client, chunk())
+        await post(client, command())
         headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
         path = "/v1/sessions/s1/events"
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
@@ -104,7 +104,7 @@ async def test_an_export_that_loses_its_session_on_the_way_is_cut(
     memory = Memory()
     store = LosingStore(memory)
     async with served(make_app([text("hello world")], store=store)) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         await records_until_end(await server.app.host.session("s1"), after=0)
         kept = memory.sessions["s1"].records
         store.lose = (

@@ -18,7 +18,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Stall, text
 from midstream.testing.store_fakes import StoreInFront
 from tests.server.people import ADA, BOB, guarded_app, say
-from tests.server.serving import KEYS, WAIT_S, Served, Socket, chunk, make_app, opening, served
+from tests.server.serving import KEYS, WAIT_S, Served, Socket, command, make_app, opening, served
 from tests.spec import spec
 
 GONE = "session_not_found"
@@ -33,7 +33,9 @@ async def _ended(server: Served, session: str = "s1") -> None:
 
 async def _say(server: Served) -> None:
     """Let a whole turn happen in `s1`."""
-    assert (await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)).status_code == 200
+    assert (
+        await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
+    ).status_code == 200
     await _ended(server)
 
 
@@ -155,7 +157,7 @@ async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_other
             deleting = asyncio.create_task(server.http.delete("/v1/sessions/s1"))
             async with asyncio.timeout(WAIT_S):
                 await store.was_asked.wait()
-            waiting = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+            waiting = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert (waiting.status_code, waiting.json()["code"]) == (503, "unavailable"), (
                 "nothing begins meanwhile"
             )
@@ -163,7 +165,7 @@ async def test_a_store_that_refuses_has_deleted_nothing_and_nobody_is_told_other
             refused = await deleting
             assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
             store.is_busy = False
-            taken = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+            taken = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert taken.status_code == 200
             heard = await reader.hear_until("turn_ended")
             assert all(frame["type"] != "error" for frame in heard)
@@ -182,7 +184,7 @@ async def test_of_two_deletions_at_once_one_is_refused_and_lets_nothing_begin_me
             await store.was_asked.wait()
         second = await server.http.delete("/v1/sessions/s1")
         assert (second.status_code, second.json()["code"]) == (503, "unavailable")
-        waiting = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+        waiting = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
         assert (waiting.status_code, waiting.json()["code"]) == (503, "unavailable"), "the first one lasts"
         store.may_answer.set()
         assert (await deleting).json()["code"] == "store_busy"
@@ -203,7 +205,7 @@ async def test_readers_of_the_owner_are_told_once_another_process_has_deleted(tm
             assert (await reader.hear())["type"] == "welcome"
             refused = await other.http.delete("/v1/sessions/s1")
             assert (refused.status_code, refused.json()["code"]) == (503, "store_busy")
-            taken = await owner.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=OTHER_KEYS)
+            taken = await owner.http.post("/v1/sessions/s1/commands", json=command(), headers=OTHER_KEYS)
             assert taken.status_code == 200
             heard = await reader.hear_until("turn_ended")
             assert all(frame["type"] != "error" for frame in heard)

@@ -18,8 +18,8 @@ from midstream.engine.host import Host
 from midstream.engine.journal import Journal
 from midstream.environment import World
 from midstream.errors import DrainingError
-from midstream.history.messages import Reply, Step, Text, UserMessage
-from midstream.models.replies import TextDelta
+from midstream.history.messages import Response, Step, Text, UserMessage
+from midstream.models.responses import TextDelta
 from midstream.protocol.frames import EventId, Gone, SnapshotFrame, SnapshotWhen
 from midstream.protocol.server_stream import ServerStream
 from midstream.server.api.session_snapshot import body_within, snapshot_of
@@ -36,7 +36,7 @@ from tests.server.serving import (
     Json,
     Served,
     Socket,
-    chunk,
+    command,
     make_app,
     opening,
     records_of,
@@ -140,7 +140,7 @@ async def test_a_late_reader_gets_the_turn_that_runs_so_far_and_then_the_rest() 
         Socket(server.socket()) as late,
     ):
         await speaker.say(opening())
-        await speaker.say(chunk())
+        await speaker.say(command())
         await speaker.hear_until("delta")
         await late.say({"type": "open", "snapshots": "begin"})
         welcome, snapshot = await late.hear(), await late.hear()
@@ -334,7 +334,7 @@ async def test_what_comes_while_events_are_held_back_comes_in_one_frame() -> Non
 
 @spec("STREAM-66")
 def test_a_snapshot_that_is_too_large_comes_without_its_oldest_entries() -> None:
-    said = [(UserMessage.of(f"question {each}"), Step(Reply((Text("x" * 900),)))) for each in range(20)]
+    said = [(UserMessage.of(f"question {each}"), Step(Response((Text("x" * 900),)))) for each in range(20)]
     state = Session(turns=20)
     for message, step in said:
         state = msgspec.structs.replace(state, history=state.history.then(message).then(step))

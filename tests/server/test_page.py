@@ -28,7 +28,7 @@ from midstream.engine.agent import Agent
 from midstream.environment import World
 from midstream.errors import ModelUnavailableError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     ModelRequest,
     TextDelta,
@@ -118,7 +118,7 @@ class Chat(Struct):
         await self.page.press("#text", "Enter")
 
     async def sees(self, words: str) -> None:
-        """Wait until the last reply is exactly this."""
+        """Wait until the last response is exactly this."""
         await expect(self.words.last).to_have_text(words, timeout=WAIT_MS, use_inner_text=False)
 
     async def sees_some(self, words: str) -> None:
@@ -160,12 +160,12 @@ async def types_of(server: Served, session: str) -> list[str]:
 def two_halves(gate: asyncio.Event) -> Callable[[ModelRequest], Sequence[ScriptedStep]]:
     """Say the first half, wait for the gate, say the rest. Every attempt does the same."""
 
-    def reply(_: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(_: ModelRequest) -> Sequence[ScriptedStep]:
         first = [TextDelta(word) for word in WORDS[:HALF]]
         rest = [TextDelta(word) for word in WORDS[HALF:]]
         return [*first, Gate(gate), *rest, Finished()]
 
-    return reply
+    return response
 
 
 def without_news(*kept_back: str) -> Callable[[WebSocketRoute], None]:
@@ -418,12 +418,12 @@ async def test_a_second_page_sees_the_turn_and_can_stop_it(browser: Browser, pla
 
 
 async def test_a_failed_attempt_is_announced_and_its_words_are_gone(browser: Browser) -> None:
-    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         if request.attempt == 1:
             return [TextDelta("half of a sen"), ModelUnavailableError("cut off")]
         return text("The whole sentence.")
 
-    async with served(make_app(reply)) as server:
+    async with served(make_app(response)) as server:
         chat = await opened(browser, server.url)
         await chat.say("speak")
         await chat.sees("The whole sentence.")
@@ -514,14 +514,14 @@ async def test_a_line_that_dies_after_every_few_messages_loses_and_repeats_nothi
 async def test_a_message_whose_ack_was_lost_is_shown_once_after_a_reload(browser: Browser) -> None:
     gate, is_asked = asyncio.Event(), asyncio.Event()
 
-    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         is_asked.set()
         return two_halves(gate)(request)
 
     context = await browser.new_context()
     await context.route_web_socket("**/stream", without_news('"ack"', '"events":'))
     chat = Chat(await context.new_page(), [])
-    async with served(make_app(reply)) as server:
+    async with served(make_app(response)) as server:
         await chat.page.goto(server.url)
         await chat.say("go on")
         await asyncio.wait_for(is_asked.wait(), WAIT_S)
@@ -650,7 +650,7 @@ async def _eight_turns(browser: Browser, random: Random) -> None:
     def words_of_turn(turn: int) -> list[str]:
         return [f"t{turn}w{number} " for number in range(50)]
 
-    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
         if steps_since_user(request.history) == 0:
             return calls(("note", f'{{"turn": {turn}}}'), say="First a note.")
@@ -661,7 +661,7 @@ async def _eight_turns(browser: Browser, random: Random) -> None:
     context = await browser.new_context()
     await context.route_web_socket("**/stream", dying_after(lives_of_lines(random), []))
     chat = Chat(await context.new_page(), [])
-    async with served(make_app(reply, tools=[note])) as server:
+    async with served(make_app(response, tools=[note])) as server:
         await chat.page.goto(server.url)
         for turn in range(1, 9):
             await chat.say(f"turn {turn}")
@@ -689,7 +689,7 @@ async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_tur
     gate = asyncio.Event()
     long = [f"{number} " for number in range(5200)]
 
-    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         if steps_since_user(request.history) == 0:
             return calls(("look_up", '{"word": "x"}'), say="Looking.")
         return [*(TextDelta(word) for word in long), Gate(gate), TextDelta("and the end"), Finished()]
@@ -699,7 +699,7 @@ async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_tur
         """Look a word up."""
         return word
 
-    async with served(make_app(reply, tools=[look_up])) as server:
+    async with served(make_app(response, tools=[look_up])) as server:
         chat = await opened(browser, server.url)
         await chat.say("go on")
         await chat.sees_some("5199")

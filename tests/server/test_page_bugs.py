@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from midstream.errors import StoreFullError
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.store.contract import StoredRecord
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedStep, text
@@ -53,10 +53,10 @@ async def test_a_bug_of_the_server_is_shown_once_and_the_page_does_not_reconnect
 
 
 async def test_an_exception_in_a_turn_is_shown_as_its_end_and_no_retry_is_promised(browser: Browser) -> None:
-    def reply(_: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(_: ModelRequest) -> Sequence[ScriptedStep]:
         raise RuntimeError("a bug of the model")
 
-    async with served(make_app(reply)) as server:
+    async with served(make_app(response)) as server:
         chat = await opened(browser, server.url)
         await chat.say("are you there?")
         await chat.sees_end("failed")

@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Browser, BrowserContext, Page, expect
 
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.store.encryption.ciphers import FileKeys
 from midstream.testing.scripted_model import ScriptedStep, text
 from tests.cli.processes import Serving
@@ -71,16 +71,16 @@ FORMER = """(url) => new Promise((resolve, reject) => {
   opening.onupgradeneeded = () => {
     opening.result.createObjectStore("streams", { keyPath: "key" });
     opening.result.createObjectStore("secrets", { keyPath: "key" });
-    opening.result.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
+    opening.result.createObjectStore("commands", { keyPath: ["key", "seqno"] });
     opening.result.createObjectStore("transports", { keyPath: "server" });
   };
   opening.onsuccess = () => {
-    const writing = opening.result.transaction(["streams", "secrets", "chunks"], "readwrite");
+    const writing = opening.result.transaction(["streams", "secrets", "commands"], "readwrite");
     const kept = { key: "k", session: "s1", url, cursor: null, turn: 0, acked: 0, nextSeqno: 1, life: 0 };
-    const frame = '{"type":"chunk","seqno":0,"payload":{"type":"say","parts":[{"type":"text","text":"hi"}]}}';
+    const frame = '{"type":"command","seqno":0,"payload":{"type":"send","parts":[{"type":"text","text":"hi"}]}}';
     writing.objectStore("streams").put({ ...kept, isDetached: false, isWhole: false, touchedAt: Date.now() });
     writing.objectStore("secrets").put({ key: "k", secret: "f".repeat(43) });
-    writing.objectStore("chunks").put({ key: "k", seqno: 0, frame });
+    writing.objectStore("commands").put({ key: "k", seqno: 0, frame });
     writing.oncomplete = () => resolve(opening.result.close());
     writing.onabort = () => reject(writing.error);
   };

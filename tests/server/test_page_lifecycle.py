@@ -74,8 +74,8 @@ BACKGROUND = """async () => {
 }"""
 ROWS = """(async () => {
   const { IndexedStorage } = await import("/static/client/storage.js");
-  const { streams, secrets, chunks } = await (await IndexedStorage.open()).load();
-  return [streams, secrets, chunks].map((rows) => rows.length);
+  const { streams, secrets, commands } = await (await IndexedStorage.open()).load();
+  return [streams, secrets, commands].map((rows) => rows.length);
 })()"""
 TAKE_UP = """async () => {
   globalThis.words = "";

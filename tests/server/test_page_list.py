@@ -11,9 +11,9 @@ from playwright.async_api import Browser, expect
 
 from midstream.errors import ModelRejectedError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.testing.scripted_model import Gate, ScriptedStep, text
-from tests.server.serving import chunk, make_app, post, served
+from tests.server.serving import command, make_app, post, served
 from tests.server.test_page import CHROMIUM, WAIT_MS, opened
 from tests.server.test_page import browser as browser  # noqa: PLC0414 - a fixture is found by its name
 
@@ -29,7 +29,7 @@ pytestmark = [
 async def test_every_session_is_reached_by_paging_and_by_search(browser: Browser) -> None:
     async with served(make_app(lambda _: text("hello"))) as server:
         for number in range(120):
-            await post(server.http, chunk(words=f"subject {number}"), session=f"n{number}")
+            await post(server.http, command(words=f"subject {number}"), session=f"n{number}")
         chat = await opened(browser, server.url)
         lines = chat.page.locator("#sessions li")
         await expect(lines).to_have_count(50, timeout=WAIT_MS)
@@ -51,13 +51,13 @@ async def test_every_session_is_reached_by_paging_and_by_search(browser: Browser
 async def test_the_page_and_the_api_have_the_same_word_for_how_a_session_stands(browser: Browser) -> None:
     gate = asyncio.Event()
 
-    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         said = request.history.entries[-1]
         if said == UserMessage.of("fail"):
             return [TextDelta("I try. "), ModelRejectedError("no such model")]
         return [TextDelta("I wait. "), Gate(gate), Finished()]
 
-    async with served(make_app(reply)) as server:
+    async with served(make_app(response)) as server:
 
         async def word() -> str:
             page = (await server.http.get("/v1/sessions?limit=1")).json()

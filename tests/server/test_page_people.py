@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Locator, expect
 from midstream.engine.agent import Agent, sub_agent
 from midstream.errors import ModelRejectedError
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest, TextDelta
+from midstream.models.responses import ModelRequest, TextDelta
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.app import App, asgi
 from midstream.store.memory import MemoryStore
@@ -113,7 +113,7 @@ async def test_a_denial_says_why_and_an_answer_from_elsewhere_closes_the_card(br
         await expect(chat.turn.locator(".call").first).to_have_attribute("data-state", "denied")
         await asked(chat, "approval")
         (waiting,) = (await server.http.get("/v1/questions")).json()["questions"]
-        place = {name: waiting[name] for name in ("turn", "reply", "call_id", "digest")}
+        place = {name: waiting[name] for name in ("turn", "response", "call_id", "digest")}
         url = f"/v1/sessions/{chat.session}/answer"
         assert (await server.http.post(url, json={**place, "choice": "deny"})).status_code == 202
         await chat.sees("Not then.")
@@ -171,11 +171,11 @@ async def test_a_call_in_doubt_is_decided_by_the_person(browser: Browser, port: 
 
 
 def _two_turns(gate: asyncio.Event) -> Callable[[ModelRequest], list[ScriptedStep]]:
-    def reply(request: ModelRequest) -> list[ScriptedStep]:
+    def response(request: ModelRequest) -> list[ScriptedStep]:
         said = [entry for entry in request.history.entries if isinstance(entry, UserMessage)]
         return [TextDelta("thinking"), Gate(gate), *text(" done")] if len(said) == 1 else text("next done")
 
-    return reply
+    return response
 
 
 async def test_messages_wait_below_and_can_be_taken_back(browser: Browser) -> None:
@@ -273,7 +273,7 @@ async def test_a_sub_agent_works_below_its_call_and_asks_there(browser: Browser)
         gate.set()
         await (await asked(chat, "approval")).locator('[data-choice="allow"]').click()
         await expect(work.locator(".words").last).to_have_text("It is paid.", timeout=WAIT_MS)
-        await expect(chat.page.locator(".turn > .replies > .reply > .parts > .words").last).to_have_text(
+        await expect(chat.page.locator(".turn > .responses > .response > .parts > .words").last).to_have_text(
             "Done.", timeout=WAIT_MS
         )
         assert paid == [3]

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from midstream.environment import World
 from midstream.history.messages import UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.server.app import App
 from midstream.server.pages import FOLDER
 from midstream.session.turn.commands import SendMessage
@@ -72,15 +72,15 @@ IMPATIENT = "{ const set = setTimeout; setTimeout = (act, wait, ...more) => set(
 """Of the tabs that are opened next: what they wait five seconds for they wait one."""
 
 
-def turns(*replies: Sequence[ScriptedStep] | Callable[[ModelRequest], Sequence[ScriptedStep]]) -> App:
+def turns(*responses: Sequence[ScriptedStep] | Callable[[ModelRequest], Sequence[ScriptedStep]]) -> App:
     """Make an app whose model answers one turn after the other."""
 
-    def reply(request: ModelRequest) -> Sequence[ScriptedStep]:
+    def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         said = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
-        steps = replies[said - 1]
+        steps = responses[said - 1]
         return steps(request) if callable(steps) else steps
 
-    return make_app(reply)
+    return make_app(response)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -227,7 +227,7 @@ async def test_what_a_hanging_tab_holds_is_waited_for_and_the_session_is_shown_w
         await chat.sees_end("completed")
         await leads(chat)
         await chat.page.context.add_init_script(IMPATIENT)
-        await chat.page.evaluate(HOLD, ["streams", "secrets", "chunks"])
+        await chat.page.evaluate(HOLD, ["streams", "secrets", "commands"])
         (other,) = (await tabs_of(chat, 2))[1:]
         await said_elsewhere(app, chat.session, "go on")
         await other.sees("Meanwhile.")

@@ -11,7 +11,7 @@ from midstream.server.api.http_endpoints import StreamCutError
 from midstream.server.uvicorn_logs import PEER_LINES_MAX, PERIOD_S, PeerNoise
 from midstream.testing.scripted_model import text
 from midstream.testing.worlds import FakeWorld
-from tests.server.serving import KEYS, SECRET, Socket, chunk, make_app, opening, served
+from tests.server.serving import KEYS, SECRET, Socket, command, make_app, opening, served
 
 
 def line(message: str, error: Exception | None = None, *values: object) -> logging.LogRecord:
@@ -47,13 +47,13 @@ async def test_nothing_that_people_or_models_write_is_logged_at_any_level(
     async with served(make_app([text("canary of the model")])) as server:
         async with Socket(server.socket("s1/stream?ticket=canary&rest=")) as socket:
             await socket.say(opening())
-            await socket.say(chunk(words="canary of the user"))
+            await socket.say(command(words="canary of the user"))
             await socket.hear_until("turn_ended")
             await socket.say('{"canary": ')
             await socket.hear_until("error")
         with pytest.raises(websockets.InvalidStatus):
             await server.socket("s1/nowhere?ticket=canary&rest=", origin="http://canary.example")
-        await server.http.post("/v1/sessions/s1/chunks?canary", content=b"canary", headers=KEYS)
+        await server.http.post("/v1/sessions/s1/commands?canary", content=b"canary", headers=KEYS)
     ours = [
         (record.name, caplog.handler.format(record))
         for record in caplog.records

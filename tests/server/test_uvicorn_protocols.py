@@ -24,7 +24,7 @@ from midstream.server import uvicorn_protocols
 from midstream.server.api import request_bodies
 from midstream.server.uvicorn_protocols import HELD_BYTES_MAX, WEBSOCKETS, PlainHttp
 from midstream.testing.scripted_model import Stall, text
-from tests.server.serving import WAIT_S, chunk, make_app, served
+from tests.server.serving import WAIT_S, command, make_app, served
 from tests.spec import spec
 
 HANDSHAKE = (
@@ -90,7 +90,7 @@ async def asked_by_old_http(
     """Begin a turn and ask about it in HTTP/1.0, where the end of a body is the end of the connection."""
     headers = {"x-idempotency-key": "k1", "x-idempotent-encryption-key": "s"}
     async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
-        await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=headers)
+        await client.post("/v1/sessions/s1/commands", json=command(), headers=headers)
     reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
     try:
         writer.write(OLD.format(what, connection).encode())
@@ -193,7 +193,7 @@ async def test_headers_that_do_not_come_are_not_waited_for_for_ever(
         writer.close()
 
 
-POST = b"POST /v1/sessions/s1/chunks HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n"
+POST = b"POST /v1/sessions/s1/commands HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n"
 """The head of a chunk."""
 
 

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from midstream.environment import World
 from midstream.errors import PortTakenError, StoreDamagedError, UsageError
-from midstream.models.replies import DELTA_CHARS_MAX, TextDelta
+from midstream.models.responses import DELTA_CHARS_MAX, TextDelta
 from midstream.server import uvicorn_server as serve_module
 from midstream.server.auth.access import Access
 from midstream.server.uvicorn_server import listen, serve
@@ -32,7 +32,7 @@ from tests.server.serving import (
     WAIT_S,
     Served,
     Socket,
-    chunk,
+    command,
     make_app,
     opening,
     served,
@@ -48,7 +48,7 @@ async def test_a_taken_port_is_told_with_what_to_do_and_nothing_is_started() -> 
         port = taken.getsockname()[1]
         with pytest.raises(PortTakenError, match=rf"127\.0\.0\.1:{port}: stop it, or choose another port"):
             await serve(make_app(store=store), port=port)
-    assert store.owner == ""
+    assert store.node == ""
 
 
 def test_servers_that_share_a_port_listen_side_by_side_and_nobody_else_does() -> None:
@@ -114,7 +114,7 @@ async def test_a_damaged_store_ends_the_start_and_frees_the_port() -> None:
 async def test_streams_of_both_kinds_are_told_to_come_back_and_the_server_ends_soon() -> None:
     async with served(make_app([[Stall()]])) as server, Socket(server.socket()) as speaker:
         await speaker.say(opening())
-        await speaker.say(chunk())
+        await speaker.say(command())
         await speaker.hear_until("attempt_started")
         heard = bytearray()
         async with asyncio.timeout(WAIT_S), server.http.stream("GET", "/v1/sessions/s1/events") as response:
@@ -146,7 +146,7 @@ async def test_a_hung_tool_and_a_client_that_does_not_read_cannot_hold_the_serve
     script = [[*flood, *calls(("hang", "{}"))]]
     async with served(make_app(script, tools=[hang]), stop_within_s=6.0) as server:
         _, writer = await deaf_reader(server)
-        answer = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        answer = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         assert answer.status_code == 200
         async with asyncio.timeout(WAIT_S), Socket(server.socket()) as reader:
             await reader.say(opening(stream="", secret="", event_id="0-0"))
@@ -167,7 +167,7 @@ async def test_who_is_not_answered_in_time_is_told_when_to_come_back_and_nobody_
         host, port = server.url.removeprefix("http://").split(":")
         half, sending = await asyncio.open_connection(host, int(port))
         sending.write(
-            f"POST /v1/sessions/s1/chunks HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode()
+            f"POST /v1/sessions/s1/commands HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode()
         )
         idle, asking = await asyncio.open_connection(host, int(port))
         asking.write(f"GET /health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
@@ -208,7 +208,7 @@ async def deaf_reader(server: Served) -> tuple[asyncio.StreamReader, asyncio.Str
 async def test_five_hundred_streams_are_open_and_each_hears_the_turn() -> None:
     gate = asyncio.Event()
     async with served(make_app([[Gate(gate), *text("hello all of you")]])) as server:
-        await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         host, port = server.url.removeprefix("http://").split(":")
         streams = [await asyncio.open_connection(host, int(port)) for _ in range(STREAMS)]
         for _, writer in streams:
@@ -262,7 +262,7 @@ async def test_a_server_that_is_killed_ends_no_answer_cleanly(tmp_path: Path) ->
     try:
         url = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode().strip()
         async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
-            await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+            await client.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
             async with (
                 asyncio.timeout(WAIT_S),
                 client.stream("GET", "/v1/sessions/s1/events", headers=KEYS) as response,
@@ -292,7 +292,7 @@ async def test_a_signal_ends_the_process_well_with_a_stream_open(
     try:
         url = (await asyncio.wait_for(process.stdout.readline(), WAIT_S)).decode().strip()
         async with httpx2.AsyncClient(base_url=url, timeout=WAIT_S) as client:
-            await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+            await client.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
             async with client.stream("GET", "/v1/sessions/s1/events", headers=KEYS) as response:
                 body = response.aiter_raw()
                 await anext(body)

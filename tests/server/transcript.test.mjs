@@ -7,21 +7,21 @@ import { Transcript } from "../../src/midstream/server/static/transcript.js";
 import { indented } from "../../src/midstream/server/static/view.js";
 
 const said = { type: "message_accepted", turn: 1, message: { parts: [{ type: "text", text: "hi" }] }, at: 1 };
-const asked = (attempt, reply = 1) => ({ type: "attempt_started", turn: 1, reply, attempt, at: attempt });
+const asked = (attempt, response = 1) => ({ type: "attempt_started", turn: 1, response, attempt, at: attempt });
 const delta = (text, attempt = 1, kind = "text", part = 0) => ({
   type: "delta",
   turn: 1,
-  reply: 1,
+  response: 1,
   attempt,
   part,
   kind,
   text,
 });
 const call = { type: "call", id: "c1", name: "look", arguments: '{"at":1}' };
-const replied = (...parts) => ({
-  type: "reply_completed",
+const responded = (...parts) => ({
+  type: "response_completed",
   turn: 1,
-  reply: 1,
+  response: 1,
   attempt: 1,
   body: { parts },
   at: 5,
@@ -33,9 +33,9 @@ function told(...records) {
   return transcript;
 }
 
-const replyOf = (transcript) => transcript.turns.get(1).replies.get(1);
+const responseOf = (transcript) => transcript.turns.get(1).responses.get(1);
 const textOf = (transcript) =>
-  replyOf(transcript)
+  responseOf(transcript)
     .parts.map((part) => part.text)
     .join("");
 
@@ -47,7 +47,7 @@ test("words gather in their parts", () => {
     delta("He", 1, "text", 1),
     delta("llo", 1, "text", 1),
   );
-  assert.deepEqual(replyOf(transcript).parts, [
+  assert.deepEqual(responseOf(transcript).parts, [
     { kind: "thinking", text: "so" },
     { kind: "text", text: "Hello" },
   ]);
@@ -61,15 +61,15 @@ test("a tool that the upstream runs stands among the words and ends where it beg
   const shown = { kind: "elsewhere", name: "grep", arguments: "{}" };
 
   const running = told(said, asked(1), ...words);
-  assert.deepEqual(replyOf(running).parts[1], { ...shown, text: "", state: "running" });
+  assert.deepEqual(responseOf(running).parts[1], { ...shown, text: "", state: "running" });
   const ended = told(said, asked(1), ...words, { ...begun, call: ran });
-  assert.deepEqual(replyOf(ended).parts[1], { ...shown, text: "line 1", state: "ok" });
-  const whole = told(said, asked(1), ...words, replied({ type: "text", text: "so" }, ran));
-  assert.deepEqual(replyOf(whole).parts, [
+  assert.deepEqual(responseOf(ended).parts[1], { ...shown, text: "line 1", state: "ok" });
+  const whole = told(said, asked(1), ...words, responded({ type: "text", text: "so" }, ran));
+  assert.deepEqual(responseOf(whole).parts, [
     { kind: "text", text: "so" },
     { ...shown, text: "line 1", state: "ok" },
   ]);
-  assert.equal(replyOf(whole).calls.size, 0);
+  assert.equal(responseOf(whole).calls.size, 0);
 });
 
 test("an event that was applied before changes nothing", () => {
@@ -81,7 +81,7 @@ test("an event that was applied before changes nothing", () => {
 test("another attempt voids what the earlier one said, and says that it did", () => {
   const transcript = told(said, asked(1), delta("half of a sen"), asked(2), delta("The whole", 2));
   assert.equal(textOf(transcript), "The whole");
-  assert.equal(replyOf(transcript).voided, 1);
+  assert.equal(responseOf(transcript).voided, 1);
   assert.deepEqual(
     transcript.turns.get(1).marks.map((mark) => mark.kind),
     ["repeat"],
@@ -89,39 +89,39 @@ test("another attempt voids what the earlier one said, and says that it did", ()
 });
 
 test("an attempt that goes on keeps its words and is asked for again", () => {
-  const failed = { type: "attempt_failed", turn: 1, reply: 1, attempt: 1, code: "model_cut", message: "cut", at: 2 };
-  const goesOn = { type: "attempt_continued", turn: 1, reply: 1, attempt: 1, number: 1, at: 3, not_before: 4 };
-  const silence = { type: "stall_noticed", turn: 1, reply: 1, waiting_for: "between_tokens", silent_s: 15, at: 3 };
+  const failed = { type: "attempt_failed", turn: 1, response: 1, attempt: 1, code: "model_cut", message: "cut", at: 2 };
+  const goesOn = { type: "attempt_continued", turn: 1, response: 1, attempt: 1, number: 1, at: 3, not_before: 4 };
+  const silence = { type: "stall_noticed", turn: 1, response: 1, waiting_for: "between_tokens", silent_s: 15, at: 3 };
   const transcript = told(said, asked(1), delta("Half a "), failed, goesOn, silence, delta("word"));
   assert.equal(textOf(transcript), "Half a word");
-  const reply = replyOf(transcript);
-  assert.deepEqual([reply.failure, reply.voided, reply.notBefore], [null, 0, 4]);
+  const response = responseOf(transcript);
+  assert.deepEqual([response.failure, response.voided, response.notBefore], [null, 0, 4]);
 });
 
 test("a late word of a void attempt is not shown", () => {
   assert.equal(textOf(told(said, asked(1), asked(2), delta("late", 1), delta("new", 2))), "new");
 });
 
-test("a whole reply replaces what was streamed, and its calls are planned", () => {
-  const transcript = told(said, asked(1), delta("Loo"), replied({ type: "text", text: "Look:" }, call));
+test("a whole response replaces what was streamed, and its calls are planned", () => {
+  const transcript = told(said, asked(1), delta("Loo"), responded({ type: "text", text: "Look:" }, call));
   assert.equal(textOf(transcript), "Look:");
-  assert.equal(replyOf(transcript).calls.get("c1").state, "planned");
+  assert.equal(responseOf(transcript).calls.get("c1").state, "planned");
 });
 
 test("a call goes planned, running, and ends as its result says", () => {
   for (const outcome of [undefined, "error", "unknown", "cancelled"]) {
-    const transcript = told(said, asked(1), replied(call), {
+    const transcript = told(said, asked(1), responded(call), {
       type: "call_started",
       turn: 1,
-      reply: 1,
+      response: 1,
       call_id: "c1",
       run: 1,
       at: 6,
     });
-    assert.equal(replyOf(transcript).calls.get("c1").state, "running");
+    assert.equal(responseOf(transcript).calls.get("c1").state, "running");
     const result = { call_id: "c1", content: "42", ...(outcome && { outcome }) };
-    transcript.applyRecord({ type: "call_ended", turn: 1, reply: 1, result, at: 7 });
-    const { state, content } = replyOf(transcript).calls.get("c1");
+    transcript.applyRecord({ type: "call_ended", turn: 1, response: 1, result, at: 7 });
+    const { state, content } = responseOf(transcript).calls.get("c1");
     assert.deepEqual([state, content], [outcome ?? "ok", "42"]);
   }
 });
@@ -156,7 +156,7 @@ test("a record of a kind this page does not know is passed over", () => {
 const asks = (kind = "approval", more = {}) => ({
   type: "question_asked",
   turn: 1,
-  reply: 1,
+  response: 1,
   call_id: "c1",
   kind,
   digest: "d",
@@ -164,16 +164,16 @@ const asks = (kind = "approval", more = {}) => ({
   ...more,
 });
 const answers = (choice, more = {}) => ({ ...asks(), type: "question_answered", choice, ...more });
-const started = (more = {}) => ({ type: "call_started", turn: 1, reply: 1, call_id: "c1", run: 1, at: 7, ...more });
+const started = (more = {}) => ({ type: "call_started", turn: 1, response: 1, call_id: "c1", run: 1, at: 7, ...more });
 const ended = (status, code) => ({ type: "turn_ended", turn: 1, status, code, at: 9 });
-const callIn = (transcript) => replyOf(transcript).calls.get("c1");
+const callIn = (transcript) => responseOf(transcript).calls.get("c1");
 
 test("a question is open from its record to its answer, and an allowed call runs with what the person wrote", () => {
-  const transcript = told(said, asked(1), replied(call), asks("approval", { text: "Sure?", expires_at: 60 }));
+  const transcript = told(said, asked(1), responded(call), asks("approval", { text: "Sure?", expires_at: 60 }));
   assert.equal(callIn(transcript).state, "asking");
   assert.deepEqual(callIn(transcript).question, {
     turn: 1,
-    reply: 1,
+    response: 1,
     call_id: "c1",
     kind: "approval",
     digest: "d",
@@ -196,10 +196,10 @@ test("a question is open from its record to its answer, and an allowed call runs
 
 test("a question that nobody answered in time closes with its call", () => {
   const result = { call_id: "c1", content: "nobody", outcome: "cancelled" };
-  const transcript = told(said, asked(1), replied(call), asks(), {
+  const transcript = told(said, asked(1), responded(call), asks(), {
     type: "call_ended",
     turn: 1,
-    reply: 1,
+    response: 1,
     result,
     at: 8,
   });
@@ -207,21 +207,21 @@ test("a question that nobody answered in time closes with its call", () => {
 });
 
 test("a call in doubt asks what happened, and what came late is kept beside what was told", () => {
-  const doubted = { type: "call_doubted", turn: 1, reply: 1, call_id: "c1", at: 8 };
-  const transcript = told(said, asked(1), replied(call), started(), doubted, asks("doubt"));
+  const doubted = { type: "call_in_doubt", turn: 1, response: 1, call_id: "c1", at: 8 };
+  const transcript = told(said, asked(1), responded(call), started(), doubted, asks("doubt"));
   assert.deepEqual(callIn(transcript).question.choices, ["happened", "rerun", "skip"]);
   transcript.applyRecord(answers("skip", { kind: "doubt" }));
   assert.equal(callIn(transcript).state, "doubt");
   const unknown = { call_id: "c1", content: "?", outcome: "unknown" };
-  transcript.applyRecord({ type: "call_ended", turn: 1, reply: 1, result: unknown, at: 9 });
+  transcript.applyRecord({ type: "call_ended", turn: 1, response: 1, result: unknown, at: 9 });
   const late = { call_id: "c1", content: "it flies" };
-  transcript.applyRecord({ type: "result_arrived_late", turn: 1, reply: 1, result: late, at: 10 });
+  transcript.applyRecord({ type: "result_arrived_late", turn: 1, response: 1, result: late, at: 10 });
   assert.deepEqual([callIn(transcript).content, callIn(transcript).late.content], ["?", "it flies"]);
 });
 
 test("progress is the last word of a running call", () => {
-  const progressed = (text) => ({ type: "call_progressed", turn: 1, reply: 1, call_id: "c1", run: 1, text, at: 8 });
-  const transcript = told(said, asked(1), replied(call), started(), progressed("10 %"), progressed("90 %"));
+  const progressed = (text) => ({ type: "call_progressed", turn: 1, response: 1, call_id: "c1", run: 1, text, at: 8 });
+  const transcript = told(said, asked(1), responded(call), started(), progressed("10 %"), progressed("90 %"));
   assert.equal(callIn(transcript).progress, "90 %");
 });
 
@@ -250,7 +250,7 @@ test("the last turn can go on where it was interrupted or failed, and then it ru
     assert.equal(transcript.resumable !== null, isLeft, `${status} ${code}`);
   }
   const transcript = told(said, asked(1), ended("failed", "model_rejected"));
-  transcript.applyRecord({ type: "turn_resumed", turn: 1, reply: 1, at: 12, stream: "k" });
+  transcript.applyRecord({ type: "turn_resumed", turn: 1, response: 1, at: 12, stream: "k" });
   assert.equal(transcript.resumable, null);
   assert.equal(transcript.running.number, 1);
   assert.deepEqual([transcript.running.code, transcript.hasStream("k")], ["", true]);
@@ -260,14 +260,14 @@ test("what a sub-agent does is folded below its call, and its question is answer
   const child = (record, name = "s::1.1.0") => ({
     type: "child_delta",
     turn: 1,
-    reply: 1,
+    response: 1,
     call_id: "c1",
     child: name,
     position: 2,
     record,
   });
-  const transcript = told(said, asked(1), replied(call), started());
-  for (const record of [said, asked(1), delta("I look"), replied({ type: "text", text: "I look." }, call), asks()])
+  const transcript = told(said, asked(1), responded(call), started());
+  for (const record of [said, asked(1), delta("I look"), responded({ type: "text", text: "I look." }, call), asks()])
     transcript.applyRecord(child(record));
   const { work } = callIn(transcript);
   assert.equal(work.session, "s::1.1.0");
@@ -280,7 +280,7 @@ test("what a sub-agent does is folded below its call, and its question is answer
   transcript.applyRecord(child(started()));
   transcript.applyRecord(child(child(said, "s::1.1.0::1.1.0")));
   transcript.applyRecord(child(child(asked(1), "s::1.1.0::1.1.0")));
-  transcript.applyRecord(child(child(replied(call), "s::1.1.0::1.1.0")));
+  transcript.applyRecord(child(child(responded(call), "s::1.1.0::1.1.0")));
   transcript.applyRecord(child(child(asks(), "s::1.1.0::1.1.0")));
   assert.deepEqual(
     transcript.asking.map(({ session }) => session),
@@ -295,9 +295,9 @@ test("a reader is told which tools came and went, and that the older part is no 
     asked(1),
     changed({ added: ["a", "b"], unreachable: ["mail"] }),
     changed({}),
-    { type: "history_compacted", turn: 1, reply: 1, cut: 3, at: 4 },
+    { type: "history_compacted", turn: 1, response: 1, cut: 3, at: 4 },
   );
-  assert.deepEqual(replyOf(transcript).notes, [
+  assert.deepEqual(responseOf(transcript).notes, [
     "Tools added: a, b.",
     "Tool servers that cannot be reached: mail.",
     "All tools can be reached again.",
@@ -307,9 +307,9 @@ test("a reader is told which tools came and went, and that the older part is no 
 
 const wants = (more = {}) =>
   asks("approval", { call_id: "leave-1", attempt: 1, name: "Bash", arguments: '{"a":1}', is_fixed: true, ...more });
-const leaveIn = (transcript) => replyOf(transcript).calls.get("leave-1");
+const leaveIn = (transcript) => responseOf(transcript).calls.get("leave-1");
 
-test("what an upstream's agent wants leave for asks in the middle of the reply, until it is answered or closed", () => {
+test("what an upstream's agent wants leave for asks in the middle of the response, until it is answered or closed", () => {
   const transcript = told(said, asked(1), wants());
   const { name, arguments: shown, state, question } = leaveIn(transcript);
   assert.deepEqual([name, shown, state, question.isFixed], ["Bash", '{"a":1}', "asking", true]);
@@ -321,21 +321,21 @@ test("what an upstream's agent wants leave for asks in the middle of the reply, 
     ["expired", "denied"],
   ]) {
     const closing = told(said, asked(1), wants());
-    closing.applyRecord({ type: "question_closed", turn: 1, reply: 1, call_id: "leave-1", why, at: 8 });
+    closing.applyRecord({ type: "question_closed", turn: 1, response: 1, call_id: "leave-1", why, at: 8 });
     assert.deepEqual([leaveIn(closing).state, closing.asking.length], [after, 0]);
   }
 });
 
-test("a snapshot in the middle of a reply has what its agent wants leave for", () => {
+test("a snapshot in the middle of a response has what its agent wants leave for", () => {
   const transcript = Transcript.fromSnapshot({
     event_id: "1-9",
     turns: 1,
     last: "",
     history: [{ type: "user", parts: [] }],
-    running: { turn: 1, reply: 1, attempt: 1, said: { parts: [{ type: "text", text: "so" }] }, questions: [wants()] },
+    running: { turn: 1, response: 1, attempt: 1, said: { parts: [{ type: "text", text: "so" }] }, questions: [wants()] },
   });
   assert.equal(leaveIn(transcript).question.call_id, "leave-1");
-  assert.equal(replyOf(transcript).parts[0].text, "so");
+  assert.equal(responseOf(transcript).parts[0].text, "so");
 });
 
 test("a snapshot has its open questions and its queue", () => {
@@ -346,7 +346,7 @@ test("a snapshot has its open questions and its queue", () => {
     history: [{ type: "user", parts: [] }],
     running: {
       turn: 1,
-      reply: 1,
+      response: 1,
       said: { parts: [call, { ...call, id: "c2" }] },
       calls: [
         { call, site: "server", status: "asking", question: { kind: "approval", digest: "d", choices: [] } },
@@ -356,7 +356,7 @@ test("a snapshot has its open questions and its queue", () => {
     queue: [{ number: 3, message: { parts: [] }, at: 5 }],
   });
   assert.deepEqual([callIn(transcript).state, callIn(transcript).question.call_id], ["asking", "c1"]);
-  assert.equal(replyOf(transcript).calls.get("c2").state, "doubt");
+  assert.equal(responseOf(transcript).calls.get("c2").state, "doubt");
   assert.deepEqual([...transcript.queue.keys()], [3]);
   assert.equal(transcript.isPartial, true);
 });
@@ -369,7 +369,7 @@ test("arguments are set on lines of their own only where nothing of them is lost
 
 test("a pruned journal begins with the whole conversation, and the next turn goes on behind it", () => {
   const user = (text) => ({ type: "user", parts: [{ type: "text", text }] });
-  const answer = (text) => ({ type: "step", reply: { parts: [{ type: "text", text }] } });
+  const answer = (text) => ({ type: "step", response: { parts: [{ type: "text", text }] } });
   const goOn = user("[The turn was interrupted here. Go on where you stopped.]");
   const history = { entries: [user("one"), answer("1"), user("two"), answer("2"), goOn, answer("3")] };
   const state = { history, turns: 2, turn: { type: "idle" }, queue: [], last_turn: { status: "cancelled" } };
@@ -377,7 +377,7 @@ test("a pruned journal begins with the whole conversation, and the next turn goe
   transcript.apply({ id: "1-40", record: { type: "journal_pruned", state, at: 9 } });
   assert.deepEqual([...transcript.turns.keys()], [1, 2]);
   assert.deepEqual([...transcript.turns.values()].map((turn) => turn.status), ["completed", "cancelled"]);
-  assert.equal(transcript.turns.get(2).replies.size, 2);
+  assert.equal(transcript.turns.get(2).responses.size, 2);
   assert.equal(transcript.isPartial, true);
   transcript.apply({ id: "1-41", record: { ...said, turn: 3 } });
   assert.deepEqual([transcript.running.number, transcript.cursor], [3, "1-41"]);

@@ -89,7 +89,7 @@ export class Trial {
   }
 
   submit({ type, parts }) {
-    if (type === "say") this.#take(this.client.send(this.session, parts[0].text));
+    if (type === "send") this.#take(this.client.send(this.session, parts[0].text));
     else this.stream.abort();
   }
 

@@ -2,7 +2,7 @@
 
 The search begins with an empty session and gives every command that can be about it, apt or out of place, to every
 state it comes to. States that differ only in what no decision looks at (times, words, positions) count as one, which
-keeps the search finite: batches of one or two calls, two replies of a turn, one message in the queue.
+keeps the search finite: batches of one or two calls, two responses of a turn, one message in the queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from midstream.history.messages import Outcome, Result
 from midstream.session import session as sessions
 from midstream.session.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
-from midstream.session.records import EpochStarted, Judgement, Record, TurnEnded
+from midstream.session.records import EpochStarted, Record, ReuseDecision, TurnEnded
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -28,18 +28,18 @@ from midstream.session.turn.commands import (
     CallProgress,
     Cancel,
     CancelExpired,
-    ChildSpoke,
+    ChildStreamed,
     Command,
-    ModelHeld,
-    ModelRemembered,
-    PermissionDropped,
+    ModelResumable,
+    ModelReuseDecided,
+    PermissionWithdrawn,
     QuestionExpired,
     Recover,
     Refused,
     Resume,
     SendMessage,
     Stalled,
-    StallOver,
+    StallFinished,
     TurnExpired,
     UseAnswer,
     WhenBusy,
@@ -78,7 +78,7 @@ LATER_S = LOOK_BACK_S + 3600.0
 STATES_MAX = 20_000
 """States after which the search is too wide to be called small."""
 
-JUDGED = Judgement("new", "nothing is known of it", "fresh")
+JUDGED = ReuseDecision("new", "nothing is known of it", "fresh")
 
 
 class Edge(NamedTuple):
@@ -141,8 +141,8 @@ def steps_of(session: Session, records: tuple[Record, ...], *, epoch: int) -> It
 def explored() -> Explored:
     """Search the whole machine in small."""
     found = Explored()
-    begin = sessions.fold([(1, EpochStarted(1, "owner", AT))])
-    waiting = deque([begin, _after_many_replies(begin)])
+    begin = sessions.fold([(1, EpochStarted(1, "node", AT))])
+    waiting = deque([begin, _after_many_responses(begin)])
     known = {_key(each) for each in waiting}
     while waiting:
         session = waiting.popleft()
@@ -151,7 +151,7 @@ def explored() -> Explored:
         for command, epoch, at in _commands(session):
             before = session
             if epoch > session.epoch:
-                begun: tuple[Record, ...] = (EpochStarted(epoch, "next owner", at),)
+                begun: tuple[Record, ...] = (EpochStarted(epoch, "next node", at),)
                 found.steps.update(steps_of(session, begun, epoch=epoch))
                 before = sessions.fold([(epoch, each) for each in begun], session)
             after = _take(found, before, command, epoch=epoch, at=at)
@@ -213,11 +213,11 @@ def _commands(session: Session) -> Iterator[tuple[Command, int, float]]:
         for command in _about(state, call):  # type: ignore[arg-type]
             yield command, epoch, AT
         if call.is_asking:
-            yield QuestionExpired(state.turn, state.reply_no, call.call.id), epoch, AT + LATER_S  # type: ignore[union-attr]
+            yield QuestionExpired(state.turn, state.response_no, call.call.id), epoch, AT + LATER_S  # type: ignore[union-attr]
     if isinstance(state, AwaitingModel):
         for question in state.questions:
             yield from ((command, epoch, AT) for command in _about_question(state, question))
-            yield QuestionExpired(state.turn, state.reply_no, question.id), epoch, AT + LATER_S
+            yield QuestionExpired(state.turn, state.response_no, question.id), epoch, AT + LATER_S
     yield Recover(), epoch, AT
     yield Recover(), epoch + 1, AT
     yield Recover(), epoch + 1, AT + LATER_S
@@ -228,7 +228,7 @@ def _from_people(session: Session) -> Iterator[Command]:
     yield say()
     yield SendMessage(say().message, when_busy=WhenBusy.QUEUE)
     yield SendMessage(say().message, timeout_s=30.0)
-    yield SendMessage(say().message, timeout_s=30.0, replies_max=1)
+    yield SendMessage(say().message, timeout_s=30.0, responses_max=1)
     yield from (Withdraw(), Withdraw(session.queued), Withdraw(session.queued + 1))
     yield from (Cancel(), Cancel(turn), CancelExpired(turn), TurnExpired(turn))
     yield from (Resume(), Resume(turn))
@@ -238,27 +238,29 @@ def _from_model(session: Session) -> Iterator[Command]:
     state = session.turn
     if not isinstance(state, AwaitingModel):
         return
-    is_plain = not (session.queue or state.terms.timeout_s or state.failures or state.reply_no > 1)
-    place = {"turn": state.turn, "reply": state.reply_no, "attempt": state.attempt}
+    is_plain = not (session.queue or state.terms.timeout_s or state.failures or state.response_no > 1)
+    place = {"turn": state.turn, "response": state.response_no, "attempt": state.attempt}
     yield heard("some", **place)
-    yield ModelHeld(state.turn, state.reply_no, state.attempt, "token")
-    yield ModelRemembered(state.turn, state.reply_no, state.attempt, JUDGED)
+    yield ModelResumable(state.turn, state.response_no, state.attempt, "token")
+    yield ModelReuseDecided(state.turn, state.response_no, state.attempt, JUDGED)
     yield from (
-        kind(state.turn, state.reply_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallOver)
+        kind(state.turn, state.response_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallFinished)
     )
-    yield answers(turn=state.turn, reply=state.reply_no, attempt=state.attempt)
+    yield answers(turn=state.turn, response=state.response_no, attempt=state.attempt)
     yield from (asks(*batch, **place) for batch in (_BATCHES if is_plain else _FEW))
     yield from (fails(retriable=True, **place), fails(retriable=False, **place))
     yield from (overflows(1, **place), overflows(None, **place))
     yield breaks(**place)
     if is_plain and not state.said:  # what was asked is looked at where there is little else
-        asked = wants(f"leave-{state.attempt}", turn=state.turn, reply=state.reply_no, attempt=state.attempt)
+        asked = wants(
+            f"leave-{state.attempt}", turn=state.turn, response=state.response_no, attempt=state.attempt
+        )
         yield from (asked, replace(asked, answer_s=60.0, is_fixed=True), replace(asked, is_vague=True))
 
 
 def _about_question(state: AwaitingModel, question: AgentQuestion) -> Iterator[Command]:
     """Yield every command about what an upstream's agent wants leave for."""
-    place = (state.turn, state.reply_no)
+    place = (state.turn, state.response_no)
     for choice in Choice:
         yield Answer(*place, question.id, question.digest, choice, "said")
     yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments='{"edited": true}')
@@ -266,20 +268,20 @@ def _about_question(state: AwaitingModel, question: AgentQuestion) -> Iterator[C
     yield Answer(*place, question.id, "of other arguments", Choice.ALLOW)
     yield QuestionExpired(*place, question.id)
     for attempt in {question.attempt, state.attempt}:
-        yield PermissionDropped(*place, attempt, question.id)
+        yield PermissionWithdrawn(*place, attempt, question.id)
         yield UseAnswer(*place, attempt, question.id)
 
 
 def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Command]:
     """Yield every command about a call."""
-    place = (state.turn, state.reply_no)
+    place = (state.turn, state.response_no)
     call_id = call.call.id
     yield from (CallFinished(*place, Result(call_id, "said", each)) for each in (Outcome.OK, Outcome.UNKNOWN))
     yield CallExpired(*place, call_id)
     yield CallProgress(*place, call_id, call.runs, "half")
-    yield from (kind(*place, StalledOn.TOOL, 30.0, call_id) for kind in (Stalled, StallOver))
-    yield ChildSpoke(*place, call_id, "s::1.1.0", ((call.child_position + 1, b"{}"),))
-    yield ChildSpoke(*place, call_id, "s::1.1.0", ((call.child_position, b"{}"),))
+    yield from (kind(*place, StalledOn.TOOL, 30.0, call_id) for kind in (Stalled, StallFinished))
+    yield ChildStreamed(*place, call_id, "s::1.1.0", ((call.child_position + 1, b"{}"),))
+    yield ChildStreamed(*place, call_id, "s::1.1.0", ((call.child_position, b"{}"),))
     yield CallProbed(*place, call_id, Result(call_id, "it did"))
     yield from (CallProbed(*place, call_id, may_run=may_run) for may_run in (True, False))
     for choice in Choice:
@@ -292,41 +294,45 @@ def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Comman
 def strays(session: Session) -> Iterator[Command]:
     """Yield one command of each kind about something else."""
     turn = session.turns + 7
-    place = {"turn": turn, "reply": 1, "attempt": 1}
+    place = {"turn": turn, "response": 1, "attempt": 1}
     yield from (heard("stray", **place), answers(turn=turn), fails(turn=turn))
     yield from (Cancel(turn), CancelExpired(turn), TurnExpired(turn), Resume(turn))
     yield CallFinished(turn, 1, Result("a", "stray"))
     yield CallExpired(turn, 1, "a")
     yield CallProgress(turn, 1, "a", 1, "stray")
-    yield ModelHeld(turn, 1, 1, "token")
-    yield ModelRemembered(turn, 1, 1, JUDGED)
-    yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallOver))
-    yield ChildSpoke(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
+    yield ModelResumable(turn, 1, 1, "token")
+    yield ModelReuseDecided(turn, 1, 1, JUDGED)
+    yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallFinished))
+    yield ChildStreamed(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
     yield CallProbed(turn, 1, "a", may_run=True)
     yield Answer(turn, 1, "a", "digest", Choice.ALLOW)
     yield QuestionExpired(turn, 1, "a")
     yield wants("a", turn=turn)
-    yield PermissionDropped(turn, 1, 1, "a")
+    yield PermissionWithdrawn(turn, 1, 1, "a")
     yield UseAnswer(turn, 1, 1, "a")
     for late in session.unsettled[-1:]:
-        yield CallFinished(late.turn, late.reply, Result(late.call_id, "late"))
+        yield CallFinished(late.turn, late.response, Result(late.call_id, "late"))
 
 
 # --- when two states are one --------------------------------------------------------------------------------------
 
 
-def _after_many_replies(begin: Session) -> Session:
+def _after_many_responses(begin: Session) -> Session:
     """Return a session whose turn has made all model calls but the last one it may make."""
     opened = sessions.decide(begin, say(), epoch=1, at=AT)
     session = sessions.fold([(1, each) for each in opened], begin)
     assert isinstance(session.turn, AwaitingModel)
-    return replace(session, turn=replace(session.turn, reply_no=MODEL_CALLS_MAX))
+    return replace(session, turn=replace(session.turn, response_no=MODEL_CALLS_MAX))
 
 
 def _is_small(session: Session) -> bool:
-    reply_no = getattr(session.turn, "reply_no", 1)
+    response_no = getattr(session.turn, "response_no", 1)
     questions = getattr(session.turn, "questions", ())
-    return len(questions) <= 1 and len(session.queue) <= 1 and (reply_no <= 2 or reply_no >= MODEL_CALLS_MAX)
+    return (
+        len(questions) <= 1
+        and len(session.queue) <= 1
+        and (response_no <= 2 or response_no >= MODEL_CALLS_MAX)
+    )
 
 
 def _key(session: Session) -> tuple[object, ...]:
@@ -337,22 +343,22 @@ def _key(session: Session) -> tuple[object, ...]:
     match state:
         case Idle():
             left = state.left
-            return (*about, left and (left.terms.timeout_s, left.terms.replies_max))
+            return (*about, left and (left.terms.timeout_s, left.terms.responses_max))
         case AwaitingModel():
-            count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
+            count = min(state.response_no, 2) if state.response_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
             flags = (state.is_compacted, state.is_last, bool(state.said), state.epoch == session.epoch)
             kept = (bool(state.token), state.is_mute)
-            limits = (state.terms.timeout_s, state.terms.replies_max)
+            limits = (state.terms.timeout_s, state.terms.responses_max)
             asked = tuple(_question_key(each, state) for each in state.questions)
             return (*about, count, state.failures, *flags, *kept, *limits, asked)
         case RunningCalls() | Cancelling():
-            count = min(state.reply_no, 2) if state.reply_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
+            count = min(state.response_no, 2) if state.response_no < MODEL_CALLS_MAX else MODEL_CALLS_MAX
             calls = tuple(_call_key(call, session.epoch) for call in state.calls)
             return (
                 *about,
                 count,
                 state.terms.timeout_s,
-                state.terms.replies_max,
+                state.terms.responses_max,
                 getattr(state, "status", ""),
                 calls,
             )

@@ -1,4 +1,4 @@
-"""Lives of a session: random commands in any order, some apt, some out of place, over several owners."""
+"""Lives of a session: random commands in any order, some apt, some out of place, over several nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from midstream.history.compaction import next_cut
-from midstream.history.messages import Finish, Outcome, Reply, Result, Text, Thinking
+from midstream.history.messages import Finish, Outcome, Response, Result, Text, Thinking
 from midstream.session import session as sessions
 from midstream.session.calls import (
     CHOICES,
@@ -18,7 +18,7 @@ from midstream.session.calls import (
     Site,
     digest_of,
 )
-from midstream.session.records import EpochStarted, Judgement, Record
+from midstream.session.records import EpochStarted, Record, ReuseDecision
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -28,20 +28,20 @@ from midstream.session.turn.commands import (
     CallProgress,
     Cancel,
     CancelExpired,
-    ChildSpoke,
+    ChildStreamed,
     Command,
-    ModelHeld,
-    ModelRemembered,
-    ModelReplied,
-    PermissionAsked,
-    PermissionDropped,
+    ModelResponded,
+    ModelResumable,
+    ModelReuseDecided,
+    PermissionRequested,
+    PermissionWithdrawn,
     QuestionExpired,
     Recover,
     Refused,
     Resume,
     SendMessage,
     Stalled,
-    StallOver,
+    StallFinished,
     TurnExpired,
     UseAnswer,
     WhenBusy,
@@ -146,7 +146,7 @@ _makers = st.lists(
 
 
 def batches() -> st.SearchStrategy[tuple[CallPlan, ...]]:
-    """Plans of one reply's calls: reading, writing, at a client, impossible."""
+    """Plans of one response's calls: reading, writing, at a client, impossible."""
     return _batches
 
 
@@ -163,29 +163,29 @@ _dice = st.integers(0, 11)
 
 def _stray(draw: st.DrawFn) -> Command:
     """Draw a command about anything at all."""
-    turn, reply, attempt = draw(_places)
-    ids = {"turn": turn, "reply": reply, "attempt": attempt}
+    turn, response, attempt = draw(_places)
+    ids = {"turn": turn, "response": response, "attempt": attempt}
     call_id = draw(_ids)
     commands: list[Command] = [
         heard("stray", **ids),
         asks(writes("a"), reads("b"), **ids),
-        fails(retriable=True, turn=turn, reply=reply, attempt=attempt),
-        CallFinished(turn, reply, Result(call_id, "stray")),
-        CallExpired(turn, reply, call_id),
+        fails(retriable=True, turn=turn, response=response, attempt=attempt),
+        CallFinished(turn, response, Result(call_id, "stray")),
+        CallExpired(turn, response, call_id),
         Cancel(turn),
         CancelExpired(turn),
-        CallProbed(turn, reply, call_id, may_run=draw(st.booleans())),
-        CallProgress(turn, reply, call_id, 1, "stray"),
-        ModelHeld(turn, reply, attempt, "stray"),
-        ModelRemembered(turn, reply, attempt, Judgement("new", "nothing is known of it", "fresh")),
-        Stalled(turn, reply, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
-        StallOver(turn, reply, StalledOn.TOOL, 1.0, draw(_ids)),
-        ChildSpoke(turn, reply, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
-        Answer(turn, reply, call_id, draw(_digests), draw(st.sampled_from(Choice))),
-        QuestionExpired(turn, reply, call_id),
-        PermissionAsked(turn, reply, attempt, call_id, "work", "{}"),
-        PermissionDropped(turn, reply, attempt, call_id),
-        UseAnswer(turn, reply, attempt, call_id),
+        CallProbed(turn, response, call_id, may_run=draw(st.booleans())),
+        CallProgress(turn, response, call_id, 1, "stray"),
+        ModelResumable(turn, response, attempt, "stray"),
+        ModelReuseDecided(turn, response, attempt, ReuseDecision("new", "nothing is known of it", "fresh")),
+        Stalled(turn, response, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
+        StallFinished(turn, response, StalledOn.TOOL, 1.0, draw(_ids)),
+        ChildStreamed(turn, response, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
+        Answer(turn, response, call_id, draw(_digests), draw(st.sampled_from(Choice))),
+        QuestionExpired(turn, response, call_id),
+        PermissionRequested(turn, response, attempt, call_id, "work", "{}"),
+        PermissionWithdrawn(turn, response, attempt, call_id),
+        UseAnswer(turn, response, attempt, call_id),
         TurnExpired(turn),
         Resume(draw(st.sampled_from([None, turn]))),
         Withdraw(draw(st.sampled_from([None, turn]))),
@@ -198,9 +198,9 @@ def _stray(draw: st.DrawFn) -> Command:
 
 def _queued(draw: st.DrawFn) -> SendMessage:
     said = say(draw(words))
-    replies_max = draw(st.sampled_from([0, 0, 0, 1, 2]))
+    responses_max = draw(st.sampled_from([0, 0, 0, 1, 2]))
     return SendMessage(
-        said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), replies_max=replies_max
+        said.message, when_busy=WhenBusy.QUEUE, timeout_s=draw(_limits), responses_max=responses_max
     )
 
 
@@ -223,14 +223,14 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
             if running and draw(_dice) > 1:
                 call = draw(st.sampled_from(running))
                 if call.plan.site is Site.CLIENT and draw(st.booleans()):
-                    return CallExpired(state.turn, state.reply_no, call.call.id)
+                    return CallExpired(state.turn, state.response_no, call.call.id)
                 result = Result(call.call.id, draw(words), draw(outcomes))
-                return CallFinished(state.turn, state.reply_no, result)
+                return CallFinished(state.turn, state.response_no, result)
             return draw(st.sampled_from(commands))
 
 
 def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallState) -> Command:
-    place = (state.turn, state.reply_no, call.call.id)
+    place = (state.turn, state.response_no, call.call.id)
     if call.asked is None:
         result = Result(call.call.id, draw(words)) if draw(st.booleans()) else None
         return CallProbed(*place, result, may_run=draw(st.booleans()))
@@ -243,23 +243,23 @@ def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallSta
 
 
 def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:
-    turn, reply, attempt = state.turn, state.reply_no, state.attempt
+    turn, response, attempt = state.turn, state.response_no, state.attempt
     if state.questions and draw(_dice) > 4:
         return _apt_leave(draw, state)
     match draw(_dice):
         case 7:
             cut = next_cut(session.history, session.cut)
-            return overflows(cut, turn=turn, reply=reply, attempt=attempt)
+            return overflows(cut, turn=turn, response=response, attempt=attempt)
         case 0:
             return Cancel(turn)
         case 1 | 2:
             if draw(st.booleans()):
-                return breaks(turn=turn, reply=reply, attempt=attempt)
-            return fails(retriable=draw(st.booleans()), turn=turn, reply=reply, attempt=attempt)
+                return breaks(turn=turn, response=response, attempt=attempt)
+            return fails(retriable=draw(st.booleans()), turn=turn, response=response, attempt=attempt)
         case 9:
-            return PermissionAsked(
+            return PermissionRequested(
                 turn,
-                reply,
+                response,
                 attempt,
                 f"leave-{session.position}",
                 "work",
@@ -269,28 +269,28 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
                 is_vague=draw(st.booleans()),
             )
         case 8:
-            return ModelHeld(turn, reply, attempt, draw(words))
+            return ModelResumable(turn, response, attempt, draw(words))
         case 3 | 4:
             parts = (Thinking(draw(words), "sig"), Text(draw(words)))
-            return ModelReplied(turn, reply, attempt, Reply(parts, Finish.STOP))
+            return ModelResponded(turn, response, attempt, Response(parts, Finish.STOP))
         case 5 | 6:
-            return heard(draw(words), draw(words), turn=turn, reply=reply, attempt=attempt)
+            return heard(draw(words), draw(words), turn=turn, response=response, attempt=attempt)
         case _:
-            return asks(*draw(_batches), turn=turn, reply=reply, attempt=attempt)
+            return asks(*draw(_batches), turn=turn, response=response, attempt=attempt)
 
 
 def _apt_leave(draw: st.DrawFn, state: AwaitingModel) -> Command:
     question = draw(st.sampled_from(state.questions))
-    place = (state.turn, state.reply_no, state.attempt, question.id)
+    place = (state.turn, state.response_no, state.attempt, question.id)
     if not question.is_open:
-        return UseAnswer(*place) if draw(_dice) else PermissionDropped(*place)
+        return UseAnswer(*place) if draw(_dice) else PermissionWithdrawn(*place)
     if draw(_dice) == 0:
-        return PermissionDropped(*place)
+        return PermissionWithdrawn(*place)
     if draw(_dice) == 0:
-        return QuestionExpired(state.turn, state.reply_no, question.id)
+        return QuestionExpired(state.turn, state.response_no, question.id)
     choice = draw(st.sampled_from(CHOICES[QuestionKind.APPROVAL]))
     arguments = '{"edited": true}' if draw(st.booleans()) else None
-    answered = (state.turn, state.reply_no, question.id, question.digest)
+    answered = (state.turn, state.response_no, question.id, question.digest)
     return Answer(*answered, choice, draw(words), arguments)
 
 
@@ -303,7 +303,7 @@ def lives(draw: st.DrawFn, steps_max: int = 20) -> Life:
         kind = draw(st.integers(0, 9))
         if epoch == 0 or kind == 0:
             epoch += 1
-            life.append((EpochStarted(epoch, f"owner-{epoch}", life.at),), epoch=epoch)
+            life.append((EpochStarted(epoch, f"node-{epoch}", life.at),), epoch=epoch)
             life.take(Recover(), epoch=epoch)
         elif kind <= 2:
             life.take(_stray(draw), epoch=epoch)

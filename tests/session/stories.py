@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, UserMessage
 from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.session.records import ClientTool, Delta, Record
 from midstream.session.turn import deciding, folding
@@ -11,10 +11,10 @@ from midstream.session.turn.commands import (
     CallFinished,
     Command,
     ModelFailed,
-    ModelHeld,
-    ModelReplied,
-    ModelSaid,
-    PermissionAsked,
+    ModelResponded,
+    ModelResumable,
+    ModelStreamed,
+    PermissionRequested,
     SendMessage,
 )
 from midstream.session.turn.states import Idle, TurnState
@@ -27,49 +27,49 @@ def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = 
     return SendMessage(UserMessage.of(words), tools, stream)
 
 
-def heard(*pieces: str, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelSaid:
-    return ModelSaid(
-        turn, reply, attempt, tuple(Delta(turn, reply, attempt, 0, "text", piece) for piece in pieces)
+def heard(*pieces: str, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelStreamed:
+    return ModelStreamed(
+        turn, response, attempt, tuple(Delta(turn, response, attempt, 0, "text", piece) for piece in pieces)
     )
 
 
-def answers(words: str = "hello", *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelReplied:
-    return ModelReplied(turn, reply, attempt, Reply((Text(words),)))
+def answers(words: str = "hello", *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResponded:
+    return ModelResponded(turn, response, attempt, Response((Text(words),)))
 
 
-def asks(*plans: CallPlan, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelReplied:
+def asks(*plans: CallPlan, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResponded:
     parts = tuple(Call(plan.call_id, "work", "{}") for plan in plans)
-    return ModelReplied(turn, reply, attempt, Reply(parts, Finish.CALLS), plans)
+    return ModelResponded(turn, response, attempt, Response(parts, Finish.CALLS), plans)
 
 
 def fails(
     *,
     retriable: bool = True,
     turn: int = 1,
-    reply: int = 1,
+    response: int = 1,
     attempt: int = 1,
     retry_after_s: float | None = None,
 ) -> ModelFailed:
     code = "model_unavailable" if retriable else "model_rejected"
-    return ModelFailed(turn, reply, attempt, code, "it broke", retriable, retry_after_s)
+    return ModelFailed(turn, response, attempt, code, "it broke", retriable, retry_after_s)
 
 
-def kept(token: str = "resp_1", *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelHeld:
-    return ModelHeld(turn, reply, attempt, token)
+def kept(token: str = "resp_1", *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResumable:
+    return ModelResumable(turn, response, attempt, token)
 
 
-def breaks(*, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
+def breaks(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
     """The connection to the model broke; its provider may go on."""
-    return ModelFailed(turn, reply, attempt, "model_cut", "it broke", is_retriable=True, is_cut=True)
+    return ModelFailed(turn, response, attempt, "model_cut", "it broke", is_retriable=True, is_cut=True)
 
 
-def forgets(*, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
-    """The provider does not have the reply that was to be taken up."""
-    return ModelFailed(turn, reply, attempt, "model_forgot", "it is gone", is_retriable=True)
+def forgets(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
+    """The provider does not have the response that was to be taken up."""
+    return ModelFailed(turn, response, attempt, "model_forgot", "it is gone", is_retriable=True)
 
 
-def overflows(cut: int | None, *, turn: int = 1, reply: int = 1, attempt: int = 1) -> ModelFailed:
-    return ModelFailed(turn, reply, attempt, "context_overflow", "too long", is_retriable=False, cut=cut)
+def overflows(cut: int | None, *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
+    return ModelFailed(turn, response, attempt, "context_overflow", "too long", is_retriable=False, cut=cut)
 
 
 def reads(call_id: str) -> CallPlan:
@@ -105,8 +105,8 @@ def at_child(call_id: str) -> CallPlan:
     return CallPlan(call_id, digest_of("work", "{}"), Site.CHILD, has_effects=False)
 
 
-def replies(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
-    """Let a person answer the question of a call of the first reply."""
+def responses(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
+    """Let a person answer the question of a call of the first response."""
     return Answer(1, 1, call_id, digest_of("work", "{}"), choice, text, arguments)
 
 
@@ -119,12 +119,12 @@ def wants(
     is_fixed: bool = False,
     is_vague: bool = False,
     turn: int = 1,
-    reply: int = 1,
-) -> PermissionAsked:
+    response: int = 1,
+) -> PermissionRequested:
     """Let an upstream's agent ask leave in the middle of its answer."""
-    return PermissionAsked(
+    return PermissionRequested(
         turn,
-        reply,
+        response,
         attempt,
         question_id,
         name,
@@ -140,8 +140,8 @@ def impossible(call_id: str) -> CallPlan:
     return CallPlan(call_id, digest_of("work", "{}"), problem="There is no such tool.")
 
 
-def ended(call_id: str, content: str = "done", *, turn: int = 1, reply: int = 1) -> CallFinished:
-    return CallFinished(turn, reply, Result(call_id, content))
+def ended(call_id: str, content: str = "done", *, turn: int = 1, response: int = 1) -> CallFinished:
+    return CallFinished(turn, response, Result(call_id, content))
 
 
 def unknown(call_id: str, content: str) -> Result:

@@ -11,8 +11,8 @@ from midstream.history.messages import (
     Call,
     Entry,
     Finish,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -36,13 +36,13 @@ from midstream.session.turn.commands import (
     Cancel,
     Command,
     ModelFailed,
-    ModelReplied,
-    ModelSaid,
+    ModelResponded,
+    ModelStreamed,
     Recover,
     Refused,
     SendTranscript,
 )
-from midstream.session.turn.pending import AskModel
+from midstream.session.turn.pending import CallModel
 from midstream.session.turn.states import AwaitingModel, RunningCalls
 from tests.search import tried
 from tests.spec import spec
@@ -60,11 +60,11 @@ class Life:
         self.journal: list[tuple[int, Record]] = []
         self.said: list[Entry] = []
         self.at = 1000.0
-        self.owner()
+        self.node()
 
-    def owner(self) -> None:
+    def node(self) -> None:
         epoch = self.session.epoch + 1
-        self._append((EpochStarted(epoch, "owner", self.at),), epoch)
+        self._append((EpochStarted(epoch, "node", self.at),), epoch)
         self.take(Recover())
 
     def take(self, command: Command) -> tuple[Record, ...]:
@@ -92,26 +92,26 @@ class Life:
     def place(self) -> tuple[int, int, int]:
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        return turn.turn, turn.reply_no, turn.attempt
+        return turn.turn, turn.response_no, turn.attempt
 
-    def reply(self, words: str, *ids: str) -> Reply:
-        """Let the model reply."""
+    def response(self, words: str, *ids: str) -> Response:
+        """Let the model response."""
         calls = tuple(Call(each, "look") for each in ids)
-        reply = Reply((Thinking("hm"), Text(words), *calls), Finish.CALLS if ids else Finish.STOP)
+        response = Response((Thinking("hm"), Text(words), *calls), Finish.CALLS if ids else Finish.STOP)
         plans = tuple(CallPlan(each, digest_of("look", "{}"), Site.CLIENT, has_effects=False) for each in ids)
-        self.take(ModelReplied(*self.place, reply, plans))
-        return reply
+        self.take(ModelResponded(*self.place, response, plans))
+        return response
 
     def say(self, words: str) -> None:
         place = self.place
-        self.take(ModelSaid(*place, (Delta(*place, 0, "text", words),)))
+        self.take(ModelStreamed(*place, (Delta(*place, 0, "text", words),)))
 
 
-def resent(reply: Reply, *results: str) -> Step:
-    """A reply as an application sends it back: without the thinking, and with other white space."""
-    parts: tuple[ReplyPart, ...] = (Text(f" {reply.text} "), *reply.calls)
-    pairs = zip(reply.calls, results, strict=True)
-    return Step(Reply(parts), tuple(Result(call.id, content) for call, content in pairs))
+def resent(response: Response, *results: str) -> Step:
+    """A response as an application sends it back: without the thinking, and with other white space."""
+    parts: tuple[ResponsePart, ...] = (Text(f" {response.text} "), *response.calls)
+    pairs = zip(response.calls, results, strict=True)
+    return Step(Response(parts), tuple(Result(call.id, content) for call, content in pairs))
 
 
 @spec("REUSE-76")
@@ -129,8 +129,8 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
         history = life.session.history
         assert EntryChain().then(history).links == linked(b"", view), seed
         assert isinstance(life.session.turn, AwaitingModel)
-        (asked,) = (each for each in sessions.pending_work(life.session) if isinstance(each, AskModel))
-        assert (asked.turn, asked.reply_no, asked.attempt) == life.place
+        (asked,) = (each for each in sessions.pending_work(life.session) if isinstance(each, CallModel))
+        assert (asked.turn, asked.response_no, asked.attempt) == life.place
         newest = life.session.application.newest
         assert newest is not None
         assert (newest.is_open, newest.entries) == (True, len(view))
@@ -139,49 +139,49 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
                 pass  # it sends something else before there is a response
             case 1:
                 life.say("half")
-                life.owner()  # the process dies
+                life.node()  # the process dies
                 if chance.random() < 0.5:
-                    view.append(resent(Reply((Text("half" + life.reply(" and half").text),))))
+                    view.append(resent(Response((Text("half" + life.response(" and half").text),))))
             case 2:
                 life.say("half")
                 life.take(ModelFailed(*life.place, "model_unavailable", "gone", is_retriable=True))
             case 3:
-                reply = life.reply("I look.", "a", "b")
+                response = life.response("I look.", "a", "b")
                 if chance.random() < 0.7:
-                    view.append(resent(reply, "a tree", "a stone"))
+                    view.append(resent(response, "a tree", "a stone"))
             case 4:
                 life.take(Cancel())
             case _:
-                view.append(resent(life.reply(f"reply {number}")))
+                view.append(resent(life.response(f"response {number}")))
         assert sessions.fold(life.journal) == life.session
         if sessions.is_prunable(life.session):
             assert sessions.restored(sessions.pruned(life.session, at=life.at)) == life.session
 
 
 @spec("REUSE-76")
-def test_a_reply_that_comes_back_is_journaled_once_and_keeps_what_no_application_resends() -> None:
+def test_a_response_that_comes_back_is_journaled_once_and_keeps_what_no_application_resends() -> None:
     life = Life()
     life.send(HI)
-    reply = life.reply("hello")
-    accepted = life.send(HI, resent(reply), MORE)
+    response = life.response("hello")
+    accepted = life.send(HI, resent(response), MORE)
     assert (accepted.keep, accepted.tail) == (2, (MORE,))
-    assert life.session.history.entries == (HI, Step(reply), MORE)
+    assert life.session.history.entries == (HI, Step(response), MORE)
 
 
 @spec("REUSE-76")
 def test_the_results_of_all_calls_go_on_with_their_turn_and_any_other_transcript_closes_it() -> None:
     life = Life()
     life.send(HI)
-    reply = life.reply("I look.", "a", "b")
+    response = life.response("I look.", "a", "b")
     assert isinstance(life.session.turn, RunningCalls)
     assert sessions.pending_work(life.session) == ()  # nothing waits for the application
     assert (life.session.is_live, life.session.status) == (False, SessionStatus.COMPLETED)
-    accepted = life.send(HI, resent(reply, "a tree", "a stone"))
-    assert (accepted.turn, accepted.reply, accepted.tail) == (1, 2, ())
-    again = life.reply("Again.", "c")
-    accepted = life.send(HI, resent(reply, "a tree", "a stone"), MORE)
-    assert (accepted.turn, accepted.reply, accepted.tail) == (2, 1, (MORE,))
-    assert again not in [entry.reply for entry in life.session.history.entries if isinstance(entry, Step)]
+    accepted = life.send(HI, resent(response, "a tree", "a stone"))
+    assert (accepted.turn, accepted.response, accepted.tail) == (1, 2, ())
+    again = life.response("Again.", "c")
+    accepted = life.send(HI, resent(response, "a tree", "a stone"), MORE)
+    assert (accepted.turn, accepted.response, accepted.tail) == (2, 1, (MORE,))
+    assert again not in [entry.response for entry in life.session.history.entries if isinstance(entry, Step)]
 
 
 @spec("REUSE-70")
@@ -189,9 +189,11 @@ def test_what_was_sent_stands_when_the_process_dies_and_the_next_attempt_goes_on
     life = Life()
     life.send(HI)
     life.say("one ")
-    life.owner()
-    assert [entry.reply.text for entry in life.session.history.entries if isinstance(entry, Step)] == ["one "]
-    life.reply("two")
+    life.node()
+    assert [entry.response.text for entry in life.session.history.entries if isinstance(entry, Step)] == [
+        "one "
+    ]
+    life.response("two")
     newest = life.session.application.newest
     assert newest is not None
     assert (newest.status, newest.has_begun) == (TurnStatus.COMPLETED, True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.history.compaction import SHOWN_CHARS_MAX, next_cut
-from midstream.history.messages import Call, History, Outcome, Reply, Result, Step, UserMessage
+from midstream.history.messages import Call, History, Outcome, Response, Result, Step, UserMessage
 from midstream.session.blobs import (
     BLOB_BYTES_MIN,
     EXCERPT_CHARS,
@@ -22,7 +22,7 @@ LARGE = "é" * BLOB_BYTES_MIN
 
 def _history(result: Result) -> History:
     call = Call(result.call_id, "read")
-    return History((UserMessage.of("hi"), Step(Reply((call,)), (result,))))
+    return History((UserMessage.of("hi"), Step(Response((call,)), (result,))))
 
 
 def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]:
@@ -82,7 +82,7 @@ def test_where_the_whole_is_missing_the_beginning_is_shown() -> None:
 
 
 def test_a_record_of_before_is_read_as_it_was() -> None:
-    before = b'{"type":"call_ended","turn":1,"reply":1,"result":{"call_id":"a","content":"x"},"at":5.0}'
+    before = b'{"type":"call_ended","turn":1,"response":1,"result":{"call_id":"a","content":"x"},"at":5.0}'
     assert encode(decode(before)) == before
 
 

@@ -48,7 +48,7 @@ def _call(plan: CallPlan, *, runs: int = 0, epoch: int = 0, result: Result | Non
         (_call(at_client("a"), runs=1, epoch=4), CallVerdict.LEAVE),
     ],
 )
-def test_the_owner_of_epoch_five_judges(call: CallState, verdict: CallVerdict) -> None:
+def test_the_node_of_epoch_five_judges(call: CallState, verdict: CallVerdict) -> None:
     assert judge(call, epoch=5) is verdict
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Step, Text, UserMessage
+from midstream.history.messages import Call, Finish, Outcome, Response, Result, Step, Text, UserMessage
 from midstream.session import session as sessions
 from midstream.session.calls import NOT_STARTED_CONTENT, RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, OnDoubt
 from midstream.session.driven_turn import (
@@ -18,8 +18,8 @@ from midstream.session.driven_turn import (
     DrivenCommand,
     Ended,
     EndTurn,
-    Replied,
-    RequestReply,
+    RequestModelResponse,
+    Responded,
     decide,
 )
 from midstream.session.records import (
@@ -33,7 +33,7 @@ from midstream.session.records import (
     EpochStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     StreamOpened,
     TurnEnded,
@@ -46,8 +46,8 @@ from tests.spec import spec
 AT = 1000.0
 GO = UserMessage.of("go")
 NOTHING: Mapping[str, Result] = {}
-ASKS = Reply((Call("a", "work"), Call("b", "work")), Finish.CALLS)
-DONE = Reply((Text("done"),))
+ASKS = Response((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+DONE = Response((Text("done"),))
 
 
 class Story:
@@ -86,7 +86,7 @@ def test_a_turn_begins_with_its_driver_and_a_first_attempt() -> None:
 
 
 @spec("DRIVEN-3")
-def test_a_key_is_a_stream_of_one_chunk() -> None:
+def test_a_key_is_a_stream_of_one_command() -> None:
     told = Story()
     assert told.told(Begin(GO, "loop", "k", "d")) == (
         StreamOpened("k", "driver"),
@@ -108,26 +108,26 @@ def test_a_turn_within_a_turn_is_refused() -> None:
 
 def test_an_announced_attempt_is_used_and_a_cut_or_failed_one_is_followed_by_the_next() -> None:
     told = story()
-    assert told.told(RequestReply(1, NOTHING)) == ()
+    assert told.told(RequestModelResponse(1, NOTHING)) == ()
     words = Delta(1, 1, 1, 0, "text", "o")
     assert told.told(AddOutput((words,))) == (words,)
     assert told.told(AttemptLost("model_failed", "HTTP")) == (
         AttemptFailed(1, 1, 1, "model_failed", "HTTP", AT),
     )
-    assert told.told(RequestReply(1, NOTHING)) == (AttemptStarted(1, 1, 2, AT),)
+    assert told.told(RequestModelResponse(1, NOTHING)) == (AttemptStarted(1, 1, 2, AT),)
     told.dies()
-    assert told.told(RequestReply(1, NOTHING)) == (AttemptStarted(1, 1, 3, AT),)
+    assert told.told(RequestModelResponse(1, NOTHING)) == (AttemptStarted(1, 1, 3, AT),)
 
 
 @spec("DRIVEN-4")
-def test_a_reply_without_calls_enters_history_and_leaves_the_turn_open() -> None:
-    told = story(RequestReply(1, NOTHING))
-    assert told.told(Replied(DONE, native="{}")) == (
-        ReplyCompleted(1, 1, 1, DONE, AT, native="{}"),
+def test_a_response_without_calls_enters_history_and_leaves_the_turn_open() -> None:
+    told = story(RequestModelResponse(1, NOTHING))
+    assert told.told(Responded(DONE, native="{}")) == (
+        ResponseCompleted(1, 1, 1, DONE, AT, native="{}"),
         StepCommitted(1, 1),
     )
     assert told.state.is_live
-    assert told.told(RequestReply(2, NOTHING)) == (AttemptStarted(1, 2, 1, AT),)
+    assert told.told(RequestModelResponse(2, NOTHING)) == (AttemptStarted(1, 2, 1, AT),)
     assert told.told(EndTurn(TurnStatus.COMPLETED, NOTHING)) == (TurnEnded(1, TurnStatus.COMPLETED, AT),)
     assert (told.state.is_live, told.state.driver) == (False, "")
     assert told.told(EndTurn(TurnStatus.COMPLETED, NOTHING)) == ()
@@ -135,8 +135,8 @@ def test_a_reply_without_calls_enters_history_and_leaves_the_turn_open() -> None
 
 @spec("DRIVEN-5")
 def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> None:
-    told = story(RequestReply(1, NOTHING))
-    assert told.told(Replied(ASKS)) == (ReplyCompleted(1, 1, 1, ASKS, AT),)
+    told = story(RequestModelResponse(1, NOTHING))
+    assert told.told(Responded(ASKS)) == (ResponseCompleted(1, 1, 1, ASKS, AT),)
     assert told.told(BeginCall("b")) == (CallStarted(1, 1, "b", 1, AT),)
     ended = Result("b", "2")
     assert told.told(Ended(ended, "n")) == (CallEnded(1, 1, ended, AT, "n"),)
@@ -152,10 +152,10 @@ def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> Non
 
 @spec("DRIVEN-5")
 def test_what_the_loop_answered_itself_is_in_the_step() -> None:
-    told = story(RequestReply(1, NOTHING), Replied(ASKS))
+    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
     answer = Result("a", "no such tool", Outcome.ERROR)
     never = Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    assert told.told(RequestReply(2, {"a": answer})) == (
+    assert told.told(RequestModelResponse(2, {"a": answer})) == (
         CallEnded(1, 1, answer, AT),
         CallEnded(1, 1, never, AT),
         StepCommitted(1, 1),
@@ -179,7 +179,7 @@ def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
     is_run_again: bool,  # noqa: FBT001 - pytest's parameter
 ) -> None:
     plans = (CallPlan("a", "d", on_doubt=policy), CallPlan("b", "d"))
-    told = story(RequestReply(1, NOTHING), Replied(ASKS, plans))
+    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS, plans))
     for run in range(1, runs + 1):
         told.fold(CallStarted(1, 1, "a", run, AT))
     with pytest.raises(Refused) as refused:
@@ -192,30 +192,32 @@ def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
 
 
 def test_a_person_may_let_a_call_run_that_was_begun_before() -> None:
-    told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
+    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     told.dies()
     assert told.told(BeginCall("a", is_approved=True)) == (CallStarted(1, 1, "a", 2, AT),)
 
 
 @pytest.mark.parametrize(
-    "command", [RequestReply(3, NOTHING), Replied(DONE), AttemptLost("c", "m"), BeginCall("z")], ids=repr
+    "command",
+    [RequestModelResponse(3, NOTHING), Responded(DONE), AttemptLost("c", "m"), BeginCall("z")],
+    ids=repr,
 )
 def test_a_loop_that_has_lost_its_way_is_refused(command: DrivenCommand) -> None:
-    told = story(RequestReply(1, NOTHING), Replied(ASKS))
+    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
     with pytest.raises(Refused) as refused:
         told.told(command)
     assert isinstance(refused.value.error, UsageError)
 
 
 def test_closing_in_the_middle_keeps_words_and_results() -> None:
-    told = story(RequestReply(1, NOTHING), AddOutput((Delta(1, 1, 1, 0, "text", "half"),)))
-    kept = Reply((Text("half"),), Finish.INTERRUPTED)
+    told = story(RequestModelResponse(1, NOTHING), AddOutput((Delta(1, 1, 1, 0, "text", "half"),)))
+    kept = Response((Text("half"),), Finish.INTERRUPTED)
     assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
-        ReplyCompleted(1, 1, 1, kept, AT),
+        ResponseCompleted(1, 1, 1, kept, AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
-    told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
+    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
         CallEnded(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN), AT),
         CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
@@ -226,7 +228,7 @@ def test_closing_in_the_middle_keeps_words_and_results() -> None:
 
 @spec("DRIVEN-2")
 def test_a_host_owes_a_driven_turn_nothing_and_its_cancel_ends_it_at_once() -> None:
-    told = story(RequestReply(1, NOTHING), Replied(ASKS), BeginCall("a"))
+    told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     assert sessions.pending_work(told.state) == ()
     told.dies()
     assert sessions.decide(told.state, Recover(), epoch=2, at=AT) == ()

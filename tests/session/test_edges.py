@@ -21,7 +21,7 @@ from midstream.session.turn.commands import (
     Refused,
     SendTranscript,
 )
-from midstream.session.turn.pending import AskModel, pending_work
+from midstream.session.turn.pending import CallModel, pending_work
 from midstream.session.turn.states import Cancelling, Idle, TurnState
 from tests.search import tried
 from tests.session.edges import Edge, edge_of, explored, steps_of, strays
@@ -33,7 +33,7 @@ STATES = {kind.__name__ for kind in get_args(TurnState)}
 # A session of a client application takes transcripts: `test_applications.py` gives them to every state.
 COMMANDS = {kind.__name__ for kind in get_args(Command)} - {"SendTranscript"}
 RECORDS = {kind.__name__ for kind in get_args(Record)}
-# Records that no command of a turn is decided to: owners, streams and tools that come and go write them.
+# Records that no command of a turn is decided to: nodes, streams and tools that come and go write them.
 OF_OTHERS = {
     "JournalPruned",
     "OutcomeDamaged",
@@ -65,7 +65,7 @@ def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
         after = sessions.fold([(before.epoch, record) for record in decided], before)
         assert after.history.entries == sent.tail
         (asked,) = pending_work(after.turn)
-        assert isinstance(asked, AskModel)
+        assert isinstance(asked, CallModel)
         assert asked.turn == after.turns == before.turns + 1
 
 
@@ -90,7 +90,7 @@ def test_ended_absorbs_all_but_a_message_a_resumption_and_a_late_result() -> Non
         Edge("Idle", "Resume", ("TurnResumed", "AttemptStarted"), "AwaitingModel"),
         Edge("Idle", "Resume", ("[nothing_to_resume]",), "Idle"),
         Edge("Idle", "Answer", ("[question_closed]",), "Idle"),
-        Edge("Idle", "PermissionAsked", ("[question_closed]",), "Idle"),
+        Edge("Idle", "PermissionRequested", ("[question_closed]",), "Idle"),
         Edge("Idle", "UseAnswer", ("[question_closed]",), "Idle"),
         Edge("Idle", "CallFinished", ("ResultArrivedLate",), "Idle"),
     }
@@ -111,10 +111,10 @@ def test_from_every_state_a_cancel_and_its_deadline_lead_to_rest() -> None:
 @spec("TURN-9")
 def test_in_no_state_is_a_command_about_something_else_accepted() -> None:
     for session in explored().states:
-        unsettled = {(each.turn, each.reply, each.call_id) for each in session.unsettled}
+        unsettled = {(each.turn, each.response, each.call_id) for each in session.unsettled}
         for command in strays(session):
             if isinstance(command, CallFinished):
-                if (command.turn, command.reply_no, command.result.call_id) in unsettled:
+                if (command.turn, command.response_no, command.result.call_id) in unsettled:
                     continue
             try:
                 accepted = sessions.decide(session, command, epoch=session.epoch, at=AT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, Usage, UserMessage
+from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, Usage, UserMessage
 from midstream.session.intervals import OPEN_MAX, Interval, IntervalKind, Intervals
 from midstream.session.records import (
     AttemptFailed,
@@ -11,18 +11,20 @@ from midstream.session.records import (
     CallStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
 )
 
-REPLY = Reply((Text("words"), Call("c1", "look", '{"where": "words"}')), Finish.CALLS, "m-1", Usage(7, 3, 2))
+RESPONSE = Response(
+    (Text("words"), Call("c1", "look", '{"where": "words"}')), Finish.CALLS, "m-1", Usage(7, 3, 2)
+)
 TURN: list[Record] = [
     MessageAccepted(1, UserMessage.of("words"), 10.0),
     AttemptStarted(1, 1, 1, 11.0),
     AttemptFailed(1, 1, 1, "model_unavailable", "words", 12.0),
     AttemptStarted(1, 1, 2, 13.0),
-    ReplyCompleted(1, 1, 2, REPLY, 15.0),
+    ResponseCompleted(1, 1, 2, RESPONSE, 15.0),
     CallStarted(1, 1, "c1", 1, 15.0),
     CallEnded(1, 1, Result("c1", "words", Outcome.OK), 19.0),
     TurnEnded(1, TurnStatus.FAILED, 20.0, "model_access", "words"),

@@ -31,7 +31,7 @@ ALL = ModelSettings(
     presence_penalty=0.2,
     tokens_max=9,
     stop=("END",),
-    reply_format=FORM,
+    response_format=FORM,
     forced_tool="look",
 )
 
@@ -76,7 +76,7 @@ def test_whoever_wishes_for_nothing_adds_nothing() -> None:
 
 
 def test_any_tool_and_any_json() -> None:
-    settings = ModelSettings(forced_tool=ANY_TOOL, reply_format={"type": "json_object"}, tokens_max=9)
+    settings = ModelSettings(forced_tool=ANY_TOOL, response_format={"type": "json_object"}, tokens_max=9)
     assert chat_fields(settings, limit="max_completion_tokens") == {
         "max_completion_tokens": 9,
         "response_format": {"type": "json_object"},
@@ -90,7 +90,7 @@ def test_any_tool_and_any_json() -> None:
     ("model", "extra", "missing"),
     [
         ("qwen3", {}, set()),
-        ("qwen3", {"temperature": 1, "response_format": None}, {"temperature", "reply_format"}),
+        ("qwen3", {"temperature": 1, "response_format": None}, {"temperature", "response_format"}),
         ("gpt-4o", {}, set()),
         ("gpt-5-chat-latest", {}, set()),
         ("gpt-5-mini", {}, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
@@ -107,5 +107,5 @@ def test_a_field_of_another_name_is_known_by_it() -> None:
     extra = {"max_output_tokens": 5, "text": {}}
     assert RESPONSES_GRANTS - granted_by(RESPONSES_GRANTS, "m", extra, RESPONSES_NAMES) == {
         "tokens_max",
-        "reply_format",
+        "response_format",
     }

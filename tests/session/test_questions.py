@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Reply, UserMessage
+from midstream.history.messages import Call, Finish, Response, UserMessage
 from midstream.session.calls import CallPlan, Choice, QuestionKind, Site
 from midstream.session.questions import Question, questions_of
 from midstream.session.records import (
@@ -13,11 +13,11 @@ from midstream.session.records import (
     QuestionAnswered,
     QuestionAsked,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
 )
 from midstream.session.session import fold
 
-ASKS = Reply((Call("a", "pay", '{"sum":3}'), Call("b", "ask_user", "{}")), Finish.CALLS)
+ASKS = Response((Call("a", "pay", '{"sum":3}'), Call("b", "ask_user", "{}")), Finish.CALLS)
 PLANS = (
     CallPlan("a", "da", needs_approval=True, question="It is a lot."),
     CallPlan("b", "db", Site.PERSON, has_effects=False, question="To whom?", answer_s=60.0),
@@ -25,14 +25,14 @@ PLANS = (
 ASKED: tuple[Record, ...] = (
     MessageAccepted(1, UserMessage.of("hi"), 2.0),
     AttemptStarted(1, 1, 1, 2.0),
-    ReplyCompleted(1, 1, 1, ASKS, 3.0, PLANS),
+    ResponseCompleted(1, 1, 1, ASKS, 3.0, PLANS),
     QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, "da", 3.0, "It is a lot."),
     QuestionAsked(1, 1, "b", QuestionKind.QUESTION, "db", 3.0, "To whom?", 63.0),
 )
 PAY = Question(
     session="s1",
     turn=1,
-    reply=1,
+    response=1,
     call_id="a",
     kind=QuestionKind.APPROVAL,
     digest="da",
@@ -45,13 +45,13 @@ PAY = Question(
 WHOM = Question(
     session="s1",
     turn=1,
-    reply=1,
+    response=1,
     call_id="b",
     kind=QuestionKind.QUESTION,
     digest="db",
     name="ask_user",
     arguments="{}",
-    choices=(Choice.REPLY,),
+    choices=(Choice.RESPOND,),
     asked_at=3.0,
     text="To whom?",
     expires_at=63.0,

@@ -20,7 +20,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.history.compaction import shown
-from midstream.history.messages import History, Reply, Result, Step, Text, UserMessage
+from midstream.history.messages import History, Response, Result, Step, Text, UserMessage
 from midstream.session import session as sessions
 from midstream.session.blobs import BLOB_BYTES_MIN, lifted, named
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
@@ -36,7 +36,7 @@ from midstream.session.records import (
     MessageWithdrawn,
     QuestionAnswered,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
     StepCommitted,
     StreamOpened,
@@ -48,7 +48,7 @@ from midstream.session.records import (
     encode,
 )
 from midstream.session.session import (
-    CHUNKS_MAX,
+    COMMANDS_MAX,
     CONTINUE,
     QUEUE_MAX,
     STREAMS_KEPT_MAX,
@@ -72,15 +72,15 @@ from midstream.session.turn.commands import (
     CallProgress,
     Cancel,
     CancelExpired,
-    ChildSpoke,
+    ChildStreamed,
     Command,
     ModelFailed,
-    ModelHeld,
-    ModelRemembered,
-    ModelReplied,
-    ModelSaid,
-    PermissionAsked,
-    PermissionDropped,
+    ModelResponded,
+    ModelResumable,
+    ModelReuseDecided,
+    ModelStreamed,
+    PermissionRequested,
+    PermissionWithdrawn,
     QuestionExpired,
     Recover,
     Refused,
@@ -88,13 +88,13 @@ from midstream.session.turn.commands import (
     SendMessage,
     SendTranscript,
     Stalled,
-    StallOver,
+    StallFinished,
     TurnExpired,
     UseAnswer,
     WhenBusy,
     Withdraw,
 )
-from midstream.session.turn.pending import AskModel, AwaitCancelled, PendingWork, ProbeCall, RunCall
+from midstream.session.turn.pending import AwaitCancelled, CallModel, PendingWork, ProbeCall, RunCall
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 from midstream.store.contract import StoredRecord
 from midstream.testing.history_checker import Evidence, Execution, Rule, check
@@ -132,23 +132,23 @@ def test_history_holds_whole_steps_with_the_one_outcome_of_each_call(life: Life)
     assert msgspec.json.decode(msgspec.json.encode(history), type=History) == history
 
     outcomes = {
-        (record.turn, record.reply, record.result.call_id): record.result
+        (record.turn, record.response, record.result.call_id): record.result
         for _, record in life.journal
         if isinstance(record, CallEnded)
     }
     assert len(outcomes) == sum(isinstance(record, CallEnded) for _, record in life.journal)
-    replies: dict[tuple[int, int], ReplyCompleted] = {}
+    responses: dict[tuple[int, int], ResponseCompleted] = {}
     entries: list[UserMessage | Step] = []
     for _, record in life.journal:
         if isinstance(record, MessageAccepted):
             entries.append(record.message)
-        elif isinstance(record, ReplyCompleted):
-            replies[record.turn, record.reply] = record
+        elif isinstance(record, ResponseCompleted):
+            responses[record.turn, record.response] = record
         elif isinstance(record, StepCommitted):
-            place = (record.turn, record.reply)
-            calls = replies[place].body.calls
+            place = (record.turn, record.response)
+            calls = responses[place].body.calls
             results = tuple(outcomes[*place, call.id] for call in calls)
-            entries.append(Step(replies[place].body, results))
+            entries.append(Step(responses[place].body, results))
         elif isinstance(record, TurnResumed):
             last = entries[-1]
             if isinstance(last, Step) and not last.results:
@@ -207,32 +207,37 @@ def _is_about(session: Session, command: Command) -> bool:
     """Say, from what is owed alone, whether a command concerns the session now."""
     match command:
         case (
-            ModelSaid() | ModelHeld() | ModelRemembered() | ModelReplied() | ModelFailed() | PermissionAsked()
+            ModelStreamed()
+            | ModelResumable()
+            | ModelReuseDecided()
+            | ModelResponded()
+            | ModelFailed()
+            | PermissionRequested()
         ):
-            ids = (command.turn, command.reply_no, command.attempt)
-            asked = (each for each in pending_work(session) if isinstance(each, AskModel))
-            return any((each.turn, each.reply_no, each.attempt) == ids for each in asked)
+            ids = (command.turn, command.response_no, command.attempt)
+            asked = (each for each in pending_work(session) if isinstance(each, CallModel))
+            return any((each.turn, each.response_no, each.attempt) == ids for each in asked)
         case CallFinished():
-            place = (command.turn, command.reply_no, command.result.call_id)
-            is_late = any((each.turn, each.reply, each.call_id) == place for each in session.unsettled)
+            place = (command.turn, command.response_no, command.result.call_id)
+            is_late = any((each.turn, each.response, each.call_id) == place for each in session.unsettled)
             return is_late or _is_call_open(session, *place)
         case CallExpired():
-            return _is_call_open(session, command.turn, command.reply_no, command.call_id)
-        case CallProgress() | ChildSpoke():
-            return _is_call_open(session, command.turn, command.reply_no, command.call_id)
+            return _is_call_open(session, command.turn, command.response_no, command.call_id)
+        case CallProgress() | ChildStreamed():
+            return _is_call_open(session, command.turn, command.response_no, command.call_id)
         case CallProbed():
             probes = (each for each in pending_work(session) if isinstance(each, ProbeCall))
-            place = (command.turn, command.reply_no, command.call_id)
-            return any((each.turn, each.reply_no, each.call_id) == place for each in probes)
+            place = (command.turn, command.response_no, command.call_id)
+            return any((each.turn, each.response_no, each.call_id) == place for each in probes)
         case Answer() | QuestionExpired():
             return _is_question_open(session, command)
-        case PermissionDropped() | UseAnswer():
+        case PermissionWithdrawn() | UseAnswer():
             waiting = getattr(session.turn, "questions", ())
             is_known = any(
                 (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
             )
-            at_reply = (session.turns, getattr(session.turn, "reply_no", 0))
-            return is_known and (command.turn, command.reply_no) == at_reply
+            at_response = (session.turns, getattr(session.turn, "response_no", 0))
+            return is_known and (command.turn, command.response_no) == at_response
         case TurnExpired():
             return (
                 not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
@@ -249,31 +254,31 @@ def _is_about(session: Session, command: Command) -> bool:
             )
         case Cancel():
             return session.is_live and command.turn in (None, session.turns)
-        case Stalled() | StallOver():
-            place = (command.turn, command.reply_no, command.call_id)
-            is_asked = any(isinstance(each, AskModel) for each in pending_work(session))
-            at_model = (session.turns, getattr(session.turn, "reply_no", 0), "")
+        case Stalled() | StallFinished():
+            place = (command.turn, command.response_no, command.call_id)
+            is_asked = any(isinstance(each, CallModel) for each in pending_work(session))
+            at_model = (session.turns, getattr(session.turn, "response_no", 0), "")
             return (is_asked and place == at_model) or _is_call_open(session, *place)
         case SendMessage() | SendTranscript() | Recover():
             return True
 
 
-def _is_call_open(session: Session, turn: int, reply: int, call_id: str) -> bool:
+def _is_call_open(session: Session, turn: int, response: int, call_id: str) -> bool:
     """A call of the running batch that was started and has no result."""
     calls = getattr(session.turn, "calls", ())
-    numbers = (getattr(session.turn, "turn", 0), getattr(session.turn, "reply_no", 0))
-    return numbers == (turn, reply) and any(each.call.id == call_id and each.is_running for each in calls)
+    numbers = (getattr(session.turn, "turn", 0), getattr(session.turn, "response_no", 0))
+    return numbers == (turn, response) and any(each.call.id == call_id and each.is_running for each in calls)
 
 
 def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bool:
     if not isinstance(session.turn, AwaitingModel | RunningCalls):
         return False
-    numbers = (session.turn.turn, session.turn.reply_no)
+    numbers = (session.turn.turn, session.turn.response_no)
     if isinstance(session.turn, AwaitingModel):
         ids = {each.id for each in session.turn.questions if each.is_open}
     else:
         ids = {call.call.id for call in session.turn.calls if call.is_asking}
-    return (command.turn, command.reply_no) == numbers and command.call_id in ids
+    return (command.turn, command.response_no) == numbers and command.call_id in ids
 
 
 @given(lives())
@@ -312,14 +317,14 @@ def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None
     runs: Counter[tuple[int, int, str]] = Counter()
     granted: Counter[tuple[int, int, str]] = Counter()
     plans = {
-        (record.turn, record.reply, plan.call_id): plan
+        (record.turn, record.response, plan.call_id): plan
         for _, record in life.journal
-        if isinstance(record, ReplyCompleted)
+        if isinstance(record, ResponseCompleted)
         for plan in record.plans
     }
     for _, record in life.journal:
         if isinstance(record, CallStarted):
-            call = (record.turn, record.reply, record.call_id)
+            call = (record.turn, record.response, record.call_id)
             runs[call] += 1
             assert record.run == runs[call]
             assert record.has_effects == plans[call].has_effects
@@ -329,15 +334,15 @@ def test_every_run_is_announced_and_only_what_may_runs_again(life: Life) -> None
                 needed = record.run - (0 if plans[call].needs_approval else 1)
                 assert granted[call] >= needed, call
         elif isinstance(record, QuestionAnswered) and record.choice in (Choice.ALLOW, Choice.RERUN):
-            granted[record.turn, record.reply, record.call_id] += 1
+            granted[record.turn, record.response, record.call_id] += 1
     by_people = {call for call, count in granted.items() if count}
     assert all(count <= 3 for call, count in runs.items() if call not in by_people)
 
 
-# --- two owners -------------------------------------------------------------------------------------------------
+# --- two nodes -------------------------------------------------------------------------------------------------
 
 
-class Owner(Struct, eq=False):
+class Node(Struct, eq=False):
     """A process that believes it owns the session."""
 
     epoch: int
@@ -346,60 +351,60 @@ class Owner(Struct, eq=False):
 
 
 class Outside(Struct):
-    """A journal that keeps the contract of stores, the owners at it, and what tools really did."""
+    """A journal that keeps the contract of stores, the nodes at it, and what tools really did."""
 
     journal: list[tuple[int, Record]] = field(default_factory=list)
     epoch: int = 0
-    owners: list[Owner] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     executions: list[RunCall] = field(default_factory=list)
     at: float = AT
 
     def take_over(self) -> None:
-        """A new owner claims the session; the old ones do not know yet."""
+        """A new node claims the session; the old ones do not know yet."""
         self.epoch += 1
-        owner = Owner(self.epoch, fold(self.journal))
-        self.owners.append(owner)
-        begun: tuple[Record, ...] = (EpochStarted(self.epoch, f"owner-{self.epoch}", self.at),)
-        state = fold([(self.epoch, begun[0])], owner.session)
-        self.append(owner, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
+        node = Node(self.epoch, fold(self.journal))
+        self.nodes.append(node)
+        begun: tuple[Record, ...] = (EpochStarted(self.epoch, f"node-{self.epoch}", self.at),)
+        state = fold([(self.epoch, begun[0])], node.session)
+        self.append(node, (*begun, *decide(state, Recover(), epoch=self.epoch, at=self.at)))
 
-    def tell(self, owner: Owner, command: Command) -> None:
-        """Let an owner decide a command on what it believes, as its runner would."""
+    def tell(self, node: Node, command: Command) -> None:
+        """Let an node decide a command on what it believes, as its runner would."""
         try:
-            records = decide(owner.session, command, epoch=owner.epoch, at=self.at)
+            records = decide(node.session, command, epoch=node.epoch, at=self.at)
         except Refused:
             return
         if records:
-            self.append(owner, records)
+            self.append(node, records)
 
-    def append(self, owner: Owner, records: tuple[Record, ...]) -> None:
-        if owner.epoch != self.epoch or owner.session.position != len(self.journal):
-            self.owners.remove(owner)  # lease lost, or the journal moved: it stops at once
+    def append(self, node: Node, records: tuple[Record, ...]) -> None:
+        if node.epoch != self.epoch or node.session.position != len(self.journal):
+            self.nodes.remove(node)  # lease lost, or the journal moved: it stops at once
             return
-        self.journal += [(owner.epoch, record) for record in records]
-        owner.session = fold([(owner.epoch, record) for record in records], owner.session)
-        due: list[PendingWork] = [each for each in pending_work(owner.session) if isinstance(each, RunCall)]
+        self.journal += [(node.epoch, record) for record in records]
+        node.session = fold([(node.epoch, record) for record in records], node.session)
+        due: list[PendingWork] = [each for each in pending_work(node.session) if isinstance(each, RunCall)]
         for call in due:
-            if isinstance(call, RunCall) and call not in owner.running:
-                owner.running.append(call)
+            if isinstance(call, RunCall) and call not in node.running:
+                node.running.append(call)
                 self.executions.append(call)
 
 
 @given(st.data())
 @spec("TURN-23", "TURN-13", "TURN-10", "TURN-35", "TURN-36", "TURN-37", "TURN-46")
-def test_two_owners_never_run_a_call_twice_unless_policy_and_people_say_so(data: st.DataObject) -> None:
+def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: st.DataObject) -> None:
     outside = Outside()
     outside.take_over()
     for _ in range(data.draw(st.integers(1, 40))):
-        if not outside.owners or data.draw(st.integers(0, 3)) == 0:
+        if not outside.nodes or data.draw(st.integers(0, 3)) == 0:
             outside.take_over()
             continue
-        owner = data.draw(st.sampled_from(outside.owners))
-        outside.tell(owner, _deed(data, owner))
+        node = data.draw(st.sampled_from(outside.nodes))
+        outside.tell(node, _deed(data, node))
 
     assert max(Counter(outside.executions).values(), default=1) == 1
     ledger = [
-        Execution("s", each.turn, each.reply_no, each.call_id, each.run, "work")
+        Execution("s", each.turn, each.response_no, each.call_id, each.run, "work")
         for each in outside.executions
     ]
     stored = [
@@ -411,47 +416,47 @@ def test_two_owners_never_run_a_call_twice_unless_policy_and_people_say_so(data:
     assert [epoch for epoch, _ in outside.journal] == sorted(epoch for epoch, _ in outside.journal)
 
 
-def _deed(data: st.DataObject, owner: Owner) -> Command:
-    """Draw what happens next at an owner, who may have been overtaken."""
-    state = owner.session.turn
-    asked = [each for each in pending_work(owner.session) if isinstance(each, AskModel)]
+def _deed(data: st.DataObject, node: Node) -> Command:
+    """Draw what happens next at an node, who may have been overtaken."""
+    state = node.session.turn
+    asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:
-        ids = {"turn": asked[0].turn, "reply": asked[0].reply_no, "attempt": asked[0].attempt}
+        ids = {"turn": asked[0].turn, "response": asked[0].response_no, "attempt": asked[0].attempt}
         return asks(*data.draw(batches()), **ids)
     if not isinstance(state, RunningCalls):
-        return Cancel() if owner.session.is_live else say()
+        return Cancel() if node.session.is_live else say()
     possible: list[Command] = []
     for call in state.calls:
-        place = (state.turn, state.reply_no, call.call.id)
+        place = (state.turn, state.response_no, call.call.id)
         if call.is_asking and call.asked:
             choices = CHOICES[call.asked]
             possible += (Answer(*place, call.plan.digest, choice, "said") for choice in choices)
         elif call.is_open and call.is_in_doubt:
             possible += (CallProbed(*place, may_run=True), CallProbed(*place, Result(call.call.id, "it did")))
         elif call.is_running and call.plan.site is not Site.SERVER:
-            possible.append(CallFinished(state.turn, state.reply_no, Result(call.call.id, "elsewhere")))
-    possible += (ended(each.call_id, turn=each.turn, reply=each.reply_no) for each in owner.running)
+            possible.append(CallFinished(state.turn, state.response_no, Result(call.call.id, "elsewhere")))
+    possible += (ended(each.call_id, turn=each.turn, response=each.response_no) for each in node.running)
     return data.draw(st.sampled_from(possible)) if possible else Cancel()
 
 
 # --- streams ----------------------------------------------------------------------------------------------------
 
 
-def _chunk(seqno: int, command: Command | None, *, stream: str = "s", secret: str = "k") -> Received:
+def _command(seqno: int, command: Command | None, *, stream: str = "s", secret: str = "k") -> Received:
     return Received(stream, secret, seqno, f"digest of {command!r}", command)
 
 
-def _taken(session: Session, *chunks: Received) -> Session:
-    for chunk in chunks:
-        session = fold([(1, record) for record in decide(session, chunk, epoch=1, at=AT)], session)
+def _taken(session: Session, *commands: Received) -> Session:
+    for received in commands:
+        session = fold([(1, record) for record in decide(session, received, epoch=1, at=AT)], session)
     return session
 
 
-OPENED = fold([(1, EpochStarted(1, "owner", AT))])
+OPENED = fold([(1, EpochStarted(1, "node", AT))])
 
 
-def test_the_first_chunk_opens_its_stream_in_the_append_that_takes_it() -> None:
-    records = decide(OPENED, _chunk(0, say("hi")), epoch=1, at=AT)
+def test_the_first_command_opens_its_stream_in_the_append_that_takes_it() -> None:
+    records = decide(OPENED, _command(0, say("hi")), epoch=1, at=AT)
     assert [type(record).__name__ for record in records] == [
         "StreamOpened",
         "CommandAccepted",
@@ -465,53 +470,53 @@ def test_the_first_chunk_opens_its_stream_in_the_append_that_takes_it() -> None:
     assert records[2].stream == "s"
 
 
-def test_a_repeated_chunk_is_not_processed_again() -> None:
-    session = _taken(OPENED, _chunk(0, say()))
-    assert decide(session, _chunk(0, say()), epoch=1, at=AT) == ()
-    assert decide(_taken(session, _chunk(1, Cancel())), _chunk(0, say()), epoch=1, at=AT) == ()
+def test_a_repeated_command_is_not_processed_again() -> None:
+    session = _taken(OPENED, _command(0, say()))
+    assert decide(session, _command(0, say()), epoch=1, at=AT) == ()
+    assert decide(_taken(session, _command(1, Cancel())), _command(0, say()), epoch=1, at=AT) == ()
 
 
 @spec("STREAM-12", "STREAM-52")
 def test_a_later_number_with_another_payload_is_a_conflict_of_its_own_kind() -> None:
-    session = _taken(OPENED, _chunk(0, say()), _chunk(1, Cancel()))
+    session = _taken(OPENED, _command(0, say()), _command(1, Cancel()))
     with pytest.raises(Refused) as refused:
-        decide(session, _chunk(1, Cancel(7)), epoch=1, at=AT)
+        decide(session, _command(1, Cancel(7)), epoch=1, at=AT)
     assert type(refused.value.error) is SeqnoReusedError
 
 
 @spec("STREAM-52")
 @pytest.mark.parametrize(
-    ("chunk", "error"),
+    ("received", "error"),
     [
-        (_chunk(0, say("other words")), StreamReusedError),
-        (_chunk(2, Cancel()), SeqnoGapError),
-        (_chunk(1, Cancel(), secret="another"), WrongSecretError),
-        (_chunk(0, say(), secret="another"), WrongSecretError),
-        (_chunk(1, say("again")), MalformedFrameError),
-        (_chunk(0, say(), stream="another"), SessionBusyError),
+        (_command(0, say("other words")), StreamReusedError),
+        (_command(2, Cancel()), SeqnoGapError),
+        (_command(1, Cancel(), secret="another"), WrongSecretError),
+        (_command(0, say(), secret="another"), WrongSecretError),
+        (_command(1, say("again")), MalformedFrameError),
+        (_command(0, say(), stream="another"), SessionBusyError),
     ],
     ids=["reused", "gap", "secret", "secret of a repetition", "second message", "busy"],
 )
-def test_a_chunk_that_breaks_a_rule_is_refused(chunk: Received, error: type[MidstreamError]) -> None:
-    session = _taken(OPENED, _chunk(0, say()))
+def test_a_command_that_breaks_a_rule_is_refused(received: Received, error: type[MidstreamError]) -> None:
+    session = _taken(OPENED, _command(0, say()))
     with pytest.raises(Refused) as refused:
-        decide(session, chunk, epoch=1, at=AT)
+        decide(session, received, epoch=1, at=AT)
     assert type(refused.value.error) is error
 
 
-def test_a_gap_names_the_chunk_that_is_expected() -> None:
+def test_a_gap_names_the_command_that_is_expected() -> None:
     with pytest.raises(Refused) as refused:
-        decide(OPENED, _chunk(3, Cancel()), epoch=1, at=AT)
+        decide(OPENED, _command(3, Cancel()), epoch=1, at=AT)
     assert isinstance(refused.value.error, SeqnoGapError)
     assert refused.value.error.expected == 0
 
 
 def test_a_stream_ends_at_its_limit() -> None:
     session = OPENED
-    stream = sessions.StreamState("k", since=1, digests=("d",) * CHUNKS_MAX)
+    stream = sessions.StreamState("k", since=1, digests=("d",) * COMMANDS_MAX)
     session = msgspec.structs.replace(session, streams={"s": stream})
     with pytest.raises(Refused):
-        decide(session, _chunk(CHUNKS_MAX, Cancel()), epoch=1, at=AT)
+        decide(session, _command(COMMANDS_MAX, Cancel()), epoch=1, at=AT)
 
 
 def test_the_oldest_streams_are_forgotten() -> None:
@@ -523,27 +528,27 @@ def test_the_oldest_streams_are_forgotten() -> None:
     assert f"s{STREAMS_KEPT_MAX + 1}" in session.streams
 
 
-def test_a_chunk_that_says_nothing_is_taken_all_the_same() -> None:
-    session = _taken(OPENED, _chunk(0, say()), _chunk(1, None))
+def test_a_command_that_says_nothing_is_taken_all_the_same() -> None:
+    session = _taken(OPENED, _command(0, say()), _command(1, None))
     assert session.streams["s"].accepted == 2
 
 
 @spec("TURN-9")
 def test_a_late_result_of_a_client_is_taken_and_changes_nothing() -> None:
-    session = _taken(OPENED, _chunk(0, say()))
-    records = decide(session, _chunk(1, ended("a")), epoch=1, at=AT)
+    session = _taken(OPENED, _command(0, say()))
+    records = decide(session, _command(1, ended("a")), epoch=1, at=AT)
     assert records == (CommandAccepted("s", 1, f"digest of {ended('a')!r}"),)
 
 
 @spec("TURN-15")
 def test_a_client_does_not_speak_for_a_tool_of_the_server() -> None:
-    session = _taken(OPENED, _chunk(0, say()))
+    session = _taken(OPENED, _command(0, say()))
     session = _told(session, asks(writes("a")))
-    records = decide(session, _chunk(1, ended("a", "forged")), epoch=1, at=AT)
+    records = decide(session, _command(1, ended("a", "forged")), epoch=1, at=AT)
     assert [type(record) for record in records] == [CommandAccepted]
 
-    session = _told(_told(session, ended("a")), asks(at_client("b"), reply=2))
-    records = decide(session, _chunk(1, ended("b", reply=2)), epoch=1, at=AT)
+    session = _told(_told(session, ended("a")), asks(at_client("b"), response=2))
+    records = decide(session, _command(1, ended("b", response=2)), epoch=1, at=AT)
     assert isinstance(records[1], CallEnded)
 
 
@@ -576,7 +581,7 @@ def test_a_fold_goes_on_where_another_stopped() -> None:
     assert fold(journal[1:], fold(journal[:1], OPENED)) == fold(journal, OPENED)
 
 
-def test_what_the_model_says_is_not_history_before_the_reply_is_whole() -> None:
+def test_what_the_model_says_is_not_history_before_the_response_is_whole() -> None:
     session = _told(_told(OPENED, say("hi")), heard("half"))
     assert session.history.entries == (UserMessage.of("hi"),)
     session = _told(session, asks(reads("a")))
@@ -645,10 +650,10 @@ def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
 
 @spec("TURN-28")
 def test_a_message_that_waited_keeps_its_limits() -> None:
-    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, replies_max=3)
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, responses_max=3)
     session = _live(say(), later, answers())
     assert isinstance(session.turn, AwaitingModel)
-    assert (session.turn.terms.timeout_s, session.turn.terms.replies_max) == (9.0, 3)
+    assert (session.turn.terms.timeout_s, session.turn.terms.responses_max) == (9.0, 3)
 
 
 @spec("TURN-28")
@@ -690,21 +695,21 @@ def test_a_result_that_comes_too_late_is_kept_once() -> None:
 def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
     ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
     theirs = _live(say(), asks(at_client("a")), CallExpired(1, 1, "a"))
-    chunk = Received("s", "secret", 0, "d0", ended("a", "late"))
-    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, chunk, epoch=1, at=AT))
-    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, chunk, epoch=1, at=AT))
+    received = Received("s", "secret", 0, "d0", ended("a", "late"))
+    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
+    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
 
 
 @spec("TURN-30")
 def test_a_turn_cut_in_its_words_goes_on_with_a_word_to_the_model() -> None:
     session = _live(say(), heard("half a sen"), fails(retriable=False), Resume())
     assert session.history.entries[-1] == UserMessage.of(CONTINUE)
-    session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, reply=2), Resume())
+    session = _live(say(), asks(reads("a")), ended("a"), fails(retriable=False, response=2), Resume())
     assert isinstance(session.history.entries[-1], Step)
 
 
 def _live(*commands: Command) -> Session:
-    session = fold([(1, EpochStarted(1, "owner-1", AT))])
+    session = fold([(1, EpochStarted(1, "node-1", AT))])
     for command in commands:
         session = _fold(session, command)
     return session
@@ -762,14 +767,14 @@ def test_a_journal_folds_to_the_same_wherever_it_was_pruned(life: Life) -> None:
 @spec("STREAM-60")
 def test_a_pruned_journal_of_before_folds_for_ever() -> None:
     kept = b"""{"type":"journal_pruned","state":{"position":9,"epoch":3,"turn":{"type":"idle","left":null},"turns":1,
-    "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"step","reply":{"parts":[
+    "history":{"entries":[{"type":"user","parts":[{"type":"text","text":"hi"}]},{"type":"step","response":{"parts":[
     {"type":"text","text":"hello"}]}}]},"has_blobs":false,"cut":0,"streams":{"k":{"secret_digest":"d","since":1,"epoch":3,
     "turn":1,"queued":0,"digests":["e"]}},"queue":[],"queued":0,"unsettled":[],"parent":null,"driver":"","last_turn":{
     "type":"turn_ended","turn":1,"status":"completed","at":5.0},"found":["a"],"unreachable":[],"started_at":1.0},
     "at":7.0,"version":1}"""
     state = fold([(3, decode(kept))])
     assert (state.position, state.epoch, state.turns, state.turn) == (9, 3, 1, Idle())
-    assert state.history.entries == (UserMessage.of("hi"), Step(Reply((Text("hello"),))))
+    assert state.history.entries == (UserMessage.of("hi"), Step(Response((Text("hello"),))))
     assert state.streams["k"].digests == ("e",)
     assert state.last_turn == TurnEnded(1, TurnStatus.COMPLETED, 5.0)
 

@@ -8,7 +8,7 @@ from midstream.history.messages import Outcome, UpstreamCall
 from midstream.session.records import Delta, EpochStarted
 from midstream.session.session import Session, decide, evolve
 from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
-from midstream.session.turn.commands import Command, ModelSaid, Recover
+from midstream.session.turn.commands import Command, ModelStreamed, Recover
 from midstream.session.turn.states import SUSPECTED_MAX
 from tests.session.stories import (
     AT,
@@ -25,8 +25,8 @@ from tests.session.stories import (
 from tests.spec import spec
 
 
-def _begun(session: Session, *, owner: str = "a", epoch: int = 1, suspected: int = 0) -> Session:
-    return evolve(session, EpochStarted(epoch, owner, AT, suspected=suspected), epoch=epoch)
+def _begun(session: Session, *, node: str = "a", epoch: int = 1, suspected: int = 0) -> Session:
+    return evolve(session, EpochStarted(epoch, node, AT, suspected=suspected), epoch=epoch)
 
 
 def _told(session: Session, *commands: Command) -> Session:
@@ -36,9 +36,9 @@ def _told(session: Session, *commands: Command) -> Session:
     return session
 
 
-def _upstream(outcome: Outcome | None) -> ModelSaid:
+def _upstream(outcome: Outcome | None) -> ModelStreamed:
     call = UpstreamCall("u", "shell", outcome=outcome)
-    return ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", call),))
+    return ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", call),))
 
 
 IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))
@@ -70,18 +70,18 @@ def test_only_a_session_for_which_code_ran_in_the_server_is_a_suspect(
 
 @spec("TURN-84")
 def test_a_further_death_counts_where_no_other_suspect_was_at_risk() -> None:
-    suspect = _told(_begun(IN_TOOL, owner="b", epoch=2, suspected=1), Recover(), asks(writes("w"), reply=2))
+    suspect = _told(_begun(IN_TOOL, node="b", epoch=2, suspected=1), Recover(), asks(writes("w"), response=2))
     assert deaths_of(suspect, []) == 2
     assert deaths_of(suspect, [IN_TOOL]) == 2, "the other one was none before"
     assert deaths_of(suspect, [suspect]) == 1
-    resting = _told(_begun(IN_TOOL, owner="b", epoch=2, suspected=1), Recover())
+    resting = _told(_begun(IN_TOOL, node="b", epoch=2, suspected=1), Recover())
     assert deaths_of(resting, []) == 0
     assert deaths_of(suspect, [resting]) == 2
 
 
 @spec("TURN-84")
 def test_a_suspect_that_was_held_back_stays_one_and_cannot_have_caused_the_death() -> None:
-    held = _begun(IN_TOOL, owner="b", epoch=2, suspected=1)
+    held = _begun(IN_TOOL, node="b", epoch=2, suspected=1)
     assert is_untried(held)
     assert not is_at_risk(held)
     assert deaths_of(held, []) == 1
@@ -89,8 +89,8 @@ def test_a_suspect_that_was_held_back_stays_one_and_cannot_have_caused_the_death
 
 @spec("TURN-84")
 def test_the_next_message_ends_all_suspicion() -> None:
-    suspect = _begun(IN_TOOL, owner="b", epoch=2, suspected=SUSPECTED_MAX)
-    after = _told(suspect, Recover(), answers(reply=2))
+    suspect = _begun(IN_TOOL, node="b", epoch=2, suspected=SUSPECTED_MAX)
+    after = _told(suspect, Recover(), answers(response=2))
     assert after.suspected == SUSPECTED_MAX
     assert _told(after, say()).suspected == 0
 

@@ -26,7 +26,7 @@ from midstream.session.records import (
     MessageAccepted,
     QuestionAsked,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     decode,
 )
 from midstream.session.session import Received
@@ -65,7 +65,7 @@ class Speaker:
         self._mine: set[tuple[int, int, str]] = set()
         """Calls of my turn that are mine to run."""
         self._done: set[tuple[int, int, str]] = set()
-        self._chunk = asyncio.Lock()
+        self._command = asyncio.Lock()
 
     async def live(self) -> None:
         said = SendMessage(
@@ -84,13 +84,13 @@ class Speaker:
         await self._send(Cancel())
 
     async def _send(self, command: Command) -> bool:
-        """Send the next chunk until it is acknowledged; return whether it was."""
-        async with self._chunk:
+        """Send the next received until it is acknowledged; return whether it was."""
+        async with self._command:
             seqno = len(self.log.sent)
             digest = f"{self.log.stream}/{seqno}/{type(command).__name__}"
-            chunk = Received(self.log.stream, "secret", seqno, digest, command)
+            received = Received(self.log.stream, "secret", seqno, digest, command)
             self.log.sent[seqno] = digest
-            answer = await submit(self._lab, self._chance, self.log.session, chunk)
+            answer = await submit(self._lab, self._chance, self.log.session, received)
             if isinstance(answer, MidstreamError):
                 if seqno == 0:
                     del self.log.sent[seqno]
@@ -98,31 +98,31 @@ class Speaker:
                 return False
             self.log.acked.add(seqno)
             if self._chance.random() < 0.1:  # its checkpoint did not hear of the ack
-                await submit(self._lab, self._chance, self.log.session, chunk)
+                await submit(self._lab, self._chance, self.log.session, received)
             return True
 
     def _apply(self, record: Record) -> None:
         match record:
             case MessageAccepted(stream=self.log.stream):
                 self._turn = record.turn
-            case ReplyCompleted(turn=self._turn):
+            case ResponseCompleted(turn=self._turn):
                 mine = [plan.call_id for plan in record.plans if plan.site is Site.CLIENT]
-                self._mine |= {(record.turn, record.reply, call_id) for call_id in mine}
+                self._mine |= {(record.turn, record.response, call_id) for call_id in mine}
             case CallStarted():
-                call = (record.turn, record.reply, record.call_id)
+                call = (record.turn, record.response, record.call_id)
                 if call in self._mine and call not in self._done:
                     self._done.add(call)
                     self._lab.spawn(self._run(*call))
 
-    async def _run(self, turn: int, reply: int, call_id: str) -> None:
+    async def _run(self, turn: int, response: int, call_id: str) -> None:
         """Run a tool of this client, once, and send what came of it until it is acknowledged."""
         if self._chance.random() < 0.1:
             return  # its user never answers
-        run = Execution(self.log.session, turn, reply, call_id, 1, CLIENT_TOOL)
+        run = Execution(self.log.session, turn, response, call_id, 1, CLIENT_TOOL)
         self._lab.outside.ledger.append(run)
         is_late = self._chance.random() < 0.1
         await pass_time(CLIENT_TOOL_S + 10.0 if is_late else self._chance.expovariate(1.0))
-        await self._send(CallFinished(turn, reply, Result(call_id, "from the client")))
+        await self._send(CallFinished(turn, response, Result(call_id, "from the client")))
 
 
 class PassingSpeaker(Speaker):
@@ -165,7 +165,7 @@ def _decision(chance: random.Random, asked: QuestionAsked) -> Answer:
     choice = chance.choice(CHOICES[asked.kind])
     is_edited = choice is Choice.ALLOW and chance.random() < 0.3
     edited = '{"word": "edited"}' if is_edited else None
-    return Answer(asked.turn, asked.reply, asked.call_id, asked.digest, choice, "said", edited, "somebody")
+    return Answer(asked.turn, asked.response, asked.call_id, asked.digest, choice, "said", edited, "somebody")
 
 
 async def answer_everything(lab: Lab, chance: random.Random) -> None:
@@ -183,10 +183,10 @@ async def _answer_all(lab: Lab, chance: random.Random, which: Callable[[Question
         for question in questions_of(name, lab.folded(name)):
             if not which(question):
                 continue
-            choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.REPLY}.get(
+            choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.RESPOND}.get(
                 question.kind, Choice.SKIP
             )
-            place = (question.turn, question.reply, question.call_id, question.digest)
+            place = (question.turn, question.response, question.call_id, question.digest)
             await submit(lab, chance, name, Answer(*place, choice, "at last"))
 
 
@@ -275,8 +275,8 @@ async def submit(
         except CutOffError:
             pass
         except MidstreamError as error:
-            # An owner that was overtaken and does not know it yet may have folded less than the journal holds: a
-            # client starts over from the chunk it is told, and so here from the one it sends.
+            # An node that was overtaken and does not know it yet may have folded less than the journal holds: a
+            # client starts over from the received it is told, and so here from the one it sends.
             if isinstance(error, SessionBusyError | QuestionClosedError) or (
                 error.retry == "never" and not isinstance(error, SeqnoGapError)
             ):

@@ -21,13 +21,13 @@ from midstream.errors import (
 )
 from midstream.history.messages import Finish, ToolSpec
 from midstream.models.model import Model
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
 )
 from midstream.session.calls import OnDoubt
 from midstream.session.permissions import Allowed, Ask, Permission
@@ -46,8 +46,8 @@ from midstream.tools.function_tools import (
 )
 from tests.simulation.loop import pass_time
 
-REPLIES = 4
-"""Replies of a turn after which the model asks for nothing more."""
+RESPONSES = 4
+"""Responses of a turn after which the model asks for nothing more."""
 TOOL_S = 20.0
 """Seconds a tool may take; some take longer."""
 STUBBORN_S = 300.0
@@ -83,7 +83,7 @@ class Outside(Struct):
     async def work(self, name: str) -> str:
         """Be a tool: write down the beginning, take effect at some time, write down the end."""
         call = current_call()
-        run = Execution(call.session, call.turn, call.reply, call.call_id, call.run, name, has_ended=False)
+        run = Execution(call.session, call.turn, call.response, call.call_id, call.run, name, has_ended=False)
         self.ledger.append(run)
         at = len(self.ledger) - 1
         self.note("tool begins", name, call.effect_key, call.run)
@@ -124,13 +124,13 @@ class Outside(Struct):
 def agent_of(outside: Outside, world: World) -> Agent:
     """Return the agent of one process: its tools have every policy, two of them are agents themselves."""
     deep = Agent(_model(outside, world), tools=_tools(outside, "read", "write"), name="deep")
-    dive = sub_agent(deep, description="Go deep.", replies_max=2, timeout_s=60.0)
+    dive = sub_agent(deep, description="Go deep.", responses_max=2, timeout_s=60.0)
     helper = Agent(
         _model(outside, world),
         tools=[*_tools(outside, "read", "write", "held", "asked", "probed"), question(answer_s=120.0), dive],
         name="helper",
     )
-    help_out = sub_agent(helper, description="Help.", replies_max=3, timeout_s=120.0)
+    help_out = sub_agent(helper, description="Help.", responses_max=3, timeout_s=120.0)
     tools = [*_tools(outside, *_POLICIES), question(answer_s=300.0), help_out]
     return Agent(
         _model(outside, world), tools=tools, name="main", turn_s=outside.chance.choice([0.0, 0.0, 90.0])
@@ -182,7 +182,7 @@ class _Asking:
 
     def __init__(self, outside: Outside, world: World) -> None:
         self._outside = outside
-        self._model = ScriptedModel(lambda request: _reply(outside, request), world=world)
+        self._model = ScriptedModel(lambda request: _response(outside, request), world=world)
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask, and write down what was allowed; then say what there is to say."""
@@ -210,7 +210,7 @@ def _model(outside: Outside, world: World) -> Model:
     return _Asking(outside, world)
 
 
-def _reply(outside: Outside, request: ModelRequest) -> list[ScriptedStep]:
+def _response(outside: Outside, request: ModelRequest) -> list[ScriptedStep]:
     chance = outside.chance
     outside.note("model is asked", request.key, request.attempt)
     steps: list[ScriptedStep] = [Pause(chance.expovariate(5.0))]
@@ -224,7 +224,7 @@ def _reply(outside: Outside, request: ModelRequest) -> list[ScriptedStep]:
     if chance.random() < outside.model_failing:
         return [*steps, *_accident(chance)]
     names = [each.name for each in request.tools]
-    if names and steps_since_user(request.history) < REPLIES and chance.random() < 0.7:
+    if names and steps_since_user(request.history) < RESPONSES and chance.random() < 0.7:
         return [*steps, *_calls(chance, names), Finished(Finish.CALLS)]
     return [*steps, TextDelta("That is all."), Finished()]
 
@@ -233,7 +233,7 @@ def _calls(chance: random.Random, names: list[str]) -> list[ScriptedStep]:
     called: list[ScriptedStep] = []
     for number in range(chance.choice([1, 1, 1, 2, 2, 3])):
         name = chance.choice(names) if chance.random() < 0.97 else "nothing_of_the_kind"
-        called.append(CallRequested(f"c{number}", name, _arguments(chance, name)))
+        called.append(ToolCallRequested(f"c{number}", name, _arguments(chance, name)))
     return called
 
 

@@ -105,7 +105,7 @@ class Server:
 
     def _die(self) -> None:
         self._lab.note(self.process.name, "dies")
-        self._lab.memory.kill(self.memory_store.owner)
+        self._lab.memory.kill(self.memory_store.node)
         for connection in self.connections:
             if not connection.done():
                 connection.set_exception(CutOffError())

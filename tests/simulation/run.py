@@ -335,7 +335,7 @@ class Nemesis:
         """Stop a process for a while; others may think that it is dead."""
         server.process.is_frozen = True
         await pass_time(self._chance.expovariate(0.5))
-        self._lab.memory.kill(server.memory_store.owner)  # its heartbeat was missed
+        self._lab.memory.kill(server.memory_store.node)  # its heartbeat was missed
         while len(self._alive()) < self._plan.servers + 1:
             await self._start()
         await pass_time(self._chance.expovariate(0.5))
@@ -343,8 +343,8 @@ class Nemesis:
 
     def _thaw(self, server: Server) -> None:
         self._lab.note(server.process.name, "thaws")
-        if not server.process.is_dead and server.memory_store.owner:
-            self._lab.memory.living.add(server.memory_store.owner)  # its heart beats again
+        if not server.process.is_dead and server.memory_store.node:
+            self._lab.memory.living.add(server.memory_store.node)  # its heart beats again
         self._lab.loop.thaw(server.process)
 
 
@@ -411,7 +411,7 @@ def _late_cancels(lab: Lab) -> Iterator[str]:
 
 
 def _needless_doubts(lab: Lab) -> Iterator[str]:
-    """Say which calls lost their owner while they ran, though every process lived and the store came back in time."""
+    """Say which calls lost their node while they ran, though every process lived and the store came back in time."""
     for name, found in lab.memory.sessions.items():
         session = Session()
         for stored in found.records:
@@ -420,7 +420,7 @@ def _needless_doubts(lab: Lab) -> Iterator[str]:
             if isinstance(record, EpochStarted):
                 for call in calls:
                     if call.is_running and call.plan.site is Site.SERVER:
-                        yield f"call {call.call.id!r} of {name!r} lost its owner, and nothing had happened to it"
+                        yield f"call {call.call.id!r} of {name!r} lost its node, and nothing had happened to it"
             session = sessions.evolve(session, record, epoch=stored.epoch)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from midstream.engine.agent import Agent
 from midstream.engine.sleeping import MemoryLimits
 from midstream.history.messages import Finish
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.server.app import asgi
 from midstream.server.uvicorn_server import serve
 from midstream.testing.scripted_model import steps_since_user
@@ -48,8 +48,8 @@ class Model:
         if self._leaked_bytes:
             self._leak()
         yield TextDelta("I look. ")
-        yield CallRequested("a", "look", "{}")
-        yield CallRequested("b", "note", "{}")
+        yield ToolCallRequested("a", "look", "{}")
+        yield ToolCallRequested("b", "note", "{}")
         yield Finished(Finish.CALLS)
 
     def _leak(self) -> None:

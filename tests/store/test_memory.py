@@ -17,7 +17,7 @@ class MemoryPlace:
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, MemoryStore)
-        self.memory.kill(store.owner)
+        self.memory.kill(store.node)
 
 
 class TestMemoryStore(StoreContract):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from midstream.history.messages import Call, Finish, Outcome, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, UserMessage
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
 from midstream.session.records import (
     AttemptStarted,
@@ -25,7 +25,7 @@ from midstream.session.records import (
     MessageWithdrawn,
     QuestionAnswered,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
     StepCommitted,
     StreamOpened,
@@ -47,9 +47,9 @@ from midstream.testing.history_checker import (
 )
 from tests.session.lives import Life, lives
 
-ASKED = Reply((Text("let me"), Call("w", "write"), Call("r", "read")), Finish.CALLS)
+ASKED = Response((Text("let me"), Call("w", "write"), Call("r", "read")), Finish.CALLS)
 PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))
-# A turn that was cut while `r` ran and ended under the next owner; position 1 is the first.
+# A turn that was cut while `r` ran and ended under the next node; position 1 is the first.
 JOURNAL: tuple[tuple[int, Record], ...] = (
     (1, EpochStarted(1, "first", 0.0)),
     (1, StreamOpened("mine", "key")),
@@ -57,7 +57,7 @@ JOURNAL: tuple[tuple[int, Record], ...] = (
     (1, MessageAccepted(1, UserMessage.of("hi"), 0.0, stream="mine")),
     (1, AttemptStarted(1, 1, 1, 0.0)),
     (1, Delta(1, 1, 1, 0, "text", "let me")),
-    (1, ReplyCompleted(1, 1, 1, ASKED, 0.0, PLANS)),
+    (1, ResponseCompleted(1, 1, 1, ASKED, 0.0, PLANS)),
     (1, CallStarted(1, 1, "w", 1, 0.0)),
     (1, CallEnded(1, 1, Result("w", "written"), 0.0)),
     (1, CallStarted(1, 1, "r", 1, 0.0, has_effects=False)),
@@ -66,7 +66,7 @@ JOURNAL: tuple[tuple[int, Record], ...] = (
     (2, CallEnded(1, 1, Result("r", "read"), 0.0)),
     (2, StepCommitted(1, 1)),
     (2, AttemptStarted(1, 2, 1, 0.0)),
-    (2, ReplyCompleted(1, 2, 1, Reply((Text("done"),)), 0.0)),
+    (2, ResponseCompleted(1, 2, 1, Response((Text("done"),)), 0.0)),
     (2, StepCommitted(1, 2)),
     (2, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
 )
@@ -76,7 +76,7 @@ CHILD: tuple[tuple[int, Record], ...] = (
     (1, EpochStarted(1, "first", 0.0)),
     (1, MessageAccepted(1, UserMessage.of("read it"), 0.0)),
     (1, AttemptStarted(1, 1, 1, 0.0)),
-    (1, ReplyCompleted(1, 1, 1, Reply((Text("read"),)), 0.0)),
+    (1, ResponseCompleted(1, 1, 1, Response((Text("read"),)), 0.0)),
     (1, StepCommitted(1, 1)),
     (1, TurnEnded(1, TurnStatus.COMPLETED, 0.0)),
 )
@@ -104,7 +104,7 @@ class Case:
         """Let everything follow from the records."""
         self.stored = _stored(self.records)
         mine, reader = _seen(self.stored, after=1), _seen(self.stored)
-        sent = {0: "digest 0", 1: "digest of a chunk on its way"}
+        sent = {0: "digest 0", 1: "digest of a command on its way"}
         self.mine = ClientLog("mine", "s", "mine", sent=sent, acked={0}, seen=mine)
         self.reader = ClientLog("reader", "s", start=0, seen=reader)
         self.ledger = [
@@ -147,7 +147,9 @@ def test_a_child_that_was_shown_as_it_is_and_whose_last_words_are_the_outcome_is
 
 def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
     case = Case()
-    case.rewrite(7, ReplyCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1])))
+    case.rewrite(
+        7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1]))
+    )
     case.insert(8, QuestionAnswered(1, 1, "w", QuestionKind.APPROVAL, "d", Choice.ALLOW, 0.0), epoch=1)
     case.insert(14, QuestionAnswered(1, 1, "r", QuestionKind.DOUBT, "d", Choice.HAPPENED, 0.0), epoch=2)
     case.ledger = case.ledger[:2]
@@ -164,7 +166,7 @@ def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
 def test_reruns_that_only_the_client_has_in_its_journal_are_no_violation_within_their_policy() -> None:
     case = Case()
     at_client = replace(PLANS[1], site=Site.CLIENT)
-    case.rewrite(7, ReplyCompleted(1, 1, 1, ASKED, 0.0, (PLANS[0], at_client)))
+    case.rewrite(7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (PLANS[0], at_client)))
     case.ledger.append(Execution("s", 1, 1, "r", 3, "read"))
     assert check_ended(case.evidence()) == []
     case.ledger.append(Execution("s", 1, 1, "r", 4, "read"))
@@ -202,7 +204,7 @@ def test_what_the_core_decides_is_never_a_violation(life: Life) -> None:
 # --- one fault each ---------------------------------------------------------------------------------------------
 
 
-def _ack_of_a_chunk_that_is_not_stored(case: Case) -> None:
+def _ack_of_a_command_that_is_not_stored(case: Case) -> None:
     case.mine.acked.add(1)
 
 
@@ -210,11 +212,11 @@ def _another_payload_under_the_number(case: Case) -> None:
     case.mine.sent[0] = "another digest"
 
 
-def _a_chunk_nobody_sent(case: Case) -> None:
+def _a_command_nobody_sent(case: Case) -> None:
     case.insert(18, CommandAccepted("mine", 7, "digest 7"), epoch=2)
 
 
-def _a_chunk_twice(case: Case) -> None:
+def _a_command_twice(case: Case) -> None:
     case.insert(18, CommandAccepted("mine", 0, "digest 0"), epoch=2)
 
 
@@ -318,7 +320,7 @@ def _a_record_nobody_can_read(case: Case) -> None:
     case.stored[17] = replace(case.stored[17], body=b"{")
 
 
-def _a_chunk_of_a_stream_that_was_never_opened(case: Case) -> None:
+def _a_command_of_a_stream_that_was_never_opened(case: Case) -> None:
     case.insert(3, CommandAccepted("other", 0, "digest 0"), epoch=1)
 
 
@@ -331,7 +333,9 @@ def _an_end_the_client_was_not_shown(case: Case) -> None:
 
 
 def _a_run_nobody_allowed(case: Case) -> None:
-    case.rewrite(7, ReplyCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1])))
+    case.rewrite(
+        7, ResponseCompleted(1, 1, 1, ASKED, 0.0, (replace(PLANS[0], needs_approval=True), PLANS[1]))
+    )
 
 
 def _a_third_rerun(case: Case) -> None:
@@ -380,10 +384,10 @@ def _a_message_taken_back_that_did_not_wait(case: Case) -> None:
 
 
 FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
-    (_ack_of_a_chunk_that_is_not_stored, Rule.ACKED_NOT_STORED),
+    (_ack_of_a_command_that_is_not_stored, Rule.ACKED_NOT_STORED),
     (_another_payload_under_the_number, Rule.STORED_OTHERWISE),
-    (_a_chunk_nobody_sent, Rule.STORED_OTHERWISE),
-    (_a_chunk_twice, Rule.STORED_OTHERWISE),
+    (_a_command_nobody_sent, Rule.STORED_OTHERWISE),
+    (_a_command_twice, Rule.STORED_OTHERWISE),
     (_an_event_left_out, Rule.SEEN_GAP),
     (_a_reader_that_began_too_late, Rule.SEEN_GAP),
     (_events_in_another_order, Rule.SEEN_GAP),
@@ -416,7 +420,7 @@ FAULTS: list[tuple[Callable[[Case], None], Rule]] = [
     (_a_step_with_a_dangling_call, Rule.HISTORY_INVALID),
     (_a_commit_of_nothing, Rule.HISTORY_INVALID),
     (_a_record_nobody_can_read, Rule.HISTORY_INVALID),
-    (_a_chunk_of_a_stream_that_was_never_opened, Rule.HISTORY_INVALID),
+    (_a_command_of_a_stream_that_was_never_opened, Rule.HISTORY_INVALID),
     (_a_turn_without_end, Rule.TURN_OPEN),
     (_an_end_the_client_was_not_shown, Rule.END_UNSEEN),
 ]
@@ -451,10 +455,10 @@ def test_a_violation_reads_like_a_sentence() -> None:
     case.mine.acked.add(5)
     (violation,) = check(case.evidence())
     assert violation == Violation(
-        Rule.ACKED_NOT_STORED, "s", "chunk 5 of mine was acknowledged and is not in the journal"
+        Rule.ACKED_NOT_STORED, "s", "command 5 of mine was acknowledged and is not in the journal"
     )
     assert str(violation) == (
-        "acked_not_stored in session 's': chunk 5 of mine was acknowledged and is not in the journal"
+        "acked_not_stored in session 's': command 5 of mine was acknowledged and is not in the journal"
     )
 
 

@@ -46,7 +46,7 @@ class PlaceOf:
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, MemoryStore)
-        self._memory.kill(store.owner)
+        self._memory.kill(store.node)
 
 
 Test = Callable[[Storage], Awaitable[None]]

@@ -24,7 +24,7 @@ class BrokenPlace:
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, MemoryStore)
-        self._memory.kill(store.owner)
+        self._memory.kill(store.node)
 
 
 class ReplacesAnything(MemoryStore):

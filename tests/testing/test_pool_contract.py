@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from midstream.agents.upstreams import UpstreamEvent
-from midstream.models.replies import Finished, TextDelta
+from midstream.models.responses import Finished, TextDelta
 from midstream.testing.pool_contract import MATRIX, PoolContract, PoolPeer, PoolSituation, UpstreamFault
 from midstream.testing.scripted_upstream import (
     AgentConversation,

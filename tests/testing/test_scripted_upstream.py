@@ -11,7 +11,7 @@ from midstream.agents.abilities import Abilities
 from midstream.agents.upstreams import Marked, MessageTaken, Setup, UpstreamEvent, UpstreamMessage
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamGoneError
 from midstream.history.messages import Usage, UserMessage
-from midstream.models.replies import Finished, TextDelta
+from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_upstream import ScriptedAgent, ScriptedUpstream, Trouble, words_of
 
 SETUP = Setup()

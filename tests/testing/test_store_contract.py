@@ -22,7 +22,7 @@ class BrokenPlace:
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, MemoryStore)
-        self.memory.kill(store.owner)
+        self.memory.kill(store.node)
 
 
 class AppendsAnywhere(MemoryStore):
@@ -34,7 +34,7 @@ class AppendsAnywhere(MemoryStore):
 
 class NeverDies(MemoryStore):
     async def close(self) -> None:
-        self.owner = ""
+        self.node = ""
 
 
 class ReadsTooMuch(MemoryStore):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from midstream.agents.upstreams import Abilities, Marked, MessageTaken, Setup, UpstreamEvent, UpstreamMessage
 from midstream.errors import ModelAccessError, UpstreamBusyError, UpstreamFailedError, UpstreamGoneError
 from midstream.history.messages import Text
-from midstream.models.replies import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 from midstream.testing.upstream_contract import SEPARATOR, USAGE, PeerMessage, Trait, UpstreamContract
 
 FAILED = (AssertionError, pytest.fail.Exception)

@@ -9,7 +9,7 @@ class Abilities(Struct, frozen=True):
     """Abilities of an upstream beyond opening, resuming and answering.
 
     Args:
-        takes_tools: It asks the client application to run tools (`CallRequested`) and takes the results with
+        takes_tools: It asks the client application to run tools (`ToolCallRequested`) and takes the results with
             the next `send`.
         takes_history: A fresh conversation is told what came before as messages (`UpstreamMessage.before`), not
             as a transcript.

@@ -53,7 +53,7 @@ from midstream.errors import (
 )
 from midstream.extras import extra
 from midstream.history.messages import File, Text, UserMessage
-from midstream.models.replies import KeepAlive
+from midstream.models.responses import KeepAlive
 from midstream.tools.forwarded_servers import ForwardedMcpServer, Transport
 
 with extra("acp"):

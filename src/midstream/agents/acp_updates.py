@@ -9,7 +9,7 @@ import msgspec
 
 from midstream.extras import extra
 from midstream.history.messages import Finish, Outcome, Usage
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,

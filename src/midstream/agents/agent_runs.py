@@ -19,7 +19,7 @@ from msgspec import Struct
 from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
 from midstream.environment import World
 from midstream.errors import ModelError, ModelStalledError, UpstreamFailedError, UsageError
-from midstream.models.replies import Finished, KeepAlive, UpstreamCallEnded, UpstreamCallStarted, Working
+from midstream.models.responses import Finished, KeepAlive, UpstreamCallEnded, UpstreamCallStarted, Working
 from midstream.session.permissions import Ask, Decision, Permission, Person
 
 EVENTS_MAX = 64

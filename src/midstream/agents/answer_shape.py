@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from midstream.history.messages import UPSTREAM_CUT, Finish, Outcome
 from midstream.history.upstream_calls import ended, started, words_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
@@ -83,7 +83,7 @@ class Folded:
                     self._starts[each.id] = each
                 case UpstreamCallEnded():
                     folded.append(self._told(each))
-                case CallRequested():
+                case ToolCallRequested():
                     asked = (
                         f"[asked for {each.name or 'a tool'} {_short(each.arguments)}, which was not offered]"
                     )

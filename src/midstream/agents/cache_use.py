@@ -18,11 +18,11 @@ from msgspec import Struct
 from midstream.session.records import (
     AttemptStarted,
     HistoryCompacted,
-    Judgement,
-    MemoryJudged,
     PromptHead,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
+    ReuseDecided,
+    ReuseDecision,
 )
 
 TOKENS_MIN = 1024
@@ -43,10 +43,10 @@ class Prefix(StrEnum):
 
 
 class ModelCall(Struct, frozen=True, omit_defaults=True):
-    """One reply, and what its request cost. Tokens are the provider's count; -1 where it gave none.
+    """One response, and what its request cost. Tokens are the provider's count; -1 where it gave none.
 
     Args:
-        turn, reply: Which reply it is.
+        turn, response: Which response it is.
         at: When it was complete, in seconds since 1970.
         kind: How its request stood to the one before.
         reason: What it was that differed; of a continuation, why nothing of it may have come from the cache.
@@ -56,7 +56,7 @@ class ModelCall(Struct, frozen=True, omit_defaults=True):
     """
 
     turn: int
-    reply: int
+    response: int
     at: float
     kind: Prefix
     reason: str = ""
@@ -71,15 +71,15 @@ class ModelCall(Struct, frozen=True, omit_defaults=True):
 
 
 class TurnCost(Struct, frozen=True, omit_defaults=True):
-    """One turn, and what it cost. Tokens are those of all its replies; -1 where nobody counted.
+    """One turn, and what it cost. Tokens are those of all its responses; -1 where nobody counted.
 
     Args:
         kind: How it stood to what was there before: the pool's judgement (docs/spec/reuse.md) where there was one, or
             that of the first of its model calls that diverged, or of its first.
         reason: What was decisive.
         way: How the pool's agent was got; "" where there was no pool.
-        calls: Its whole replies.
-        judgements: All that a pool judged in it, in order: several where agents failed, or a reply had calls.
+        calls: Its whole responses.
+        judgements: All that a pool judged in it, in order: several where agents failed, or a response had calls.
     """
 
     turn: int
@@ -90,7 +90,7 @@ class TurnCost(Struct, frozen=True, omit_defaults=True):
     input_tokens: int = -1
     cached_tokens: int = -1
     calls: tuple[ModelCall, ...] = ()
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[ReuseDecision, ...] = ()
 
     @property
     def uncached_tokens(self) -> int:
@@ -102,20 +102,20 @@ def turn_costs(records: Iterable[Record]) -> list[TurnCost]:
     """Return what the turns of a journal cost, in order; those of which nothing is known are left out."""
     reading = _Reading()
     calls: dict[int, list[ModelCall]] = {}
-    judgements: dict[int, list[Judgement]] = {}
+    judgements: dict[int, list[ReuseDecision]] = {}
     at: dict[int, float] = {}
     for record in records:
         call = reading.take(record)
         if call is not None:
             calls.setdefault(call.turn, []).append(call)
             at[call.turn] = call.at
-        elif isinstance(record, MemoryJudged):
+        elif isinstance(record, ReuseDecided):
             judgements.setdefault(record.turn, []).append(record.judgement)
             at.setdefault(record.turn, record.at)
     return [_cost(turn, at[turn], calls.get(turn, []), judgements.get(turn, [])) for turn in sorted(at)]
 
 
-def _cost(turn: int, at: float, calls: list[ModelCall], judgements: list[Judgement]) -> TurnCost:
+def _cost(turn: int, at: float, calls: list[ModelCall], judgements: list[ReuseDecision]) -> TurnCost:
     counted = [call for call in calls if call.input_tokens >= 0]
     read = sum(call.input_tokens for call in counted) if counted else -1
     cached = sum(max(call.cached_tokens, 0) for call in counted) if counted else -1
@@ -123,7 +123,7 @@ def _cost(turn: int, at: float, calls: list[ModelCall], judgements: list[Judgeme
     return TurnCost(turn, at, kind, reason, way, read, cached, tuple(calls), tuple(judgements))
 
 
-def _of_pool(judgements: list[Judgement]) -> tuple[str, str, str]:
+def _of_pool(judgements: list[ReuseDecision]) -> tuple[str, str, str]:
     """Return what was judged first, and how it came out: a fresh agent may have had to be told everything."""
     first, last = judgements[0], judgements[-1]
     rebuilt = next((each.rebuilt for each in judgements if each.rebuilt), "")
@@ -160,19 +160,19 @@ class _Reading:
                 self._is_last = record.is_last
             case HistoryCompacted():
                 self._is_compacted = True
-            case ReplyCompleted():
-                return self._replied(record)
+            case ResponseCompleted():
+                return self._responded(record)
             case _:
                 pass
         return None
 
-    def _replied(self, record: ReplyCompleted) -> ModelCall:
+    def _responded(self, record: ResponseCompleted) -> ModelCall:
         kind, reason = self._judged(record)
         body = record.body
         used = body.usage
         call = ModelCall(
             record.turn,
-            record.reply,
+            record.response,
             record.at,
             kind,
             reason,
@@ -187,7 +187,7 @@ class _Reading:
         self._model = body.model or self._model
         return call
 
-    def _judged(self, record: ReplyCompleted) -> tuple[Prefix, str]:
+    def _judged(self, record: ResponseCompleted) -> tuple[Prefix, str]:
         if not self._is_begun:
             return Prefix.NEW, "first request"
         changed = self._changed(record)
@@ -205,7 +205,7 @@ class _Reading:
             return Prefix.CONTINUATION, f"{idle_s / 60:.0f} min idle: no longer kept"
         return Prefix.CONTINUATION, "unknown: compare requests"
 
-    def _changed(self, record: ReplyCompleted) -> str:
+    def _changed(self, record: ResponseCompleted) -> str:
         """Say what the beginning of this request had that the one before had not; "" for nothing that is known."""
         if self._model and record.body.model and record.body.model != self._model:
             return "another model"

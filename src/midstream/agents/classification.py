@@ -260,7 +260,7 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRe
         if Counter(outline.answered) <= Counter(record.answered):
             return RequestRelation.REPEAT, Reason("results", None, "the agent has been given these results")
     if outline.tail_users < count - known:
-        return divergence, Reason("users", known, "replies of others stand between the new messages")
+        return divergence, Reason("users", known, "responses of others stand between the new messages")
     if known == 0:
         return divergence, Reason("users", 0, "the agent knows no user message")
     return divergence, Reason("results", None, "the results are not those of the calls that the agent made")

@@ -12,7 +12,7 @@ from midstream.agents.upstreams import Marked, MessageTaken, UpstreamEvent
 from midstream.errors import ModelError, UpstreamFailedError, UpstreamGoneError
 from midstream.extras import extra
 from midstream.history.messages import Finish, Outcome, Usage
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     TextDelta,

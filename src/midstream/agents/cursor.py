@@ -47,7 +47,7 @@ from midstream.errors import (
 from midstream.extras import extra
 from midstream.history.codecs.file_parts import file_words
 from midstream.history.messages import Finish, Outcome, Text, Usage, UserMessage
-from midstream.models.replies import (
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     TextDelta,

@@ -1,8 +1,8 @@
 """OpenAI's Responses API as an upstream that remembers, through the `openai` package.
 
 Two ways to remember: each response names the one before it (`previous_response_id`), so that every response is a point
-to go on or to fork from; or a conversation object holds them all. In background mode a reply outlives its connection:
-a broken one is made again and goes on after the last event.
+to go on or to fork from; or a conversation object holds them all. In background mode a response outlives its
+connection: a broken one is made again and goes on after the last event.
 
 Sources: platform documentation of `previous_response_id` (instructions and tools are not taken over from the response
 before, and stored responses are kept about 30 days), of the Conversations API (`conversation_locked` while another
@@ -53,7 +53,7 @@ from midstream.history.rendering import render
 from midstream.models.http_limits import WRITE_S, HttpLimits
 from midstream.models.openai_responses_stream import ResponsesReader, render_tools
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import Finished
+from midstream.models.responses import Finished
 from midstream.retries import RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX, retry_after_s
 from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 
@@ -71,7 +71,7 @@ _AS_OURSELVES: Any = {"security": {"bearer_auth": True}}  # Any: the package's t
 _GONE = {"previous_response_not_found", "conversation_not_found"}
 _NAMED_BY = {"previous_response_id", "conversation"}
 STOP_S = 5.0
-"""Seconds a background reply has to say its name, when nobody waits for it any more."""
+"""Seconds a background response has to say its name, when nobody waits for it any more."""
 _NOT_FOUND = 404
 _NOT_TAKEN = {409, 429, 503}
 """Statuses of a server that did not begin: a conflict, too many requests, no room."""
@@ -89,14 +89,14 @@ class _Way(Struct, frozen=True):
     grants: frozenset[str]
     world: World
     running: set[str]
-    """Background replies that somebody here reads."""
+    """Background responses that somebody here reads."""
     openings: SingleFlight
 
     async def stop(self, response: str) -> None:
-        """Let the server stop a background reply that nobody reads any more."""
+        """Let the server stop a background response that nobody reads any more."""
         if response in self.running and not self.client.is_closed():
             self.running.discard(response)
-            stopping = self.world.spawn(self._stopped(response), name="openai: end of a background reply")
+            stopping = self.world.spawn(self._stopped(response), name="openai: end of a background response")
             await asyncio.shield(stopping)  # it is stopped even where who waits for that is cancelled
 
     async def _stopped(self, response: str) -> None:
@@ -118,7 +118,7 @@ class _ResponsesUpstream:
         model: The name the server knows the model by.
         client: An `openai.AsyncOpenAI` of yours, which you close; without one it is made from `api_key` and
             `base_url`, or from the environment as that package does.
-        is_background: Whether replies outlive their connection.
+        is_background: Whether responses outlive their connection.
         extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose value
             is None is left out.
         limits: How long the server may take over HTTP; of the two silences the longer one holds.
@@ -256,7 +256,7 @@ class OpenAIAgent:
     ) -> AsyncGenerator[UpstreamEvent, None]:
         """Say something; see `midstream.agents.upstreams` for the order of the events and the errors.
 
-        Closing the iterator closes the connection, on which the server stops, or lets it stop a background reply.
+        Closing the iterator closes the connection, on which the server stops, or lets it stop a background response.
         """
         reader = ResponsesReader()
         try:
@@ -281,7 +281,7 @@ class OpenAIAgent:
     async def _read(
         self, reader: ResponsesReader, said: UpstreamMessage, key: str
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        """Read one reply over as many connections as it takes."""
+        """Read one response over as many connections as it takes."""
         failures, is_opened = 0, False
         while True:
             known = reader.sequence
@@ -325,7 +325,7 @@ class OpenAIAgent:
     async def _connection(
         self, reader: ResponsesReader, said: UpstreamMessage, key: str
     ) -> AsyncGenerator[bytes, None]:
-        """Give the events of one connection as JSON: of a new reply, or of one whose name is known."""
+        """Give the events of one connection as JSON: of a new response, or of one whose name is known."""
         asked = self._taken_up(reader) if reader.response_id else self._asked(said, key)
         try:
             async with await self._way.openings.answer(
@@ -341,7 +341,7 @@ class OpenAIAgent:
             raise _typed(error.body, error_of(error.body)) from error
 
     async def _leave(self, reader: ResponsesReader, events: Events) -> None:
-        """Let go of a reply that nobody waits for any more; one in the background must be known to be stopped."""
+        """Let go of a response that nobody waits for any more; one in the background must be known to be stopped."""
         async with events:
             if self._way.is_background:
                 with contextlib.suppress(openai.APIError, TimeoutError):

@@ -20,15 +20,15 @@ from midstream.history.messages import (
     Entry,
     Finish,
     History,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Step,
     Text,
     UpstreamCall,
 )
 from midstream.history.upstream_calls import closed, ended, started
 from midstream.models.fingerprint import LINK_BYTES, ConversationDigest
-from midstream.models.replies import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.models.responses import ModelEvent, TextDelta, UpstreamCallEnded, UpstreamCallStarted
 
 KEPT_CHARS_MAX = 256 * 1024
 """Characters kept of one conversation: those of the newest answers."""
@@ -72,7 +72,7 @@ class AnswerCalls(Struct, frozen=True, array_like=True):
     @property
     def step(self) -> Step:
         """An answer that is not whole, as an entry of the history."""
-        return Step(Reply(_parts((Text(self.text),), self), Finish.INTERRUPTED))
+        return Step(Response(_parts((Text(self.text),), self), Finish.INTERRUPTED))
 
 
 class OwnCalls:
@@ -176,14 +176,14 @@ _decoder = msgspec.msgpack.Decoder(tuple[AnswerCalls, ...])
 
 
 def _merged(step: Step, answer: AnswerCalls) -> Step:
-    if any(isinstance(part, UpstreamCall) for part in step.reply.parts):
+    if any(isinstance(part, UpstreamCall) for part in step.response.parts):
         return step  # the application sends them back
-    return replace(step, reply=replace(step.reply, parts=_parts(step.reply.parts, answer)))
+    return replace(step, response=replace(step.response, parts=_parts(step.response.parts, answer)))
 
 
-def _parts(parts: Sequence[ReplyPart], answer: AnswerCalls) -> tuple[ReplyPart, ...]:
-    """Return the parts of a reply with the agent's own calls among them."""
-    merged: list[ReplyPart] = []
+def _parts(parts: Sequence[ResponsePart], answer: AnswerCalls) -> tuple[ResponsePart, ...]:
+    """Return the parts of a response with the agent's own calls among them."""
+    merged: list[ResponsePart] = []
     left = list(answer.calls)
     at = 0
     for part in parts:

@@ -61,14 +61,14 @@ from midstream.errors import (
 from midstream.history.messages import Finish
 from midstream.models.fingerprint import Chain, ConversationDigest, Outline
 from midstream.models.model import StoredModel
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
-    PoolJudged,
+    ReuseReported,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
@@ -384,7 +384,7 @@ class Pooled(StoredModel):
     async def _answered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
         """Say what is to be said, with a fresh agent where the first one fails, and give the answer to the last."""
         while True:
-            yield PoolJudged(turn.judgement())
+            yield ReuseReported(turn.judgement())
             try:
                 async with contextlib.aclosing(self._delivered(turn)) as events:
                     async for event in events:
@@ -414,7 +414,7 @@ class Pooled(StoredModel):
                         if turn.rebuilt and not turn.has_spoken:
                             yield ThinkingDelta(REBUILT_NOTE)
                         turn.has_spoken = True
-                    if isinstance(event, CallRequested):
+                    if isinstance(event, ToolCallRequested):
                         turn.calls.append(event.id)
                     if isinstance(event, Finished):
                         event = await self._whole(turn, event)

@@ -56,7 +56,7 @@ class PoolRecord(Struct, frozen=True):
         fingerprint: What the agent knows, once the record is confirmed.
         phase: `pending`: it was being told, nobody knows whether it heard. `confirmed`: it answered with an event.
         marks: By ascending `users`, `MARKS_MAX` at most.
-        open_calls: The ids of the calls that its last reply asked the client application to run.
+        open_calls: The ids of the calls that its last response asked the client application to run.
         answered: The ids of the calls whose results it was given since the last user message.
         asides: The last side calls that nobody had called so: should a client application go on from one, it was none.
         run: The run that has the agent now, "" where none: until it lets go nobody else resumes it. One that died
@@ -116,12 +116,12 @@ def confirmed(record: PoolRecord, agent: str, *, now: float) -> PoolRecord:
 def answered(
     record: PoolRecord, *, agent: str, mark: str, open_calls: Sequence[str], now: float
 ) -> PoolRecord:
-    """Return the record after a whole reply.
+    """Return the record after a whole response.
 
     Args:
         agent: What to resume by from now on.
         mark: The last one that came, or "". It is no place to fork from while calls are open.
-        open_calls: What the reply asked the client application to run.
+        open_calls: What the response asked the client application to run.
     """
     count = record.fingerprint.count
     marks = record.marks

@@ -18,8 +18,8 @@ from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, Upstream
 from midstream.errors import ModelError
 from midstream.history.messages import Entry, History, Result, Step, Text, Thinking, Usage, UserMessage
 from midstream.models.fingerprint import LINK_BYTES, Outline
-from midstream.models.replies import ModelRequest
-from midstream.session.records import Judgement
+from midstream.models.responses import ModelRequest
+from midstream.session.records import ReuseDecision
 
 REBUILT_NOTE = "[The agent no longer had this conversation; a new one was told all of it.]\n\n"
 """What readers are shown, as the beginning of the model's thinking, when continuity was rebuilt."""
@@ -297,10 +297,10 @@ class PoolTurn:
             self.judged.reason.index,
         )
 
-    def judgement(self) -> Judgement:
+    def judgement(self) -> ReuseDecision:
         """Return what readers are told of it, as it stands now."""
         reason = self.judged.reason
-        return Judgement(
+        return ReuseDecision(
             self.judged.kind.value,
             reason.words,
             self.way.value,
@@ -358,12 +358,12 @@ def without_notes(history: History) -> History:
 
 
 def _without_note(entry: Step) -> Step:
-    if not entry.reply.parts:
+    if not entry.response.parts:
         return entry
-    first = entry.reply.parts[0]
+    first = entry.response.parts[0]
     if not isinstance(first, Thinking) or not first.text.startswith(REBUILT_NOTE.rstrip()):
         return entry
     text = first.text.removeprefix(REBUILT_NOTE.rstrip()).lstrip("\n")
-    rest = entry.reply.parts[1:]
+    rest = entry.response.parts[1:]
     kept = (replace(first, text=text), *rest) if text or first.signature else rest
-    return replace(entry, reply=replace(entry.reply, parts=kept))
+    return replace(entry, response=replace(entry.response, parts=kept))

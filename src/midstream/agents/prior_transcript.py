@@ -40,7 +40,7 @@ BASE64_CHARS_MIN = 256
 """Characters without a space from which a run that looks like base64 is taken for a file, not for words."""
 
 _USER_CHARS_MIN = 1000
-_REPLY_CHARS_MIN = 200
+_RESPONSE_CHARS_MIN = 200
 """What stays of an old message for as long as there is room for anything of it: the tools' share goes first."""
 
 _DATA_URL = re.compile(
@@ -146,9 +146,9 @@ def replayed(
 
 def is_cut(entry: Entry) -> bool:
     """Whether an entry is an answer that was cut, though it ran or said something that must not come twice."""
-    if isinstance(entry, UserMessage) or entry.reply.finish is not Finish.INTERRUPTED:
+    if isinstance(entry, UserMessage) or entry.response.finish is not Finish.INTERRUPTED:
         return False
-    return any(isinstance(part, UpstreamCall | Text) for part in entry.reply.parts)
+    return any(isinstance(part, UpstreamCall | Text) for part in entry.response.parts)
 
 
 def after_cut(
@@ -217,10 +217,10 @@ def _pieces(history: History, budget: TranscriptBudget) -> Iterator[_Piece]:
 def _step(number: int, step: Step, budget: TranscriptBudget) -> Iterator[_Piece]:
     calls: dict[str, str] = {}
     ran = 0
-    for part in step.reply.parts:
+    for part in step.response.parts:
         if isinstance(part, Text):
-            heading = f"{number} the assistant said{_STOPPED.get(step.reply.finish, '')}"
-            yield _Piece(heading, without_base64(part.text), _REPLY_CHARS_MIN)
+            heading = f"{number} the assistant said{_STOPPED.get(step.response.finish, '')}"
+            yield _Piece(heading, without_base64(part.text), _RESPONSE_CHARS_MIN)
         elif isinstance(part, Call):
             calls[part.id] = called = f"{number}.{len(calls) + 1}"
             heading = f"{called} the assistant called the tool {_name(part.name)}, with"

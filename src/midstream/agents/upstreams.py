@@ -35,7 +35,7 @@ from msgspec import Struct
 from midstream.agents.abilities import Abilities
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
 from midstream.history.messages import History, Result, ToolSpec, UserMessage
-from midstream.models.replies import ModelEvent
+from midstream.models.responses import ModelEvent
 from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
 from midstream.session.permissions import Person
 from midstream.tools.forwarded_servers import ForwardedMcpServer
@@ -76,8 +76,8 @@ class UpstreamMessage(Struct, frozen=True):
 
     Args:
         message: The user's words.
-        results: Answers to the calls its last reply asked for, in the calls' order; then `message` may have no parts.
-        before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
+        results: Answers to the calls its last response asked for, in the calls' order; then `message` may have no
+        parts. before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
         settings: How the answer is to be made; those that `Abilities.grants` does not name are nobody's concern.
         person: Whom the agent can ask for leave while it answers; None where nobody is there.
     """

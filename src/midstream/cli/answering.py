@@ -22,7 +22,7 @@ LOOK_AGAIN_S = 1.0
 """Seconds until a server is asked again that could not say what is open."""
 
 Place = tuple[str, int, int, str]
-"""Session, turn, reply, call id: what a question is about."""
+"""Session, turn, response, call id: what a question is about."""
 
 
 class Desk(Protocol):
@@ -119,9 +119,9 @@ class Answering:
         where = event.path[-1] if event.path else self._session
         match record:
             case QuestionAnswered() | QuestionClosed():
-                self._close((where, record.turn, record.reply, record.call_id))
+                self._close((where, record.turn, record.response, record.call_id))
             case CallEnded():
-                self._close((where, record.turn, record.reply, record.result.call_id))
+                self._close((where, record.turn, record.response, record.result.call_id))
             case _:
                 pass
 
@@ -212,4 +212,4 @@ class Answering:
 
 
 def _place(question: Question) -> Place:
-    return (question.session, question.turn, question.reply, question.call_id)
+    return (question.session, question.turn, question.response, question.call_id)

@@ -78,7 +78,7 @@ def chat(
     """Talk to the agent at URL (default: MIDSTREAM_URL, or http://127.0.0.1:8000).
 
     Ctrl-C once detaches: the turn goes on in the server, and --resume shows the rest. Twice stops the turn. Without a
-    terminal, stdin is the message, the answer goes to stdout (each reply of it when it is whole, so that nothing is
+    terminal, stdin is the message, the answer goes to stdout (each response of it when it is whole, so that nothing is
     there twice) and everything else to stderr.
     """
     surroundings: Surroundings = ctx.obj

@@ -73,7 +73,7 @@ class QuestionPrompt:
         if self._is_editing:
             return self._edited(words)
         if self.question.kind is QuestionKind.QUESTION:
-            return Decision(Choice.REPLY, self._chosen(words)) if words else None
+            return Decision(Choice.RESPOND, self._chosen(words)) if words else None
         first, _, more = words.partition(" ")
         is_editable = self.question.kind is QuestionKind.APPROVAL and not self.question.is_fixed
         if is_editable and first.lower() in ("e", "edit"):

@@ -23,7 +23,7 @@ from midstream.session.records import (
     MessageAccepted,
     QuestionAsked,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TranscriptAccepted,
     TurnEnded,
     TurnStatus,
@@ -95,7 +95,7 @@ class Screen:
         say: Takes the agent's words.
         tell: Takes whole lines about everything else.
         ink: Colours; on a terminal the line of a running call is written over when it ends.
-        width: Columns of a terminal; 0 for a pipe or a file, which gets the text of a reply when that is whole: what
+        width: Columns of a terminal; 0 for a pipe or a file, which gets the text of a response when that is whole: what
             stands there cannot be taken back when an attempt is void.
     """
 
@@ -107,7 +107,7 @@ class Screen:
         self._flow: Flow | None = None
         self._kind = ""
         self._held = ""
-        """What the attempt has said, where that is not shown before the reply is whole."""
+        """What the attempt has said, where that is not shown before the response is whole."""
         self._calls: dict[tuple[int, int, str], Called] = {}
         self._below = SubAgents(ink, width)
         self._running: Called | None = None
@@ -125,12 +125,12 @@ class Screen:
             case AttemptStarted() if record.attempt > 1:
                 self._held = ""
                 self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
-            case ReplyCompleted():
+            case ResponseCompleted():
                 self.pause()
                 self._settle(record)
                 calls = [part for part in record.body.parts if isinstance(part, Call)]
                 for call in calls:
-                    self._calls[record.turn, record.reply, call.id] = Called(call.name, call.arguments)
+                    self._calls[record.turn, record.response, call.id] = Called(call.name, call.arguments)
             case CallStarted():
                 self._call_started(record)
             case CallEnded():
@@ -192,8 +192,8 @@ class Screen:
         assert self._flow is not None
         self._flow.add(clean(delta.text))
 
-    def _settle(self, record: ReplyCompleted) -> None:
-        """Write the text of a whole reply to a pipe."""
+    def _settle(self, record: ResponseCompleted) -> None:
+        """Write the text of a whole response to a pipe."""
         self._held = ""
         if not self._width and (text := text_of(record.body)):
             self._begin("text")
@@ -212,9 +212,9 @@ class Screen:
         self._flow = Flow(self._say, indent=INDENT, width=self._width)
 
     def _call_started(self, record: CallStarted) -> None:
-        called = self._calls.get((record.turn, record.reply, record.call_id))
+        called = self._calls.get((record.turn, record.response, record.call_id))
         if called is None:
-            return  # its reply was shown by somebody else
+            return  # its response was shown by somebody else
         self.pause()
         called.runs, called.started_at = record.run, record.at
         called.arguments = record.arguments or called.arguments
@@ -225,7 +225,7 @@ class Screen:
             self._tell("\n")
 
     def _call_ended(self, record: CallEnded) -> None:
-        key = (record.turn, record.reply, record.result.call_id)
+        key = (record.turn, record.response, record.result.call_id)
         called = self._calls.pop(key, None) or Called("call", record.result.call_id)
         called.outcome, called.ended_at = record.result.outcome.value, record.at
         called.content = record.result.content

@@ -61,7 +61,9 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
 @click.argument("session", shell_complete=complete)
 @click.argument("choice", type=click.Choice([choice.value for choice in Choice]))
 @click.option("--call", "call_id", metavar="ID", help="Which question, where several are open.")
-@click.option("--text", default="", help="The reply, the reason of a denial, or what came of what happened.")
+@click.option(
+    "--text", default="", help="The response, the reason of a denial, or what came of what happened."
+)
 @click.option("--arguments", metavar="JSON", help="With allow: run with these instead.")
 @click.option("--digest", help="Refuse where the arguments are not those that were shown under this digest.")
 @server_options
@@ -76,14 +78,14 @@ def answer(
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
     """Answer what SESSION, or a sub-agent below it, asks a person."""
-    if choice == Choice.REPLY and not text:
-        raise UsageError("a reply needs its words: give --text")
+    if choice == Choice.RESPOND and not text:
+        raise UsageError("a response needs its words: give --text")
     source = ServerSource(url)
     name = resolve(source, session).id
     question = _the_one(source.questions(name), name, call_id)
     payload = AnswerPayload(
         question.turn,
-        question.reply,
+        question.response,
         question.call_id,
         digest or question.digest,
         Choice(choice),

@@ -14,7 +14,7 @@ from midstream.session.records import (
     MessageAccepted,
     QuestionAsked,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
     decode,
@@ -26,7 +26,8 @@ BAR = "│ "
 
 
 class SubAgents:
-    """The sub-agents at work below one session. Their words come when a reply is whole, their calls when they end."""
+    """The sub-agents at work below one session. Their words come when a response is whole, their calls when they
+    end."""
 
     def __init__(self, ink: Ink, width: int, *, indent: str = INDENT) -> None:
         self._ink = ink
@@ -48,21 +49,21 @@ class SubAgents:
 
     def _lines(self, child: str, record: Record) -> Iterator[str]:
         match record:
-            case ReplyCompleted():
+            case ResponseCompleted():
                 for part in record.body.parts:
                     if isinstance(part, Text):
                         yield from self._words(part.text)
                     elif isinstance(part, Call):
-                        self._calls[child, record.reply, part.id] = Called(part.name, part.arguments)
+                        self._calls[child, record.response, part.id] = Called(part.name, part.arguments)
                     elif isinstance(part, UpstreamCall):
                         line = call_line(ran_elsewhere(part), self._ink, self._room)
                         yield self._set_in(line.removeprefix(INDENT))
             case CallStarted():
-                if called := self._calls.get((child, record.reply, record.call_id)):
+                if called := self._calls.get((child, record.response, record.call_id)):
                     called.runs, called.started_at = record.run, record.at
                     called.arguments = record.arguments or called.arguments
             case CallEnded():
-                key = (child, record.reply, record.result.call_id)
+                key = (child, record.response, record.result.call_id)
                 called = self._calls.pop(key, None) or Called("call", record.result.call_id)
                 called.outcome, called.ended_at = record.result.outcome.value, record.at
                 called.content = record.result.content

@@ -15,7 +15,7 @@ from midstream.history.messages import (
     Call,
     File,
     Outcome,
-    Reply,
+    Response,
     Step,
     Text,
     Thinking,
@@ -27,12 +27,13 @@ from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
     AttemptStarted,
-    CallDoubted,
     CallEnded,
+    CallInDoubt,
     CallProgressed,
     CallStarted,
     CancelRequested,
     ChildDelta,
+    CloseReason,
     Delta,
     EpochStarted,
     HistoryCompacted,
@@ -45,7 +46,7 @@ from midstream.session.records import (
     QuestionAsked,
     QuestionClosed,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
     StallEnded,
     StallNoticed,
@@ -54,7 +55,6 @@ from midstream.session.records import (
     TurnEnded,
     TurnResumed,
     TurnStatus,
-    WhyClosed,
     decode,
 )
 from midstream.session.session import CONTINUE, Session, restored
@@ -66,7 +66,7 @@ NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
 GO_ON = UserMessage.of(CONTINUE)
 """What no person said, though it stands in the history as if."""
-CONTINUED_NOTE = "cut; the provider has kept the reply, and it goes on where it stopped"
+CONTINUED_NOTE = "cut; the provider has kept the response, and it goes on where it stopped"
 INDENT = "       "
 INNER = "  "
 """How much further a sub-agent's work is set in than the call."""
@@ -152,20 +152,20 @@ class _Reading:
                 self._void_words(turn)
             case Delta():
                 self._take_delta(record, turn)
-            case ReplyCompleted():
-                self._take_reply(record.reply, record.body, turn)
+            case ResponseCompleted():
+                self._take_response(record.response, record.body, turn)
             case CallStarted():
-                called = self._calls[record.reply, record.call_id]
+                called = self._calls[record.response, record.call_id]
                 called.runs, called.started_at = record.run, record.at
                 called.arguments = record.arguments or called.arguments
             case ChildDelta():
                 self._take_child(record)
             case CallEnded():
-                called = self._calls[record.reply, record.result.call_id]
+                called = self._calls[record.response, record.result.call_id]
                 called.outcome, called.content = record.result.outcome.value, record.result.content
                 called.ended_at = record.at
             case OutcomeDamaged():
-                called = self._calls[record.reply, record.call_id]
+                called = self._calls[record.response, record.call_id]
                 called.outcome, called.content = Outcome.UNKNOWN.value, DAMAGED_CONTENT
             case EpochStarted() if turn.status != "running":
                 pass
@@ -185,17 +185,17 @@ class _Reading:
         """Begin from a pruned journal: it has every word and result, and no times."""
         opened = [isinstance(each, UserMessage) and each != GO_ON for each in state.history.entries]
         number = state.turns - sum(opened)
-        reply = 0
+        response = 0
         for entry, is_opening in zip(state.history.entries, opened, strict=True):
             if is_opening and isinstance(entry, UserMessage):
-                number, reply = number + 1, 0
+                number, response = number + 1, 0
                 words = SpokenText("user", words_of(entry))
                 self.turns.append(TurnTranscript(number, 0.0, [words], TurnStatus.COMPLETED.value))
             elif isinstance(entry, Step) and self.turns:
-                reply += 1
-                self._take_reply(reply, entry.reply, self.turns[-1])
+                response += 1
+                self._take_response(response, entry.response, self.turns[-1])
                 for result in entry.results:
-                    called = self._calls[reply, result.call_id]
+                    called = self._calls[response, result.call_id]
                     called.outcome, called.content = result.outcome.value, result.content
         if self.turns and state.is_live:
             self.turns[-1].status = "running"
@@ -221,18 +221,18 @@ class _Reading:
         self._parts = {}
 
     def _take_child(self, said: ChildDelta) -> None:
-        called = self._calls[said.reply, said.call_id]
+        called = self._calls[said.response, said.call_id]
         if said.child not in self._children:
             self._children[said.child] = reading = _Reading()
             called.within = reading.turns
         self._children[said.child].take(decode(bytes(said.record)))
 
-    def _take_reply(self, number: int, reply: Reply, turn: TurnTranscript) -> None:
-        """The whole reply takes the place of the words of its attempt."""
+    def _take_response(self, number: int, response: Response, turn: TurnTranscript) -> None:
+        """The whole response takes the place of the words of its attempt."""
         for begun in self._parts.values():
             turn.entries.remove(begun)
         self._parts = {}
-        for part in reply.parts:
+        for part in response.parts:
             match part:
                 case Text():
                     turn.entries.append(SpokenText("agent", part.text))
@@ -285,12 +285,12 @@ def _note_of_call(record: Record) -> str:
     match record:
         case CallProgressed():
             return record.text
-        case CallDoubted():
+        case CallInDoubt():
             return "the process that ran a call died: nobody knows whether it happened"
         case QuestionAsked() if record.attempt:
             return f"wants leave for {record.name} {record.arguments}"
         case QuestionClosed():
-            why = "nobody answered in time" if record.why is WhyClosed.EXPIRED else "it waits no more"
+            why = "nobody answered in time" if record.why is CloseReason.EXPIRED else "it waits no more"
             return f"the question is closed: {why}"
         case QuestionAsked():
             return f"waits for a person: {record.text or record.kind.value}"

@@ -14,9 +14,9 @@ from midstream.agents.pool import Pooled, PoolLimits
 from midstream.errors import UsageError
 from midstream.history.messages import Text, UserMessage
 from midstream.models.model import Model
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.store.contract import KeyValue
-from midstream.testing.scripted_model import Reply, ScriptedModel, text
+from midstream.testing.scripted_model import Response, ScriptedModel, text
 from midstream.tools.forwarded_servers import ForwardedMcpServer
 
 
@@ -204,7 +204,7 @@ def find_upstream(
     return Pooled(upstream, kv, limits=options.limits, servers=(lambda: servers) if servers else None)
 
 
-def _echo(request: ModelRequest) -> Reply:
+def _echo(request: ModelRequest) -> Response:
     newest = next(
         (entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage)), None
     )

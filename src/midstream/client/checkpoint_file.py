@@ -1,14 +1,14 @@
-"""What a client keeps in a file so that it, or the process after it, can go on: streams, chunks, tool calls.
+"""What a client keeps in a file so that it, or the process after it, can go on: streams, commands, tool calls.
 
 The file is an SQLite database in WAL mode, readable by its owner only, used through one connection on one
 thread. It is held by one process at a time: a second one could not know which tools the first is running. Rows are
 added, moved on and removed; nothing is ever written anew as a whole, and what rows leave free is used again or
 given back, a little at a time.
 
-What proves that a stream is ours is kept apart (`secret_store.py`): there before the first chunk of it is here, and
+What proves that a stream is ours is kept apart (`secret_store.py`): there before the first command of it is here, and
 until nothing of it is here any more.
 
-Chunks, tool intents and outcomes are on the disk before anybody acts on them. Cursors survive the process; a power
+Commands, tool intents and outcomes are on the disk before anybody acts on them. Cursors survive the process; a power
 cut may set them back, which costs nothing but events that come again.
 """
 
@@ -36,8 +36,8 @@ from midstream.history.messages import Call, Result
 from midstream.protocol.checkpoint import (
     FILLER,
     Checkpoint,
-    ChunkKept,
-    ChunksAcked,
+    CommandKept,
+    CommandsAcked,
     CursorMoved,
     Forgotten,
     Write,
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 class StreamBegun(Struct, frozen=True):
-    """A new stream, kept together with its first chunk; the secret is kept apart, and before."""
+    """A new stream, kept together with its first command; the secret is kept apart, and before."""
 
     session: str
     secret: str
@@ -83,7 +83,7 @@ class CallNoted(Struct, frozen=True):
     """The model asked this client for a call. What was known of the same place before is void."""
 
     turn: int
-    reply: int
+    response: int
     call: Call
     plan: CallPlan
 
@@ -92,7 +92,7 @@ class CallAsked(Struct, frozen=True):
     """The server started the call: this client owes its outcome."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
 
 
@@ -100,17 +100,17 @@ class CallIntended(Struct, frozen=True):
     """The call is about to run, the `run`-th time."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     run: int
     epoch: int
 
 
 class CallAnswered(Struct, frozen=True):
-    """The call's outcome; its chunk is kept in the same transaction."""
+    """The call's outcome; its command is kept in the same transaction."""
 
     turn: int
-    reply: int
+    response: int
     result: Result
 
 
@@ -118,15 +118,15 @@ CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
 FileWrite = StreamBegun | BeginningSeen | Write | CallWrite
 
 Place = tuple[int, int, str]
-"""Turn, reply, call id: what names a call."""
-_FULL = (StreamBegun, ChunkKept, CallIntended, CallAnswered)
+"""Turn, response, call id: what names a call."""
+_FULL = (StreamBegun, CommandKept, CallIntended, CallAnswered)
 
 
 class KeptCall(Struct, frozen=True):
     """A call of this client, as the file knows it; `is_asked` once the server has started it."""
 
     turn: int
-    reply: int
+    response: int
     state: CallState
     is_asked: bool
 
@@ -135,15 +135,15 @@ class KeptStream(Struct, frozen=True):
     """A stream that can be resumed; `touched_at` in seconds since 1970.
 
     Its checkpoint has no secret yet: see `CheckpointFile.with_secret`. `damage` is the reason why it cannot be resumed;
-    then it has no chunks. With `has_lost_chunks` it can: a filler that has no effect stands in the place of each chunk
-    that cannot be read, and the stored outcomes of its calls are to be sent again.
+    then it has no commands. With `has_lost_commands` it can: a filler that has no effect stands in the place of
+    each command that cannot be read, and the stored outcomes of its calls are to be sent again.
     """
 
     session: str
     checkpoint: Checkpoint
     touched_at: float
     damage: str = ""
-    has_lost_chunks: bool = False
+    has_lost_commands: bool = False
 
 
 _SCHEMA = """
@@ -161,8 +161,8 @@ CREATE TABLE stream (
     began_at REAL,
     acked INTEGER NOT NULL
 ) WITHOUT ROWID;
--- Chunks whose ack has not come.
-CREATE TABLE chunk (
+-- Commands whose ack has not come.
+CREATE TABLE command (
     stream TEXT NOT NULL,
     seqno INTEGER NOT NULL,
     digest TEXT NOT NULL,
@@ -173,7 +173,7 @@ CREATE TABLE chunk (
 CREATE TABLE call (
     stream TEXT NOT NULL,
     turn INTEGER NOT NULL,
-    reply INTEGER NOT NULL,
+    response INTEGER NOT NULL,
     call_id TEXT NOT NULL,
     call BLOB NOT NULL,
     plan BLOB NOT NULL,
@@ -181,7 +181,7 @@ CREATE TABLE call (
     runs INTEGER NOT NULL DEFAULT 0,
     epoch INTEGER NOT NULL DEFAULT 0,
     result BLOB,
-    PRIMARY KEY (stream, turn, reply, call_id)
+    PRIMARY KEY (stream, turn, response, call_id)
 ) WITHOUT ROWID;
 -- One row: how often somebody has begun to run tools on this file, and the name by which secrets are kept for it.
 CREATE TABLE life (epoch INTEGER NOT NULL, name TEXT NOT NULL DEFAULT '');
@@ -201,10 +201,10 @@ WHERE server = ? ORDER BY touched_at
 _MOVE = """
 UPDATE stream SET epoch = ?, position = ?, promised = ?, known_epoch = ?, began_at = ? WHERE stream = ?
 """
-_CHUNKS = "SELECT seqno, digest, payload FROM chunk WHERE stream = ? ORDER BY seqno"
+_COMMANDS = "SELECT seqno, digest, payload FROM command WHERE stream = ? ORDER BY seqno"
 _CALLS = """
-SELECT turn, reply, call_id, call, plan, is_asked, runs, epoch, result FROM call WHERE stream = ?
-ORDER BY turn, reply, call_id
+SELECT turn, response, call_id, call, plan, is_asked, runs, epoch, result FROM call WHERE stream = ?
+ORDER BY turn, response, call_id
 """
 
 
@@ -292,7 +292,7 @@ class CheckpointFile:
     async def calls(self, stream: str) -> list[KeptCall]:
         """Return what is kept of a stream's calls. Damage costs what is damaged, with a warning.
 
-        An outcome that cannot be read is taken from its chunk; without one the call is in doubt. A call that cannot
+        An outcome that cannot be read is taken from its command; without one the call is in doubt. A call that cannot
         be read counts as started: it is not run again, and its outcome is sent where that can be read.
         """
         return await self._call(lambda: list(self._calls(stream)))
@@ -410,46 +410,46 @@ class CheckpointFile:
                 self._execute(insert, stream, self._server, session, at)
             case BeginningSeen(event_id):
                 self._execute("INSERT OR REPLACE INTO beginning VALUES (?, ?)", stream, str(event_id))
-            case ChunkKept(seqno, payload):
-                insert = "INSERT INTO chunk VALUES (?, ?, ?, ?)"
+            case CommandKept(seqno, payload):
+                insert = "INSERT INTO command VALUES (?, ?, ?, ?)"
                 self._execute(insert, stream, seqno, digest_of(payload), payload)
                 self._execute("UPDATE stream SET next_seqno = ? WHERE stream = ?", seqno + 1, stream)
-            case ChunksAcked(seqno):
-                self._execute("DELETE FROM chunk WHERE stream = ? AND seqno <= ?", stream, seqno)
+            case CommandsAcked(seqno):
+                self._execute("DELETE FROM command WHERE stream = ? AND seqno <= ?", stream, seqno)
                 self._execute("UPDATE stream SET acked = ? WHERE stream = ?", seqno + 1, stream)
             case CursorMoved(event_id, promised, known):
                 place = (event_id.epoch, event_id.position) if event_id else (None, None)
                 began = (known.epoch, known.began_at) if known else (None, None)
                 self._execute(_MOVE, *place, str(promised) if promised else None, *began, stream)
             case Forgotten():
-                for table in ("stream", "chunk", "call", "beginning"):
+                for table in ("stream", "command", "call", "beginning"):
                     self._execute(f"DELETE FROM {table} WHERE stream = ?", stream)  # noqa: S608 - our own names
             case _:
                 self._apply_to_call(stream, write)
 
     def _apply_to_call(self, stream: str, write: CallWrite) -> None:
         match write:
-            case CallNoted(turn, reply, call, plan):
-                row = (stream, turn, reply, call.id, msgspec.json.encode(call), msgspec.json.encode(plan))
+            case CallNoted(turn, response, call, plan):
+                row = (stream, turn, response, call.id, msgspec.json.encode(call), msgspec.json.encode(plan))
                 self._execute(
-                    "INSERT OR REPLACE INTO call (stream, turn, reply, call_id, call, plan) "
+                    "INSERT OR REPLACE INTO call (stream, turn, response, call_id, call, plan) "
                     "VALUES (?, ?, ?, ?, ?, ?)",
                     *row,
                 )
-            case CallAsked(turn, reply, call_id):
-                self._update_call("is_asked = 1", stream, turn, reply, call_id)
-            case CallIntended(turn, reply, call_id, run, epoch):
-                self._update_call("runs = ?, epoch = ?", stream, turn, reply, call_id, run, epoch)
-            case CallAnswered(turn, reply, result):
+            case CallAsked(turn, response, call_id):
+                self._update_call("is_asked = 1", stream, turn, response, call_id)
+            case CallIntended(turn, response, call_id, run, epoch):
+                self._update_call("runs = ?, epoch = ?", stream, turn, response, call_id, run, epoch)
+            case CallAnswered(turn, response, result):
                 body = msgspec.json.encode(result)
-                self._update_call("result = ?", stream, turn, reply, result.call_id, body)
+                self._update_call("result = ?", stream, turn, response, result.call_id, body)
 
     def _update_call(
-        self, change: str, stream: str, turn: int, reply: int, call_id: str, *values: object
+        self, change: str, stream: str, turn: int, response: int, call_id: str, *values: object
     ) -> None:
-        where = "stream = ? AND turn = ? AND reply = ? AND call_id = ?"
+        where = "stream = ? AND turn = ? AND response = ? AND call_id = ?"
         update = f"UPDATE call SET {change} WHERE {where}"  # noqa: S608 - our own words
-        self._execute(update, *values, stream, turn, reply, call_id)
+        self._execute(update, *values, stream, turn, response, call_id)
 
     def _streams(self) -> Iterator[KeptStream]:
         for row in self._execute(_STREAMS, self._server).fetchall():
@@ -480,46 +480,48 @@ class CheckpointFile:
         promised = _event_id_of(read("promised", str) or "", damaged)
         touched_at = read("touched_at", float)
         numbers = read("acked", int), read("next_seqno", int)
-        chunks = self._unacked(stream, *numbers, is_begun=event_id is not None)
+        commands = self._unacked(stream, *numbers, is_begun=event_id is not None)
         if damaged:
             _log.warning("of the stream %s in the state file %s is damaged", stream, ", ".join(damaged))
-        checkpoint = Checkpoint(stream, "", event_id, chunks.next_seqno, chunks.unacked, promised, known)
+        checkpoint = Checkpoint(stream, "", event_id, commands.next_seqno, commands.unacked, promised, known)
         at = math.inf if touched_at is None else touched_at
-        return KeptStream(session, checkpoint, at, chunks.damage, chunks.has_lost)
+        return KeptStream(session, checkpoint, at, commands.damage, commands.has_lost)
 
-    def _unacked(self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool) -> _Chunks:
-        """Return a stream's chunks. One that cannot be read becomes a filler, except a message nobody else has."""
+    def _unacked(
+        self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool
+    ) -> _Commands:
+        """Return a stream's commands. One that cannot be read becomes a filler, except a message nobody else has."""
         unacked: dict[int, bytes] = {}
         lost: dict[int, str] = {}
-        for seqno, digest, payload in self._execute(_CHUNKS, stream):
+        for seqno, digest, payload in self._execute(_COMMANDS, stream):
             if not isinstance(payload, bytes) or digest_of(payload) != digest:
-                lost[seqno] = f"chunk {seqno} in the state file is damaged"
+                lost[seqno] = f"command {seqno} in the state file is damaged"
                 continue
             try:
                 decode_payload(payload)
             except ProtocolError:
-                lost[seqno] = f"chunk {seqno} in the state file was written by another version"
+                lost[seqno] = f"command {seqno} in the state file was written by another version"
                 continue
             unacked[seqno] = payload
         rows = sorted({*unacked, *lost})
         if next_seqno is None and not rows:
-            return _Chunks(1, (), "its place in the state file is damaged")  # something was said
+            return _Commands(1, (), "its place in the state file is damaged")  # something was said
         end = rows[-1] + 1 if next_seqno is None else next_seqno
         first = rows[0] if rows else end
         for seqno in range(first if acked is None else min(acked, first), end):
             if seqno not in unacked:
-                lost.setdefault(seqno, "the state file has lost chunks")
+                lost.setdefault(seqno, "the state file has lost commands")
         if 0 in lost and not is_begun and self._execute(_CALLS, stream).fetchone() is None:
-            return _Chunks(end, (), lost[0])
+            return _Commands(end, (), lost[0])
         for seqno, damage in lost.items():
             _log.warning("the stream %s goes on without what was lost: %s", stream, damage)
             unacked[seqno] = FILLER
-        return _Chunks(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
+        return _Commands(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
 
     def _calls(self, stream: str) -> Iterator[KeptCall]:
         said = [decode_payload(body) for _, body in self._unacked(stream, None, None, is_begun=True).unacked]
         results = {
-            (each.turn, each.reply, each.result.call_id): each.result
+            (each.turn, each.response, each.result.call_id): each.result
             for each in said
             if isinstance(each, ResultPayload)
         }
@@ -553,8 +555,8 @@ _COLUMNS = ("epoch", "position", "next_seqno", "touched_at", "promised", "known_
 """Of `_STREAMS`, after stream and session."""
 
 
-class _Chunks(Struct, frozen=True):
-    """The chunks of a stream whose ack has not come; `damage` is the reason why there are none."""
+class _Commands(Struct, frozen=True):
+    """The commands of a stream whose ack has not come; `damage` is the reason why there are none."""
 
     next_seqno: int
     unacked: tuple[tuple[int, bytes], ...]
@@ -571,10 +573,10 @@ def _event_id_of(text: str, damaged: list[str]) -> EventId | None:
 
 
 def _call_of(place: Place, columns: Sequence[Any], sent: Result | None) -> KeptCall:
-    """Read a call. `sent` is its outcome as a chunk has it, which stands in for a damaged one."""
+    """Read a call. `sent` is its outcome as a command has it, which stands in for a damaged one."""
     call, plan, is_asked, runs, epoch, body = columns
-    turn, reply, call_id = place
-    where = f"a call of turn {turn}, reply {reply}"
+    turn, response, call_id = place
+    where = f"a call of turn {turn}, response {response}"
     result = sent if body is None else _kept_result(body, where) or sent
     try:
         known, planned = msgspec.json.decode(call, type=Call), msgspec.json.decode(plan, type=CallPlan)
@@ -584,7 +586,7 @@ def _call_of(place: Place, columns: Sequence[Any], sent: Result | None) -> KeptC
         # As one that was started and may not be started again, whatever its policy was.
         known, planned, runs, epoch = Call(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
     return KeptCall(
-        turn, reply, CallState(known, planned, runs=runs, epoch=epoch, result=result), bool(is_asked)
+        turn, response, CallState(known, planned, runs=runs, epoch=epoch, result=result), bool(is_asked)
     )
 
 

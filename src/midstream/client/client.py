@@ -56,12 +56,12 @@ from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.events import Event, EventReader, PlaybackLost, completed
 from midstream.protocol.frames import (
-    AbortPayload,
     AnswerPayload,
+    CancelPayload,
     EventId,
     Payload,
     ResumePayload,
-    SayPayload,
+    SendPayload,
     SnapshotWhen,
     SnapshotWhenName,
     WithdrawPayload,
@@ -280,7 +280,7 @@ class Client:
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
-        payload = SayPayload(said.parts, offered(self._tools.values()), parse_option(WhenBusy, when_busy))
+        payload = SendPayload(said.parts, offered(self._tools.values()), parse_option(WhenBusy, when_busy))
         return self._take_part(session, payload, cancel_after_s=cancel_after_s)
 
     async def ask(
@@ -347,9 +347,9 @@ class Client:
             session: The one that asks: `question.session` of a `Question`; of an event the last one of its `path`, or
                 the one that is followed.
             question: From `Event.question` or `questions`.
-            choice: `allow` or `deny` an approval; `reply` to a question; of a call in doubt `happened`, `rerun` or
+            choice: `allow` or `deny` an approval; `respond` to a question; of a call in doubt `happened`, `rerun` or
                 `skip`.
-            text: The reply, the reason of a denial, or what came of a call that happened.
+            text: The response, the reason of a denial, or what came of a call that happened.
             arguments: With `allow`, the arguments (JSON text) to run instead of those that were shown.
 
         Raises:
@@ -359,7 +359,7 @@ class Client:
         """
         payload = AnswerPayload(
             question.turn,
-            question.reply,
+            question.response,
             question.call_id,
             question.digest,
             parse_option(Choice, choice),
@@ -446,7 +446,7 @@ class Client:
         for attachment in ours:
             await attachment.acknowledged()
         if is_somebody_elses:
-            await self._say_apart(session, AbortPayload(turn))
+            await self._say_apart(session, CancelPayload(turn))
 
     async def resume_interrupted(self, look_back_s: float | None = None) -> list[InterruptedTurn]:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
@@ -571,7 +571,7 @@ class Client:
     # --- streams ------------------------------------------------------------------------------------------------
 
     async def _take_part(
-        self, session: str, payload: SayPayload | ResumePayload, *, cancel_after_s: float | None = None
+        self, session: str, payload: SendPayload | ResumePayload, *, cancel_after_s: float | None = None
     ) -> AsyncGenerator[Event, None]:
         """Open a stream with a payload that gives it a turn, and iterate over that."""
         with self._begins(session):
@@ -668,7 +668,7 @@ class Client:
         reading = EventReader(await self._read_before(kept))
         stream = await self._resumed(kept)
         tools = await self._local_tools(kept.session, stream, self._file)
-        if kept.has_lost_chunks:
+        if kept.has_lost_commands:
             for payload in results_to_send(kept, await self._file.calls(stream.stream)):
                 stream.submit(payload)
         attachment = self._attach(kept.session, stream, None, tools)

@@ -30,7 +30,16 @@ from midstream.client.transports import (
 from midstream.environment import World
 from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError
 from midstream.local_keys import is_loopback
-from midstream.protocol.frames import Chunk, ClientFrame, Close, Error, EventId, Open, decode_client, encode
+from midstream.protocol.frames import (
+    ClientFrame,
+    Close,
+    CommandFrame,
+    Error,
+    EventId,
+    Open,
+    decode_client,
+    encode,
+)
 from midstream.protocol.server_stream import events_frames
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.retries import retry_after_s
@@ -199,11 +208,11 @@ class HttpTransport(Transport):
 
     async def _post(self, frame: ClientFrame, body: bytes) -> bytes:
         """Send one frame up; return the frame that answers it, b"" where none does."""
-        url, headers = f"{self._paths.session}/chunks", self._paths.headers_up(self._opening)
+        url, headers = f"{self._paths.session}/commands", self._paths.headers_up(self._opening)
         response = await self._client.post(url, content=body, headers=headers)
         if response.status_code < _BAD_REQUEST:
             return b"" if response.status_code == _NO_CONTENT else response.content
-        if not isinstance(frame, Chunk):
+        if not isinstance(frame, CommandFrame):
             return b""
         problem = problem_in(response.content)
         if problem is None:
@@ -303,7 +312,7 @@ class LongPoll(Downlink):
                 yield bytes(frame)
             has_more = polled.more and bool(polled.frames)
             number += 1
-            # The welcome has judged it; from here on the server may not have seen the first chunk yet.
+            # The welcome has judged it; from here on the server may not have seen the first command yet.
             opening = msgspec.structs.replace(opening, event_id=after, next_seqno=0)
 
     async def _ask(self, client: httpx2.AsyncClient, paths: HttpPaths, opening: Open, number: int) -> bytes:

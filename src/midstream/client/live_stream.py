@@ -1,7 +1,7 @@
 """One stream of a client at work: its half of the protocol, a transport, the checkpoint, the tools.
 
 One task does everything that waits. Whoever changes the stream (the application, a tool that ended, a frame, the
-clock) only rings; the task then settles: outcomes become chunks, changes are kept, frames are sent, tools are
+clock) only rings; the task then settles: outcomes become commands, changes are kept, frames are sent, tools are
 started, events are handed out, always in this order. So nothing here needs a lock, and nothing leaves before its
 write.
 """
@@ -218,7 +218,7 @@ class Attachment:
         self._news.set()
 
     def _writes(self) -> list[FileWrite]:
-        """Return what one transaction must keep; an outcome stands in it together with its chunk (STREAM-18)."""
+        """Return what one transaction must keep; an outcome stands in it together with its command (STREAM-18)."""
         writes: list[FileWrite] = []
         if self._tools is not None:
             for payload in self._tools.answers():

@@ -3,7 +3,7 @@
 The life of a call is the server's (`session/calls.py`), and so is the judgement. This object does no I/O: `take` a
 record, keep `writes()` (with the stream's own, in one transaction), then run `to_start()`. A call whose intent an
 earlier process kept, and no outcome, is in doubt: its tool's policy decides. One with an outcome is never run
-again: the chunk that carries it is played back by the stream.
+again: the command that carries it is played back by the stream.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from midstream.errors import ToolDefinitionError
 from midstream.history.messages import Call, Outcome, Result
 from midstream.protocol.frames import FRAME_BYTES_MAX, ResultPayload, encode
 from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, CallVerdict, OnDoubt, Site, judge
-from midstream.session.records import CallEnded, CallStarted, ClientTool, Record, ReplyCompleted
+from midstream.session.records import CallEnded, CallStarted, ClientTool, Record, ResponseCompleted
 from midstream.tools.function_tools import CallContext, Tool, probe_call, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096
-"""Of a result's payload, so that its chunk fits a frame."""
+"""Of a result's payload, so that its command fits a frame."""
 ALLOWED_ONCE_CONTENT = (
     "It did not happen: the program that was to do it ended before. The permission for it is used up; call it again if "
     "it is still wanted."
@@ -70,7 +70,7 @@ class LocalTools:
         self._starts: list[StartLocally] = []
         self._stops: list[Place] = []
         for call in kept:
-            place = (call.turn, call.reply, call.state.call.id)
+            place = (call.turn, call.response, call.state.call.id)
             self._calls[place] = call.state
             if call.is_asked:
                 self._consider(place)
@@ -102,17 +102,17 @@ class LocalTools:
     def take(self, record: Record) -> None:
         """Take a record of the stream's turn."""
         match record:
-            case ReplyCompleted():
+            case ResponseCompleted():
                 self._note(record)
-            case CallStarted(turn=turn, reply=reply, call_id=call_id, arguments=arguments) if (
-                place := (turn, reply, call_id)
+            case CallStarted(turn=turn, response=response, call_id=call_id, arguments=arguments) if (
+                place := (turn, response, call_id)
             ) in self._calls:
                 if arguments is not None:
                     self._edit(place, arguments)
                 self._writes.append(CallAsked(*place))
                 self._consider(place)
-            case CallEnded(turn=turn, reply=reply, result=result) if (
-                place := (turn, reply, result.call_id)
+            case CallEnded(turn=turn, response=response, result=result) if (
+                place := (turn, response, result.call_id)
             ) in self._calls:
                 # The server's word is final: ours, or its own where the turn was stopped or we were late.
                 self._calls[place] = replace(self._calls[place], result=result)
@@ -137,8 +137,8 @@ class LocalTools:
     async def run(self, start: StartLocally) -> Result | None:
         """Run a call with its tool, or its probe, within the tool's timeout. Never raises but for cancellation."""
         found = self._tools.get(start.call.name)
-        turn, reply, call_id = start.place
-        context = CallContext(self._session, turn, reply, call_id, start.run)
+        turn, response, call_id = start.place
+        context = CallContext(self._session, turn, response, call_id, start.run)
         if found is None and start.is_probe:
             return Result(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         if found is None:
@@ -153,18 +153,18 @@ class LocalTools:
 
     # --- judgement ----------------------------------------------------------------------------------------------
 
-    def _note(self, record: ReplyCompleted) -> None:
+    def _note(self, record: ResponseCompleted) -> None:
         plans = {plan.call_id: plan for plan in record.plans}
         for call in record.body.calls:
             plan = plans[call.id]
-            place = (record.turn, record.reply, call.id)
+            place = (record.turn, record.response, call.id)
             known = self._calls.get(place)
             is_ours = plan.site is Site.CLIENT and plan.problem is None
             # After a power cut of the server the same place may hold another call.
             is_new = known is None or known.plan.digest not in (plan.digest, DAMAGED_DIGEST)
             if is_ours and is_new:
                 self._calls[place] = CallState(call, plan)
-                self._writes.append(CallNoted(record.turn, record.reply, call, plan))
+                self._writes.append(CallNoted(record.turn, record.response, call, plan))
 
     def _consider(self, place: Place) -> None:
         call = self._calls[place]
@@ -201,10 +201,10 @@ class LocalTools:
         self._writes.append(CallNoted(place[0], place[1], call, state.plan))
 
     def _answer(self, place: Place, result: Result) -> None:
-        turn, reply, _ = place
-        fitting = _shortened(ResultPayload(turn, reply, result))
+        turn, response, _ = place
+        fitting = _shortened(ResultPayload(turn, response, result))
         self._calls[place] = replace(self._calls[place], result=fitting.result)
-        self._writes.append(CallAnswered(turn, reply, fitting.result))
+        self._writes.append(CallAnswered(turn, response, fitting.result))
         self._answers.append(fitting)
 
 

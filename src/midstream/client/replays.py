@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> AnswerText:
     """Fold the events of a session up to `end`.
 
-    Where they cannot be read, or the line is another one by now, the answer is shorter: the next whole reply corrects
-    its part, and the stream that goes on meets the same error and raises it.
+    Where they cannot be read, or the line is another one by now, the answer is shorter: the next whole response
+    corrects its part, and the stream that goes on meets the same error and raises it.
     """
     answer = AnswerText()
     try:
@@ -37,11 +37,14 @@ async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> Ans
 
 
 def results_to_send(kept: KeptStream, calls: Iterable[KeptCall]) -> list[ResultPayload]:
-    """Return the stored outcomes that may have been in a lost chunk; the server takes the first one of a call."""
+    """Return the stored outcomes that may have been in a lost command; the server takes the first one of a call."""
     said = [decode_payload(body) for _, body in kept.checkpoint.unacked]
-    sent = {(each.turn, each.reply, each.result.call_id) for each in said if isinstance(each, ResultPayload)}
+    sent = {
+        (each.turn, each.response, each.result.call_id) for each in said if isinstance(each, ResultPayload)
+    }
     return [
-        ResultPayload(call.turn, call.reply, result)
+        ResultPayload(call.turn, call.response, result)
         for call in calls
-        if (result := call.state.result) is not None and (call.turn, call.reply, result.call_id) not in sent
+        if (result := call.state.result) is not None
+        and (call.turn, call.response, result.call_id) not in sent
     ]

@@ -275,7 +275,7 @@ class TransportSelection:
 class Trial(Transport):
     """A connection that finds its transport: what is said is said again over the next one, until a frame comes.
 
-    The server takes each chunk once, so that saying it twice is harmless (STREAM-12).
+    The server takes each command once, so that saying it twice is harmless (STREAM-12).
 
     Args:
         order: The transports to try.

@@ -28,7 +28,7 @@ from midstream.protocol.frames import Error
 
 SERVER_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Largest frame taken from a server. A result is in its record up to 64 KiB; servers of before wrote up to 512 Ki
-characters, with every one escaped 3 MiB. The longest reply a model can make in its limits is below the rest."""
+characters, with every one escaped 3 MiB. The longest response a model can make in its limits is below the rest."""
 CONNECT_S = 10.0
 """Seconds for a connection to be made."""
 CLOSE_S = 1.0

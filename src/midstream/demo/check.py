@@ -15,7 +15,15 @@ from midstream.demo.folder import LedgerEntry
 from midstream.errors import MidstreamError
 from midstream.history.messages import Step
 from midstream.session import session as sessions
-from midstream.session.records import CallEnded, Delta, Record, ReplyCompleted, TurnEnded, TurnStatus, decode
+from midstream.session.records import (
+    CallEnded,
+    Delta,
+    Record,
+    ResponseCompleted,
+    TurnEnded,
+    TurnStatus,
+    decode,
+)
 from midstream.store.store_registry import read_store
 
 PAGE = 1000
@@ -125,7 +133,7 @@ def judge(
     else:
         entries = len(history.entries)
         steps = [entry for entry in history.entries if isinstance(entry, Step)]
-        unanswered = sum(len(each.reply.calls) - len(each.results) for each in steps)
+        unanswered = sum(len(each.response.calls) - len(each.results) for each in steps)
     return DemoVerdict(
         words=_words(journal, shown),
         executions=tuple(executions),
@@ -156,18 +164,18 @@ def _executions(
     records: Sequence[Record], ledger: Sequence[LedgerEntry], session: str
 ) -> tuple[list[CheckedCall], set[str]]:
     outcomes = {
-        (record.turn, record.reply, record.result.call_id): record.result.outcome.value
+        (record.turn, record.response, record.result.call_id): record.result.outcome.value
         for record in records
         if isinstance(record, CallEnded)
     }
     told = Counter((entry.key, entry.what) for entry in ledger)
     executions, keys = [], set()
     for record in records:
-        if isinstance(record, ReplyCompleted):
+        if isinstance(record, ResponseCompleted):
             for call in record.body.calls:
-                key = f"{session}/{record.turn}/{record.reply}/{call.id}"
+                key = f"{session}/{record.turn}/{record.response}/{call.id}"
                 keys.add(key)
-                outcome = outcomes.get((record.turn, record.reply, call.id), "")
+                outcome = outcomes.get((record.turn, record.response, call.id), "")
                 started, finished = told[key, "started"], told[key, "finished"]
                 executions.append(CheckedCall(call.name, record.turn, started, finished, outcome))
     return executions, keys

@@ -23,7 +23,7 @@ FOLDER_VARIABLE = "MIDSTREAM_DEMO_FOLDER"
 MODEL_VARIABLE = "MIDSTREAM_DEMO_MODEL"
 
 INSTRUCTIONS = "You are a friendly assistant. Answer from the notes, in two or three short sentences."
-REPLY_TOKENS_MAX = 110
+RESPONSE_TOKENS_MAX = 110
 WRITE_STEPS = 5
 WRITE_STEP_S = 0.2
 """Writing takes about a second, so that it can be killed in the middle."""
@@ -100,7 +100,7 @@ def agent_over(path: Path, model_name: str, world: World) -> Agent:
     """
     model: Model
     if model_name == "local":
-        model = LocalModel(reply_tokens_max=REPLY_TOKENS_MAX)
+        model = LocalModel(response_tokens_max=RESPONSE_TOKENS_MAX)
     elif model_name == "scripted":
         model = scripted_model(world)
     else:

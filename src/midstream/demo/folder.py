@@ -28,7 +28,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One line of the ledger: which process did what for which call (`session/turn/reply/call`)."""
+    """One line of the ledger: which process did what for which call (`session/turn/response/call`)."""
 
     pid: int
     tool: str

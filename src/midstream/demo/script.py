@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from midstream.environment import World
 from midstream.history.messages import Text, UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 from midstream.testing import ScriptedModel, calls, text
-from midstream.testing.scripted_model import Reply, steps_since_user
+from midstream.testing.scripted_model import Response, steps_since_user
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ DELAY_S = 0.02
 """Seconds before each word of the scripted model."""
 
 _NOTE = '{"path": "keeper.txt", "text": "Mary Quinn kept the light at Grey Point for 41 years. She wrote a diary."}'
-_SCRIPT: dict[str, Sequence[Reply]] = {
+_SCRIPT: dict[str, Sequence[Response]] = {
     LINES.ask: (
         calls(("search_files", '{"word": "keeper"}')),
         calls(("read_file", '{"path": "lighthouse.txt"}')),
@@ -66,14 +66,16 @@ _SCRIPT: dict[str, Sequence[Reply]] = {
 
 def scripted_model(world: World) -> ScriptedModel:
     """Return a model that knows the demo's three messages by heart."""
-    return ScriptedModel(_reply_to, delay_s=DELAY_S, world=world)
+    return ScriptedModel(_response_to, delay_s=DELAY_S, world=world)
 
 
-def _reply_to(request: ModelRequest) -> Reply:
+def _response_to(request: ModelRequest) -> Response:
     said = next(entry for entry in reversed(request.history.entries) if isinstance(entry, UserMessage))
     words = "".join(part.text for part in said.parts if isinstance(part, Text))
-    replies = _SCRIPT.get(words, ())
+    responses = _SCRIPT.get(words, ())
     number = steps_since_user(request.history)
     return (
-        replies[number] if number < len(replies) else text("I only know the demo's three messages by heart.")
+        responses[number]
+        if number < len(responses)
+        else text("I only know the demo's three messages by heart.")
     )

@@ -28,7 +28,7 @@ from midstream.errors import JournalMovedError, UnavailableError
 from midstream.history.messages import Entry
 from midstream.models.model import Model, grants_of
 from midstream.session.application_request import ApplicationRequest
-from midstream.session.applications import Comparison, Response
+from midstream.session.applications import ApplicationResponse, Comparison
 from midstream.session.session import Session
 from midstream.session.turn.commands import SendTranscript
 from midstream.session.turn.states import RunningCalls
@@ -179,7 +179,7 @@ class Accepting:
         names = [await sessions.noted(key) for key in _keys_of(request)]
         if not wanted.is_noted:
             names.append(wanted.session)
-        runners: dict[str, tuple[Runner, Response]] = {}
+        runners: dict[str, tuple[Runner, ApplicationResponse]] = {}
         known = []
         for name in dict.fromkeys(filter(None, names)):
             runner = await sessions.host.session(name, create=True)
@@ -288,11 +288,11 @@ class Accepting:
             raise _no_previous()
         open_items = []
         if isinstance(state.turn, RunningCalls):
-            if words := state.turn.reply.text:
+            if words := state.turn.response.text:
                 open_items.append({"role": "assistant", "content": words})
             open_items += [
                 {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
-                for call in state.turn.reply.calls
+                for call in state.turn.response.calls
             ]
         transcript = replace(wanted.asked, instructions="").transcript(open_items)
         return (*state.history.entries, *transcript.history.entries)

@@ -110,5 +110,5 @@ _READERS: Mapping[str, Callable[[Value], Value]] = {
     "presence_penalty": _number,
     "tokens_max": _whole_number,
     "stop": _texts,
-    "reply_format": _form,
+    "response_format": _form,
 }

@@ -16,7 +16,7 @@ from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import Call, Finish, Usage
 from midstream.history.rendering import arguments_of
 from midstream.history.repair.system_prompts import words_of_system
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 CHARS_PER_TOKEN = 4
 """How tokens are estimated before anybody has counted them; real tokenizers are within a third of it for prose."""
@@ -137,7 +137,7 @@ class MessagesWriter(Writer):
                         *self._close(),
                     ]
                 return pieces
-            case CallRequested():
+            case ToolCallRequested():
                 return [*self._close(), *self._call(event)]
             case Finished():
                 return self._end(event)
@@ -179,7 +179,7 @@ class MessagesWriter(Writer):
         self._pieces.append(words)
         return [*pieces, self._delta({"type": f"{kind}_delta", kind: words})]
 
-    def _call(self, event: CallRequested) -> list[bytes]:
+    def _call(self, event: ToolCallRequested) -> list[bytes]:
         _, arguments = arguments_of(Call(event.id, event.name, event.arguments))
         block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
         pieces = [

@@ -25,7 +25,7 @@ from midstream.errors import (
 )
 from midstream.history.messages import Entry
 from midstream.session.application_request import ApplicationRequest
-from midstream.session.applications import Beginning, Comparison, EntryChain, Response, compared
+from midstream.session.applications import ApplicationResponse, Beginning, Comparison, EntryChain, compared
 from midstream.session.records import JournalReader, Record, TranscriptAccepted
 from midstream.session.session import Session, fold
 
@@ -49,7 +49,7 @@ class FoundResponse(Struct, frozen=True):
     """A response in the journal of its session."""
 
     session: str
-    response: Response
+    response: ApplicationResponse
     request: ApplicationRequest
     form: Form
 
@@ -141,7 +141,7 @@ class ApplicationSessions:
             return None
         return await self.read(runner, response)
 
-    async def read(self, runner: Runner, response: Response) -> FoundResponse | None:
+    async def read(self, runner: Runner, response: ApplicationResponse) -> FoundResponse | None:
         """Read the request of a response; None where it was pruned."""
         stored = await runner.read(after=response.position - 1, limit=1)
         record = JournalReader().read(stored[0].body) if stored else None

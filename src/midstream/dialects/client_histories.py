@@ -30,8 +30,8 @@ from midstream.history.messages import (
     Entry,
     History,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -45,14 +45,14 @@ from midstream.history.profiles import Profile
 from midstream.history.repair.walk import repaired
 
 HOSTED_CHARS_MAX = 2000
-"""Characters kept of what a provider's own tool did in an earlier reply."""
+"""Characters kept of what a provider's own tool did in an earlier response."""
 
 _READING = Profile(name="reading", first="any", is_empty_user_refused=False, files="any")
 OF_ONE_MESSAGE = frozenset(
     {"broken-arguments", "content-shape", "empty-calls", "empty-message", "null-content"}
 )
 """Edits that concern nothing but one message, such as `tool_calls: null` in what OpenAI's, LiteLLM's and LangChain's
-dumps send back, arguments that are "", and a reply that was stopped before its first word."""
+dumps send back, arguments that are "", and a response that was stopped before its first word."""
 _PLAIN = {"role", "content"}
 _LOST = "(the host sent no result for this call)"
 
@@ -112,7 +112,7 @@ def piece_of(messages: list[Value], form: str) -> Piece | None:
 
 
 def closes(message: Value, form: str) -> bool:
-    """Whether the reply before the end of this message is whole."""
+    """Whether the response before the end of this message is whole."""
     return isinstance(message, dict) and _turn_of(message, form).role in (Role.USER, Role.TOOL)
 
 
@@ -150,20 +150,20 @@ def _in_words(message: Value) -> dict[str, Value]:
 
 
 class _Reader:
-    """Reads turns in order; a reply is whole once somebody else speaks."""
+    """Reads turns in order; a response is whole once somebody else speaks."""
 
     def __init__(self, form: Format, instructions: str) -> None:
         self._form = form
         self._instructions = [instructions] if instructions.strip() else []
         self._entries: list[Entry] = []
-        self._parts: list[ReplyPart] = []
+        self._parts: list[ResponsePart] = []
         self._results: dict[str, Result] = {}
 
     def plain(self, role: str, words: str) -> None:
         """Take a message of one text, as `read` would."""
         self._close()
         said = (Text(storable(words)),)
-        self._entries.append(UserMessage(said) if role == "user" else Step(Reply(said)))
+        self._entries.append(UserMessage(said) if role == "user" else Step(Response(said)))
 
     def read(self, turn: MessageTurn) -> None:
         """Take one turn."""
@@ -173,7 +173,7 @@ class _Reader:
             if self._results or self._form.layout is not ResultPlacement.FLAT:
                 self._close()
             for part in turn.parts:
-                self._reply(part)
+                self._response(part)
         else:
             self._user(turn)
 
@@ -189,7 +189,7 @@ class _Reader:
         if words.strip():
             self._instructions.append(storable(words))
 
-    def _reply(self, part: Part) -> None:
+    def _response(self, part: Part) -> None:
         match part.kind:
             case PartKind.TEXT:
                 self._say(as_words(part.body))
@@ -246,8 +246,8 @@ class _Reader:
         return next((call.id for call in calls if call.name == name and call.id not in self._results), "")
 
     def _close(self) -> None:
-        """End the reply that was being read, if one was."""
-        parts = with_distinct_ids(tuple(self._parts), reply_no=len(self._entries))
+        """End the response that was being read, if one was."""
+        parts = with_distinct_ids(tuple(self._parts), response_no=len(self._entries))
         results, self._parts, self._results = self._results, [], {}
         if not parts:
             return
@@ -256,7 +256,7 @@ class _Reader:
             for call in parts
             if isinstance(call, Call)
         )
-        self._entries.append(Step(Reply(parts), answered))
+        self._entries.append(Step(Response(parts), answered))
 
 
 def _call(part: Part) -> Call:

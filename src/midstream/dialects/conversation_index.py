@@ -2,7 +2,7 @@
 
 In this order: a header that names it; a note of the client application's that does; else what the client
 application sent so far, word for word. The last is no guess: a conversation is known again only by everything
-that was said in it up to its newest reply, so two that begin alike are kept apart, and a transcript that fits
+that was said in it up to its newest response, so two that begin alike are kept apart, and a transcript that fits
 none is a conversation of its own. What an account or a whole program may share (`user`, `prompt_cache_key`)
 only narrows where it is looked for.
 """
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.dialects.dialect import Asked
-from midstream.history.messages import Entry, File, History, Reply, Text, UserMessage
+from midstream.history.messages import Entry, File, History, Response, Text, UserMessage
 
 SESSION_HEADERS = (
     "x-midstream-session",
@@ -50,7 +50,7 @@ SIDE_CALLS: tuple[str, ...] = (
     "you are a title generator",  # opencode
     "generate a title for this conversation",  # opencode
     "generate a short title based on the first message",  # crush
-    "please reply with a title for the chat",  # Continue
+    "please response with a title for the chat",  # Continue
     "provide a concise, 5-word-or-less title for the conversation",  # LibreChat
     "create a concise title for this conversation",  # LibreChat
     "generate a concise, 3-5 word title",  # Open WebUI
@@ -124,7 +124,7 @@ class ConversationPlace(Struct, frozen=True):
     """Position of a request in its conversation.
 
     Args:
-        before: The digest of what was said up to the newest reply, without its results; empty before the first one.
+        before: The digest of what was said up to the newest response, without its results; empty before the first one.
         after: That of all that was said.
     """
 
@@ -138,7 +138,7 @@ class ConversationPlace(Struct, frozen=True):
             if isinstance(entry, UserMessage):
                 after = _linked(after, _heard(entry))
             else:
-                before = after = _linked(after, _answered(entry.reply))
+                before = after = _linked(after, _answered(entry.response))
         return ConversationPlace(before, after)
 
 
@@ -151,13 +151,13 @@ def place_of(scope: str, history: History) -> ConversationPlace:
 class ConversationIndex:
     """Knows conversations by everything that was said in them.
 
-    `look_up` before a reply, `said` once it is whole. Nothing is forgotten by a look-up that fails.
+    `look_up` before a response, `said` once it is whole. Nothing is forgotten by a look-up that fails.
     """
 
     def __init__(self, limit: int = OPENINGS_MAX) -> None:
         self._limit = limit
         self._sessions: OrderedDict[bytes, str] = OrderedDict()
-        """Name of each conversation by the digest of all that was said in it up to its newest reply."""
+        """Name of each conversation by the digest of all that was said in it up to its newest response."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -166,15 +166,15 @@ class ConversationIndex:
         """Return the name of the conversation that goes on here, or "" where none does."""
         return self._sessions.get(place.before, "")
 
-    def said(self, session: str, place: ConversationPlace, reply: Reply) -> bytes:
-        """Learn a reply, and return what the conversation is known by now: `ConversationPlace.before` of what
+    def said(self, session: str, place: ConversationPlace, response: Response) -> bytes:
+        """Learn a response, and return what the conversation is known by now: `ConversationPlace.before` of what
         goes on from here.
 
         What it was known by before is forgotten: it does not go on from there.
         """
         if self._sessions.get(place.before) == session:
             del self._sessions[place.before]
-        known_by = _linked(place.after, _answered(reply))
+        known_by = _linked(place.after, _answered(response))
         self._sessions[known_by] = session
         while len(self._sessions) > self._limit:
             self._sessions.popitem(last=False)
@@ -199,12 +199,12 @@ def _content(file: File) -> str:
     return blake2b((file.data or file.url or "").encode(), digest_size=16).hexdigest()
 
 
-def _answered(reply: Reply) -> bytes:
-    """Return what a client application keeps of a reply: its words, whatever it does to the white space; else
+def _answered(response: Response) -> bytes:
+    """Return what a client application keeps of a response: its words, whatever it does to the white space; else
     which calls it made.
     """
-    words = _SPACE.sub("", reply.text)
-    return b"a" + (words.encode() or msgspec.json.encode([call.id for call in reply.calls]))
+    words = _SPACE.sub("", response.text)
+    return b"a" + (words.encode() or msgspec.json.encode([call.id for call in response.calls]))
 
 
 def _kept(name: str) -> str:

@@ -19,7 +19,7 @@ from midstream.dialects.client_histories import Transcript, transcript_of
 from midstream.dialects.fields import Fields
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import ToolSpec
-from midstream.models.replies import ModelEvent
+from midstream.models.responses import ModelEvent
 
 COMMENT = b": waiting\n\n"
 """A comment in a stream of server-sent events: it keeps the connection alive and means nothing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from midstream.history.messages import Outcome, UpstreamCall
 from midstream.models.call_filter import ARGUMENTS_CHARS_MAX, shortened
-from midstream.models.replies import ThinkingDelta
+from midstream.models.responses import ThinkingDelta
 
 RESULT_CHARS_MAX = 2000
 """Characters an application is shown of what an upstream's own tool has read."""

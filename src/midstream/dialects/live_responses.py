@@ -20,8 +20,8 @@ from midstream.dialects.request_repeats import KnownRun, Request
 from midstream.dialects.stored_conversations import Conversations
 from midstream.environment import World
 from midstream.errors import MidstreamError, OverloadedError
-from midstream.history.messages import Reply
-from midstream.session.applications import Response
+from midstream.history.messages import Response
+from midstream.session.applications import ApplicationResponse
 from midstream.session.records import TurnStatus
 from midstream.session.turn.commands import Cancel
 from midstream.session.turn.states import AwaitingModel
@@ -79,7 +79,7 @@ class LiveResponse:
         return named(self.found.form.dialect)
 
     @property
-    def response(self) -> Response:
+    def response(self) -> ApplicationResponse:
         """The newest known state of it; a session that sleeps has none that is open."""
         runner = self.sessions.host.awake(self.found.session)
         known = None if runner is None else runner.state.application.response(self.found.response.number)
@@ -107,12 +107,12 @@ class LiveResponse:
             shows_upstream_calls=shows_upstream_calls,
         )
 
-    async def settle(self, reply: Reply | None, world: World) -> None:
+    async def settle(self, model_response: Response | None, world: World) -> None:
         """Keep where the conversation goes on, before a client is sent the end of the response."""
         if self._settled is None:
-            if self._place is None or reply is None:
+            if self._place is None or model_response is None:
                 return
-            keeping = self._conversations.said(self.found.request.conversation, self._place, reply)
+            keeping = self._conversations.said(self.found.request.conversation, self._place, model_response)
             self._settled = world.spawn(keeping, name="settle")
         await asyncio.shield(self._settled)
 
@@ -167,7 +167,7 @@ class LiveResponses:
             self._open.add(known.id)
         return known
 
-    def known(self, response: Response, *, is_named: bool) -> KnownRun:
+    def known(self, response: ApplicationResponse, *, is_named: bool) -> KnownRun:
         """Return what decides whether another request repeats the one of this response."""
         live = self._by_id.get(response.id)
         readers = live.readers if live else 0
@@ -184,7 +184,7 @@ class LiveResponses:
             is_failed_lately=response.status is TurnStatus.FAILED and not is_late,
         )
 
-    def repeatable(self, responses: Sequence[Response]) -> list[Response]:
+    def repeatable(self, responses: Sequence[ApplicationResponse]) -> list[ApplicationResponse]:
         """Return those that an equal request may join: open ones, and those that ended lately.
 
         One that failed before its upstream had sent anything is not joined.

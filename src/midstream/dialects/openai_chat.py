@@ -13,7 +13,7 @@ from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.messages import Finish, Usage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 _IGNORED = frozenset(
     {
@@ -39,7 +39,7 @@ _WISHES = {
     "max_tokens": "tokens_max",
     "max_completion_tokens": "tokens_max",
     "stop": "stop",
-    "response_format": "reply_format",
+    "response_format": "response_format",
     "tool_choice": "forced_tool",
 }
 FINISHES = {
@@ -122,7 +122,7 @@ class ChatWriter(Writer):
             case ThinkingDelta() if event.text and self._shows_thinking:
                 self._thoughts.append(event.text)
                 return [self._chunk(b'{"reasoning_content":' + _json(event.text) + b"}")]
-            case CallRequested():
+            case ToolCallRequested():
                 return self._call(event)
             case Finished():
                 return self._end(event)
@@ -165,7 +165,7 @@ class ChatWriter(Writer):
             }
         )
 
-    def _call(self, event: CallRequested) -> list[bytes]:
+    def _call(self, event: ToolCallRequested) -> list[bytes]:
         at = len(self._calls)
         function = {"name": event.name, "arguments": event.arguments}
         call: dict[str, Any] = {"id": event.id, "type": "function", "function": function}

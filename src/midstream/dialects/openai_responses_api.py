@@ -14,7 +14,7 @@ from midstream.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.codecs.codec_spec import Json, Value
 from midstream.history.messages import Finish, Usage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta
+from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
 
 _IGNORED = frozenset(
     {
@@ -32,7 +32,7 @@ _WISHES = {
     "temperature": "temperature",
     "top_p": "top_p",
     "max_output_tokens": "tokens_max",
-    "text": "reply_format",
+    "text": "response_format",
     "tool_choice": "forced_tool",
 }
 _ECHOED = (
@@ -177,7 +177,7 @@ class ResponsesWriter(Writer):
                 self._words.append(event.text)
                 thought = {**place, "delta": event.text}
                 return [*opened, self._event("response.reasoning_summary_text.delta", thought)]
-            case CallRequested():
+            case ToolCallRequested():
                 return [*self._close(), *self._call(event)]
             case Finished():
                 return self._end(event)
@@ -277,7 +277,7 @@ class ResponsesWriter(Writer):
         self._open = ""
         return pieces
 
-    def _call(self, event: CallRequested) -> list[bytes]:
+    def _call(self, event: ToolCallRequested) -> list[bytes]:
         item: Json = {
             "id": self._item_id("function_call"),
             "type": "function_call",

@@ -5,22 +5,22 @@ from __future__ import annotations
 from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
 from midstream.dialects.dialect import Writer
 from midstream.dialects.event_filter import shown_call
-from midstream.history.messages import Call, Finish, Reply, ReplyPart, Text, Usage
-from midstream.models.replies import (
-    CallRequested,
+from midstream.history.messages import Call, Finish, Response, ResponsePart, Text, Usage
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     is_progress,
 )
-from midstream.session.applications import Response
+from midstream.session.applications import ApplicationResponse
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
     Delta,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
 )
@@ -39,13 +39,13 @@ class Projection:
     def __init__(
         self,
         writer: Writer,
-        response: Response,
+        response: ApplicationResponse,
         *,
         is_background: bool = False,
         shows_upstream_calls: bool = True,
     ) -> None:
         self._writer = writer
-        self._place = (response.turn, response.reply)
+        self._place = (response.turn, response.response)
         self._is_background = is_background
         self._shows_upstream_calls = shows_upstream_calls
         self.is_open = False
@@ -62,11 +62,11 @@ class Projection:
         self._calls: list[Call] = []
 
     @property
-    def reply(self) -> Reply | None:
-        """The reply so far, as an application will resend it; None where there is nothing to resend."""
+    def model_response(self) -> Response | None:
+        """The model_response so far, as an application will resend it; None where there is nothing to resend."""
         words = "".join(self._texts)
-        parts: tuple[ReplyPart, ...] = (*((Text(words),) if words else ()), *self._calls)
-        return Reply(parts) if parts else None
+        parts: tuple[ResponsePart, ...] = (*((Text(words),) if words else ()), *self._calls)
+        return Response(parts) if parts else None
 
     def whole(self) -> bytes:
         """Return the response in one piece, as it stands."""
@@ -83,7 +83,7 @@ class Projection:
                 return self._opened()
             case AttemptFailed():
                 self._retry_after_s = record.retry_after_s
-            case ReplyCompleted():
+            case ResponseCompleted():
                 return self._completed(record)
             case TurnEnded():
                 return self._ended(record)
@@ -100,8 +100,11 @@ class Projection:
         return self._writer.cancel(refusal) if refusal is CANCELLED else self._writer.fail(refusal)
 
     def _is_own(self, record: Record) -> bool:
-        turn, reply = self._place
-        return getattr(record, "turn", 0) == turn and getattr(record, "reply", reply) >= reply
+        turn, model_response = self._place
+        return (
+            getattr(record, "turn", 0) == turn
+            and getattr(record, "response", model_response) >= model_response
+        )
 
     def _delta(self, delta: Delta) -> list[bytes]:
         self.has_begun = True
@@ -115,7 +118,7 @@ class Projection:
         if delta.requested is not None:
             call = delta.requested
             self._calls.append(call)
-            return CallRequested(call.id, call.name, call.arguments, call.signature)
+            return ToolCallRequested(call.id, call.name, call.arguments, call.signature)
         if delta.call is not None:
             return shown_call(delta.call) if self._shows_upstream_calls else None
         if delta.signature:
@@ -127,7 +130,7 @@ class Projection:
         self._texts.append(delta.text)
         return TextDelta(delta.text)
 
-    def _completed(self, record: ReplyCompleted) -> list[bytes]:
+    def _completed(self, record: ResponseCompleted) -> list[bytes]:
         body = record.body
         if body.usage is not None:
             self._usage = body.usage if self._usage is None else self._usage + body.usage

@@ -129,7 +129,7 @@ def _read_behind(
     for known, gist in [*memo.find(whose, ends), (0, Gist.of_nothing(scope))]:
         new = _values_of(messages[known:])
         if known and new and answers(new[0], form):
-            continue  # the reply before is not whole: what is known ends too late
+            continue  # the response before is not whole: what is known ends too late
         pieces = None if new is None else _pieces(new, form, gist.ids)
         if new is None or pieces is None:
             return None

@@ -178,7 +178,7 @@ class ResponseReader:
                 async for record in records:
                     events = projection.take(record)
                     if projection.is_over:
-                        await self._live.settle(projection.reply, self._world)
+                        await self._live.settle(projection.model_response, self._world)
                         self._is_ended = True
                     self._publish(events)
                     if projection.is_over:

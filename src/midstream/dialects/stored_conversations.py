@@ -13,7 +13,7 @@ from midstream.agents.pool_records import RECORD_AGE_MAX_S
 from midstream.dialects.conversation_index import OPENINGS_MAX, ConversationIndex, ConversationPlace
 from midstream.environment import World
 from midstream.errors import EntryMovedError, StoreBusyError, StoreDamagedError, StoreFullError
-from midstream.history.messages import Reply
+from midstream.history.messages import Response
 from midstream.store.contract import KeyValue
 
 CONVERSATIONS = "gateway-conversations"
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Conversations:
-    """Names of conversations, by a digest of all that was said in each up to its newest reply.
+    """Names of conversations, by a digest of all that was said in each up to its newest response.
 
     A store that is out of order costs a replay and fails nobody: this process still knows its own.
 
@@ -51,9 +51,9 @@ class Conversations:
             return ""
         return "" if kept is None else kept.body.decode("utf-8", "replace")
 
-    async def said(self, session: str, place: ConversationPlace, reply: Reply) -> None:
-        """Learn a reply; what the conversation was known by before is forgotten. Durable when it returns."""
-        known_by = self._here.said(session, place, reply)
+    async def said(self, session: str, place: ConversationPlace, response: Response) -> None:
+        """Learn a response; what the conversation was known by before is forgotten. Durable when it returns."""
+        known_by = self._here.said(session, place, response)
         body, now = session.encode(), self._world.now()
         try:
             await self._kv.kv_put(CONVERSATIONS, known_by.hex(), body, expected=0, at=now)

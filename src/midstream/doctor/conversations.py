@@ -53,7 +53,7 @@ class UnjudgedConversation:
 
     def is_done_before(self, entry: MessageLine) -> bool:
         """Whether this prompt begins something that does not depend on what is in here."""
-        return bool(self.facts) and self.facts[-1].is_reply and self.reach < entry.number
+        return bool(self.facts) and self.facts[-1].is_response and self.reach < entry.number
 
     def taken(self) -> list[MessageLine]:
         """Return what is in here, and start again."""
@@ -174,7 +174,7 @@ class Threads:
         return None
 
     def _goes_on(self, thread: UnjudgedConversation, above: int, entry: MessageLine) -> bool:
-        """Whether nothing but results and pieces of the same reply came after the parent."""
+        """Whether nothing but results and pieces of the same response came after the parent."""
         if self._turn_of[above] != thread.turn:
             return False
         line = self._line_of[above]
@@ -254,4 +254,4 @@ class Threads:
 
 def _is_result(facts: Facts) -> bool:
     """Whether a line holds results and nothing else."""
-    return not facts.is_prompt and not facts.is_reply
+    return not facts.is_prompt and not facts.is_response

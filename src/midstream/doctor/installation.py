@@ -20,7 +20,7 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.store.sqlite import engine_version
-from midstream.store.sqlite.liveness import OwnerLock, is_alive
+from midstream.store.sqlite.liveness import NodeLock, is_alive
 
 PACKAGES = ("msgspec", "click", "starlette", "uvicorn", "websockets", "httpx2", "aiohttp", "apsw")
 NETWORK_FILE_SYSTEMS = {
@@ -167,11 +167,11 @@ def _folder(folder: Path, world: World) -> Iterator[Check]:
 
 def _locks(draft: Path, world: World) -> Check:
     try:
-        first = OwnerLock(draft, world.new_id("owner"))
+        first = NodeLock(draft, world.new_id("owner"))
     except UsageError as error:
         return Check("locks", CheckResult.PROBLEM, error.message)
     try:
-        if not is_alive(draft, first.owner):
+        if not is_alive(draft, first.node):
             return Check(
                 "locks", CheckResult.PROBLEM, "a lock that is held looks free: keep the store on a local disk"
             )

@@ -40,7 +40,7 @@ class MessageLine(Struct, eq=False):
     messages: list[Json]
     node: Node | None = None
     group: str = ""
-    """Lines of one reply carry the same."""
+    """Lines of one response carry the same."""
     is_context: bool = False
     """Belongs to an earlier stretch and was looked at there already."""
 
@@ -60,7 +60,7 @@ class Ledger(Protocol):
         """Return the place of a line in the tree; None where lines simply follow one another."""
 
     def group(self, line: Json) -> str:
-        """Return what tells the lines of one reply from others; empty for a line of its own."""
+        """Return what tells the lines of one response from others; empty for a line of its own."""
 
     def is_break(self, line: Json) -> bool:
         """Whether what stands before this line is not sent any more."""
@@ -82,7 +82,7 @@ class Ledger(Protocol):
 
 
 class ClaudeCode(Ledger):
-    """A session of Claude Code: a tree of lines, one for each block of a reply."""
+    """A session of Claude Code: a tree of lines, one for each block of a response."""
 
     kind = "claude-code"
     format = "anthropic"
@@ -321,7 +321,7 @@ class Facts(Struct, frozen=True):
     """Ids of calls and results."""
     is_prompt: bool
     """Begins with a user who speaks, and answers no call."""
-    is_reply: bool
+    is_response: bool
     """Ends with the assistant."""
     has_system: bool
 

@@ -183,7 +183,7 @@ def cut_note(line: int) -> str:
 
 
 def _line_of(edit: Edit, found: Gathered) -> int:
-    """Return the line of an edit: of the part it names, or of the call, where a reply has several lines."""
+    """Return the line of an edit: of the part it names, or of the call, where a response has several lines."""
     if not 0 <= edit.at < len(found.sources):
         return 0
     sources = found.sources[edit.at]

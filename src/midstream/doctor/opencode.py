@@ -32,7 +32,7 @@ class StoredMessage(Struct):
 def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]:
     """Return what opencode would send, in Anthropic's shape, and the file each message comes from.
 
-    A reply that failed before it said anything is not sent, nor is what was only shown.
+    A response that failed before it said anything is not sent, nor is what was only shown.
     """
     messages: list[Json] = []
     files: list[str] = []

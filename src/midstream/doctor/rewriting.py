@@ -86,7 +86,7 @@ class _Emitted(Struct, eq=False):
 
 
 def gathered(entries: Sequence[MessageLine]) -> Gathered:
-    """Put the lines of one reply together into one message; every other line gives what it holds."""
+    """Put the lines of one response together into one message; every other line gives what it holds."""
     found = Gathered()
     group, home = "", -1
     for entry in entries:
@@ -104,7 +104,7 @@ def gathered(entries: Sequence[MessageLine]) -> Gathered:
 
 
 def _merged(first: Json, second: Json) -> tuple[Json, int]:
-    """Append the blocks of a reply's next line; a longer state of a block takes the shorter one's place."""
+    """Append the blocks of a response's next line; a longer state of a block takes the shorter one's place."""
     blocks, more = first.get("content"), second.get("content")
     if not isinstance(blocks, list) or not isinstance(more, list):
         return first, 0
@@ -120,7 +120,7 @@ def _merged(first: Json, second: Json) -> tuple[Json, int]:
 
 
 def _is_state_of(old: object, new: object) -> bool:
-    """Whether `new` is `old`, or what `old` became while the reply was streaming."""
+    """Whether `new` is `old`, or what `old` became while the response was streaming."""
     if old == new:
         return True
     if not isinstance(old, dict) or not isinstance(new, dict) or old.get("type") != new.get("type"):
@@ -275,7 +275,7 @@ def _chained(
 
 
 def _start_of_step(number: int, emitted: list[_Emitted]) -> int:
-    """Return the first line of the reply that this line is part of or answers."""
+    """Return the first line of the response that this line is part of or answers."""
     group = next((each.entry.group for each in reversed(emitted[: number + 1]) if each.entry.group), "")
     return next((at for at in range(number) if group and emitted[at].entry.group == group), number)
 

@@ -1,6 +1,6 @@
 """Messages of tinyagent, which tunacode saves since it left pydantic-ai.
 
-A reply's calls are blocks `{"type": "tool_call", "id", "name", "arguments"}`, a result is a message of its own
+A response's calls are blocks `{"type": "tool_call", "id", "name", "arguments"}`, a result is a message of its own
 (`role: tool_result`). They are judged and repaired as the Chat Completions messages they will be sent as, and put
 back: what the repair did not touch is the same object.
 """
@@ -60,8 +60,8 @@ class _Crossing:
         if role != "assistant":
             return self._marked({"role": role, "content": said}, message)
         calls = [self._call(block) for block in blocks if _type(block) == "tool_call"]
-        reply = {"role": role, "content": said or None, **({"tool_calls": calls} if calls else {})}
-        return self._marked(reply, message)
+        response = {"role": role, "content": said or None, **({"tool_calls": calls} if calls else {})}
+        return self._marked(response, message)
 
     def _chunk(self, block: Any) -> Any:  # noqa: ANN401 - whatever the file holds
         return self._marked(_chunk(block), block) if isinstance(block, dict) else block
@@ -171,7 +171,7 @@ def _named(messages: list[Any]) -> list[Any]:
 
 
 def _lost_thoughts(before: list[Any], after: list[Any]) -> Iterator[Edit]:
-    """Tell thoughts of replies that are gone: replies of nothing else are not sent."""
+    """Tell thoughts of responses that are gone: responses of nothing else are not sent."""
     kept = {id(thought) for message in after for thought in _thoughts(message)}
     for at, message in enumerate(before):
         for thought in _thoughts(message):

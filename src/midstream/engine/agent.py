@@ -15,8 +15,8 @@ from midstream.session.calls import Site
 from midstream.timing import StallBudgets
 from midstream.tools.function_tools import Approval, Tool, ToolSource, by_name, tool
 
-SUB_AGENT_REPLIES_MAX = 50
-"""Replies of a sub-agent before it hands in what it has."""
+SUB_AGENT_RESPONSES_MAX = 50
+"""Responses of a sub-agent before it hands in what it has."""
 SUB_AGENT_S = 30 * 60.0
 """Seconds a sub-agent may work before it hands in what it has."""
 
@@ -208,11 +208,11 @@ class SubAgent(Tool, frozen=True, kw_only=True):
 
     Args:
         agent: Who does the work.
-        replies_max: Replies it may take before it is asked once more, without tools, to hand in what it has.
+        responses_max: Responses it may take before it is asked once more, without tools, to hand in what it has.
     """
 
     agent: Agent
-    replies_max: int
+    responses_max: int
 
     def task_of(self, call: Call) -> str:
         """Return what the model asked the sub-agent to do."""
@@ -228,7 +228,7 @@ def sub_agent(
     *,
     description: str,
     name: str | None = None,
-    replies_max: int = SUB_AGENT_REPLIES_MAX,
+    responses_max: int = SUB_AGENT_RESPONSES_MAX,
     timeout_s: float = SUB_AGENT_S,
 ) -> SubAgent:
     """Make a tool by which a model hands a task to another agent.
@@ -240,14 +240,14 @@ def sub_agent(
         agent: Who does the work.
         description: What the model is told of it.
         name: The name the model sees; the agent's own by default.
-        replies_max: Replies it may take, then it hands in what it has.
+        responses_max: Responses it may take, then it hands in what it has.
         timeout_s: Seconds it may take (people's answers not counted), then it hands in what it has.
 
     Raises:
         ToolDefinitionError: A limit is not positive.
     """
-    if replies_max < 1 or timeout_s <= 0:
-        raise ToolDefinitionError("a sub-agent needs at least one reply and some time")
+    if responses_max < 1 or timeout_s <= 0:
+        raise ToolDefinitionError("a sub-agent needs at least one response and some time")
 
     def work(task: str) -> str:
         raise AssertionError(task)  # a session of its own does it
@@ -262,5 +262,5 @@ def sub_agent(
         timeout_s=timeout_s,
         site=Site.CHILD,
         agent=agent,
-        replies_max=replies_max,
+        responses_max=responses_max,
     )

@@ -1,8 +1,8 @@
 """Calls that a foreign graph may ask for again: each is started at most once, and its outcome is kept.
 
-For frameworks that keep their own turns and hand us single calls: there is no reply and no step to be seen, only
+For frameworks that keep their own turns and hand us single calls: there is no response and no step to be seen, only
 an id that stays the same when the graph runs a step again. One session holds the calls of one thread; in its journal
-each of them is a reply of its own. A turn begins with the first call of a step and ends when every call of it has an
+each of them is a response of its own. A turn begins with the first call of a step and ends when every call of it has an
 outcome; a call that was suspended, or is in doubt, keeps it open.
 """
 
@@ -19,7 +19,7 @@ from midstream.engine.driven_sessions import DrivenJournal
 from midstream.engine.journal import require_session_id
 from midstream.environment import Fault, World
 from midstream.errors import CallReusedError, SessionBusyError
-from midstream.history.messages import Call, Outcome, Reply, Result, UserMessage
+from midstream.history.messages import Call, Outcome, Response, Result, UserMessage
 from midstream.observability.observers import Observer, Observers
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, CallVerdict, digest_of, judge
 from midstream.session.records import (
@@ -27,7 +27,7 @@ from midstream.session.records import (
     CallStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
     TurnStatus,
 )
@@ -45,7 +45,7 @@ class _Entry(Struct, frozen=True):
     """One call of the book."""
 
     turn: int
-    reply_no: int
+    response_no: int
     state: CallState
     ended: CallEnded | None = None
 
@@ -67,7 +67,7 @@ class CallBook:
         self._observers = Observers(observers)
         self._store = store
         self._world = world or World()
-        self._owner = self._world.new_id("owner")
+        self._node = self._world.new_id("node")
         self._journals: dict[str, DrivenJournal] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
         self._opening: dict[str, asyncio.Task[DrivenJournal]] = {}
@@ -112,7 +112,7 @@ class CallBook:
             return entry.ended
         self._running.add((session, call.id))
         self._world.reach(Fault.BEFORE_TOOL)
-        return CallContext(session, entry.turn, entry.reply_no, call.id, entry.state.runs)
+        return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
 
     async def ended(self, context: CallContext, result: Result, native: str = "") -> None:
         """Journal the outcome of a call that `start` let run."""
@@ -121,7 +121,7 @@ class CallBook:
         self._running.discard((session, context.call_id))
 
         def decide(state: Session, _epoch: int, at: float) -> Sequence[Record]:
-            ended = CallEnded(context.turn, context.reply, result, at, native)
+            ended = CallEnded(context.turn, context.response, result, at, native)
             return (ended, *self._closing(session, state, ended))
 
         journal = self._journals[session]
@@ -146,15 +146,15 @@ class CallBook:
         if entry is None:
             opening: tuple[Record, ...] = ()
             if isinstance(state.turn, RunningCalls):
-                turn, reply_no = state.turn.turn, state.turn.reply_no + 1
+                turn, response_no = state.turn.turn, state.turn.response_no + 1
             else:
-                turn, reply_no = state.turns + 1, 1
+                turn, response_no = state.turns + 1, 1
                 message = UserMessage.of(f"Calls of a {self.name} thread.")
                 opening = (MessageAccepted(turn, message, at, driver=self.name),)
             return (
                 *opening,
-                ReplyCompleted(turn, reply_no, 1, Reply((call,)), at, (plan,)),
-                CallStarted(turn, reply_no, call.id, 1, at, plan.has_effects),
+                ResponseCompleted(turn, response_no, 1, Response((call,)), at, (plan,)),
+                CallStarted(turn, response_no, call.id, 1, at, plan.has_effects),
             )
         if entry.state.plan.digest != plan.digest:
             raise Refused(CallReusedError(f"call {call.id!r} was recorded with other arguments"))
@@ -166,8 +166,8 @@ class CallBook:
         verdict = judge(entry.state, epoch=epoch + 1)
         if verdict in (CallVerdict.START, CallVerdict.RERUN):
             run = entry.state.runs + 1
-            return (CallStarted(entry.turn, entry.reply_no, call.id, run, at, plan.has_effects),)
-        lost = CallEnded(entry.turn, entry.reply_no, Result(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN), at)
+            return (CallStarted(entry.turn, entry.response_no, call.id, run, at, plan.has_effects),)
+        lost = CallEnded(entry.turn, entry.response_no, Result(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN), at)
         return (lost, *self._closing(session, state, lost))
 
     def _closing(self, session: str, state: Session, ended: CallEnded) -> Sequence[Record]:
@@ -200,9 +200,7 @@ class CallBook:
         if not self._is_open:
             await self._store.open()
             self._is_open = True
-        journal = DrivenJournal(
-            self._store, session, self._world, owner=self._owner, observers=self._observers
-        )
+        journal = DrivenJournal(self._store, session, self._world, node=self._node, observers=self._observers)
         entries: dict[str, _Entry] = {}
         self._note_all(entries, await journal.load())
         journal.on_others = lambda records: self._note_all(entries, records)
@@ -217,11 +215,11 @@ class CallBook:
     def _note(entries: dict[str, _Entry], records: Sequence[Record], *, epoch: int) -> None:
         """Fold what concerns calls."""
         for record in records:
-            if isinstance(record, ReplyCompleted):
+            if isinstance(record, ResponseCompleted):
                 plans = {plan.call_id: plan for plan in record.plans}
                 for call in record.body.calls:
                     plan = plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments))
-                    entries[call.id] = _Entry(record.turn, record.reply, CallState(call, plan))
+                    entries[call.id] = _Entry(record.turn, record.response, CallState(call, plan))
             elif isinstance(record, CallStarted) and record.call_id in entries:
                 entry = entries[record.call_id]
                 state = msgspec.structs.replace(entry.state, runs=record.run, epoch=epoch)

@@ -1,6 +1,6 @@
 """Speak in a session of this process: the events of the turn, as a client of a server receives them.
 
-A message is submitted as the first chunk of a stream of its own, so that a second try after a failure of the store is
+A message is submitted as the first command of a stream of its own, so that a second try after a failure of the store is
 accepted once. Events are read from the journal, so that the reader survives a session that is taken up again.
 """
 
@@ -15,7 +15,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, SessionBusyError, UsageError
 from midstream.history.messages import UserMessage
 from midstream.protocol.events import Event, EventReader, completed
-from midstream.protocol.frames import EventId, SayPayload, digest_of, encode, secret_digest_of
+from midstream.protocol.frames import EventId, SendPayload, digest_of, encode, secret_digest_of
 from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
 from midstream.session.records import (
     JournalReader,
@@ -43,7 +43,7 @@ class ConversationSessions(Protocol):
         """Return a session, awake."""
 
 
-def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SayPayload:
+def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SendPayload:
     """Return what is said.
 
     Raises:
@@ -51,7 +51,7 @@ def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SayPayl
     """
     said = UserMessage.of(message) if isinstance(message, str) else message
     try:
-        return SayPayload(said.parts, when_busy=WhenBusy(when_busy))
+        return SendPayload(said.parts, when_busy=WhenBusy(when_busy))
     except ValueError as error:
         raise UsageError(f"{when_busy!r} is none of {', '.join(WhenBusy)}") from error
 
@@ -66,7 +66,7 @@ async def answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 
 
 async def turn_of(
-    sessions: ConversationSessions, session: str, payload: SayPayload
+    sessions: ConversationSessions, session: str, payload: SendPayload
 ) -> AsyncGenerator[Event, None]:
     """Say something in a session and iterate over the turn it opens; see `Host.send`."""
     world = sessions.world

@@ -27,8 +27,8 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.history.messages import Call, Reply, Result, Text, UserMessage
-from midstream.models.replies import merge_deltas
+from midstream.history.messages import Call, Response, Result, Text, UserMessage
+from midstream.models.responses import merge_deltas
 from midstream.observability.observers import Observer, Observers
 from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
 from midstream.session import session as sessions
@@ -40,8 +40,8 @@ from midstream.session.driven_turn import (
     BeginCall,
     Ended,
     EndTurn,
-    Replied,
-    RequestReply,
+    RequestModelResponse,
+    Responded,
     decide,
 )
 from midstream.session.records import (
@@ -51,7 +51,7 @@ from midstream.session.records import (
     EpochStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     SessionStatus,
     TurnEnded,
     TurnStatus,
@@ -65,7 +65,7 @@ SESSIONS_KEPT_MAX = 1000
 """Sessions whose fold is kept between their turns; beyond it the longest unused is let go."""
 
 HOLD_S = 0.005
-"""Seconds that a whole reply may wait for the start of its first call, to be one append with it."""
+"""Seconds that a whole response may wait for the start of its first call, to be one append with it."""
 
 Decision = Callable[[Session, int, float], Sequence[Record]]
 """What to append, given the fold, the epoch and the time."""
@@ -89,7 +89,7 @@ class DrivenJournal:
         session_id: str,
         world: World,
         *,
-        owner: str,
+        node: str,
         agent: tuple[str, str] = ("", ""),
         observers: Observers | None = None,
     ) -> None:
@@ -98,10 +98,10 @@ class DrivenJournal:
         self.failed: MidstreamError | None = None
         self.loop = asyncio.get_running_loop()
         self._world = world
-        self._owner = owner
+        self._node = node
         self._agent = agent
         self.on_others: Callable[[Sequence[tuple[int, Record]]], None] = lambda _records: None
-        """Is told what other owners appended since it was last read here."""
+        """Is told what other nodes appended since it was last read here."""
         self.was_cancelled = False
         """Whether its last turn ended as cancelled: the next one needs the records of it."""
         self._questions: deque[_Question] = deque()
@@ -252,7 +252,7 @@ class DrivenJournal:
             raise
         self.on_others(others)
         name, version = self._agent
-        started: list[Record] = [EpochStarted(epoch, self._owner, at, agent=name, agent_version=version)]
+        started: list[Record] = [EpochStarted(epoch, self._node, at, agent=name, agent_version=version)]
         return started, self._folded(self.state, started)
 
     async def _append(self, records: Sequence[Record], state: Session, *, is_patient: bool) -> None:
@@ -275,55 +275,55 @@ class DrivenJournal:
 
 
 class DrivenTurn:
-    """One run of a loop through one turn. The replies come in order; the calls of one reply in any order."""
+    """One run of a loop through one turn. The responses come in order; the calls of one response in any order."""
 
     def __init__(self, journal: DrivenJournal, world: World, number: int, *, is_over: bool = False) -> None:
         self.number = number
-        self.recorded: dict[int, ReplyCompleted] = {}
-        """The replies that the journal had when this run began, by number."""
+        self.recorded: dict[int, ResponseCompleted] = {}
+        """The responses that the journal had when this run began, by number."""
         self.cancelled: tuple[Record, ...] = ()
         """The records of the turns directly before this one that were cancelled: the loop's history lacks them."""
         self._journal = journal
         self._world = world
         self._outcomes: dict[tuple[int, str], CallEnded] = {}
         self._is_over = is_over
-        self._reply_no = 0
-        self._reply: Reply | None = None
+        self._response_no = 0
+        self._response: Response | None = None
         self._taken: set[str] = set()
 
     def remember(self, records: Sequence[tuple[int, Record]]) -> None:
         """Take from a loaded journal what this turn's loop need not do again."""
         for _, record in records:
-            if isinstance(record, ReplyCompleted) and record.turn == self.number:
-                self.recorded[record.reply] = record
+            if isinstance(record, ResponseCompleted) and record.turn == self.number:
+                self.recorded[record.response] = record
             elif isinstance(record, CallEnded) and record.turn == self.number:
-                self._outcomes[record.reply, record.result.call_id] = record
+                self._outcomes[record.response, record.result.call_id] = record
 
-    def skip(self, replies: int) -> None:
-        """Begin after so many replies: the loop was handed them with their results, and runs the rest of the last."""
-        self._reply_no = replies
-        known = self.recorded.get(replies)
-        self._reply = known.body if known else None
+    def skip(self, responses: int) -> None:
+        """Begin after so many responses: the loop was handed them with their results, and runs the rest of the last."""
+        self._response_no = responses
+        known = self.recorded.get(responses)
+        self._response = known.body if known else None
 
-    async def ask(self, answers: Mapping[str, Result]) -> ReplyCompleted | None:
-        """Say that the loop needs the next reply; return it where it is in the journal, else announce an attempt.
+    async def ask(self, answers: Mapping[str, Result]) -> ResponseCompleted | None:
+        """Say that the loop needs the next response; return it where it is in the journal, else announce an attempt.
 
         Args:
-            answers: What the loop itself answered to calls of the reply before, by the loop's call id.
+            answers: What the loop itself answered to calls of the response before, by the loop's call id.
 
         Raises:
             UsageError: The turn is over, and its loop now asks for more than it did.
         """
-        number = self._reply_no + 1
+        number = self._response_no + 1
         if (known := self.recorded.get(number)) is not None:
-            self._begin_reply(number, known.body)
+            self._begin_response(number, known.body)
             return known
         if self._is_over:
             raise UsageError(
                 f"turn {self.number} of session {self._journal.journal.session_id!r} is over, and its loop now goes "
                 "another way than it did: give a new turn a key of its own"
             )
-        await self._submit(RequestReply(number, self._by_our_ids(answers)))
+        await self._submit(RequestModelResponse(number, self._by_our_ids(answers)))
         return None
 
     def say(self, deltas: tuple[Delta, ...]) -> None:
@@ -332,32 +332,32 @@ class DrivenTurn:
 
     @property
     def next_place(self) -> tuple[int, int, int]:
-        """Turn, reply and attempt of the model call that is running: what its deltas carry."""
+        """Turn, response and attempt of the model call that is running: what its deltas carry."""
         state = self._journal.state.turn
-        return self.number, self._reply_no + 1, getattr(state, "attempt", 1)
+        return self.number, self._response_no + 1, getattr(state, "attempt", 1)
 
-    async def replied(self, reply: Reply, plans: Sequence[CallPlan], native: str) -> None:
-        """Journal the whole reply, before any of its calls starts; one with calls, in one append with the first."""
-        replied = Replied(reply, tuple(plans), native)
-        if reply.calls:
-            self._journal.hold(_decision(replied))
+    async def responded(self, response: Response, plans: Sequence[CallPlan], native: str) -> None:
+        """Journal the whole response, before any of its calls starts; one with calls, in one append with the first."""
+        responded = Responded(response, tuple(plans), native)
+        if response.calls:
+            self._journal.hold(_decision(responded))
         else:
-            await self._submit(replied)
-        self._begin_reply(self._reply_no + 1, reply)
+            await self._submit(responded)
+        self._begin_response(self._response_no + 1, response)
 
     async def lost(self, code: str, message: str) -> None:
-        """Journal that the model gave no usable reply."""
+        """Journal that the model gave no usable response."""
         await self._submit(AttemptLost(code, message))
 
     async def start(self, call_id: str, *, is_approved: bool = False) -> CallEnded | CallContext:
         """Say that a call is about to run: its outcome where there is one, else the context to run it in.
 
         Raises:
-            UsageError: The reply has no such call.
+            UsageError: The response has no such call.
         """
         call = self._call_of(call_id)
         self._taken.add(call.id)
-        key = (self._reply_no, call.id)
+        key = (self._response_no, call.id)
         if (known := self._outcomes.get(key)) is not None:
             return known
         for record in await self._submit(BeginCall(call.id, is_approved)):
@@ -367,7 +367,7 @@ class DrivenTurn:
             if isinstance(record, CallStarted):
                 self._world.reach(Fault.BEFORE_TOOL)
                 return CallContext(
-                    self._journal.journal.session_id, self.number, self._reply_no, call.id, record.run
+                    self._journal.journal.session_id, self.number, self._response_no, call.id, record.run
                 )
         raise UsageError(f"call {call_id!r} has ended already")
 
@@ -384,25 +384,27 @@ class DrivenTurn:
             self._journal.was_cancelled = status is TurnStatus.CANCELLED
 
     async def _submit(
-        self, command: RequestReply | Replied | AttemptLost | BeginCall | Ended | EndTurn
+        self, command: RequestModelResponse | Responded | AttemptLost | BeginCall | Ended | EndTurn
     ) -> Sequence[Record]:
         return await self._journal.submit(_decision(command))
 
-    def _begin_reply(self, number: int, reply: Reply) -> None:
-        self._reply_no, self._reply = number, reply
+    def _begin_response(self, number: int, response: Response) -> None:
+        self._response_no, self._response = number, response
         self._taken = set()
 
     def _call_of(self, call_id: str) -> Call:
         """Find a call by the loop's id; where the provider gave one id twice, the first that was not taken yet."""
-        calls = self._reply.calls if self._reply else ()
+        calls = self._response.calls if self._response else ()
         for call in calls:
             if call.id not in self._taken and call_id in (call.id, call.provider_id):
                 return call
-        raise UsageError(f"there is no call {call_id!r} in reply {self._reply_no} of turn {self.number}")
+        raise UsageError(
+            f"there is no call {call_id!r} in response {self._response_no} of turn {self.number}"
+        )
 
     def _by_our_ids(self, answers: Mapping[str, Result]) -> dict[str, Result]:
         ours: dict[str, Result] = {}
-        for call in self._reply.calls if self._reply else ():
+        for call in self._response.calls if self._response else ():
             found = answers.get(call.id) or answers.get(call.provider_id or "")
             if found is not None:
                 ours[call.id] = Result(call.id, found.content, found.outcome)
@@ -451,7 +453,7 @@ class Driver:
         self.store = store
         self.world = world or World()
         self._observers = Observers(observers)
-        self._owner = self.world.new_id("owner")
+        self._node = self.world.new_id("node")
         self._kept: dict[str, DrivenJournal] = {}
         self._busy: set[str] = set()
         self._is_open = False
@@ -673,7 +675,7 @@ class Driver:
             self.store,
             session,
             self.world,
-            owner=self._owner,
+            node=self._node,
             agent=(self.agent, self.agent_version),
             observers=self._observers,
         )
@@ -690,7 +692,7 @@ class Driver:
 
 
 def _decision(
-    command: Begin | RequestReply | AddOutput | Replied | AttemptLost | BeginCall | Ended | EndTurn,
+    command: Begin | RequestModelResponse | AddOutput | Responded | AttemptLost | BeginCall | Ended | EndTurn,
 ) -> Decision:
     return lambda state, epoch, at: decide(state, command, epoch=epoch, at=at)
 

@@ -36,7 +36,7 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     ToolSpec,
     UserMessage,
@@ -45,13 +45,13 @@ from midstream.history.messages import (
 from midstream.models.call_filter import CallFilter
 from midstream.models.model import ResumableModel
 from midstream.models.prompt_prefix import head_of
-from midstream.models.replies import (
+from midstream.models.responses import (
     KeepAlive,
     ModelEvent,
     ModelRequest,
-    PoolJudged,
-    ReplyBuilder,
+    ResponseBuilder,
     Resumable,
+    ReuseReported,
     is_progress,
 )
 from midstream.session.application_request import ApplicationRequest
@@ -72,19 +72,19 @@ from midstream.session.turn.commands import (
     CallFinished,
     CallProbed,
     CallProgress,
-    ChildSpoke,
+    ChildStreamed,
     Command,
     ModelFailed,
-    ModelHeld,
-    ModelRemembered,
-    ModelReplied,
-    ModelSaid,
-    PermissionAsked,
+    ModelResponded,
+    ModelResumable,
+    ModelReuseDecided,
+    ModelStreamed,
+    PermissionRequested,
     Stalled,
-    StallOver,
+    StallFinished,
 )
 from midstream.session.turn.deciding import words_said
-from midstream.session.turn.pending import AskModel, ProbeCall, RunCall, RunChild, TellAgent
+from midstream.session.turn.pending import AnswerAgent, CallModel, ProbeCall, RunCall, RunChild
 from midstream.session.turn.states import AwaitingModel, RunningCalls
 from midstream.store.contract import Attempt
 from midstream.timing import StalledOn
@@ -102,9 +102,9 @@ from midstream.tools.function_tools import (
 HAND_IN = "[A limit was reached. Give your final answer now, from what you have; no tools are available.]"
 """What the model is told with the last request of a turn that reached a limit."""
 STOP_S = 5.0
-"""Seconds for telling a provider that nobody wants its reply any more."""
+"""Seconds for telling a provider that nobody wants its response any more."""
 CUT_CONTENT = (
-    "The reply reached its length limit in the middle of this call, so the call was not run. "
+    "The response reached its length limit in the middle of this call, so the call was not run. "
     "Ask for less in one call, or split it."
 )
 """What the model is told of a call that was cut off."""
@@ -120,13 +120,13 @@ class Reports(Notes, Protocol):
 
     session_id: str
 
-    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+    async def say(self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound) -> None:
         """Journal a model's words, where they are kept, what it remembers, or the tools it is offered, soon."""
 
-    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+    def tell(self, progress: CallProgress | Stalled | StallFinished) -> None:
         """Journal how far a tool is, or that nothing comes."""
 
-    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+    async def show(self, command: ChildStreamed | PermissionRequested) -> None:
         """Journal what a child did, or an agent asks, and wait for it."""
 
     def report(self, command: Command) -> None:
@@ -164,7 +164,7 @@ class Executor:
     async def execute(self, work_item: Work, session: Session) -> None:
         """Do one piece of pending work of `session` to its end."""
         match work_item:
-            case AskModel():
+            case CallModel():
                 await self._ask_model(work_item, session)
             case RunCall():
                 await self._run_call(work_item, session)
@@ -172,7 +172,7 @@ class Executor:
                 await self._run_child(work_item, session)
             case ProbeCall():
                 await self._probe_call(work_item, session)
-            case TellAgent():
+            case AnswerAgent():
                 await self._questions.tell(work_item, session)
             case _:
                 assert_never(work_item)
@@ -188,14 +188,14 @@ class Executor:
 
     # --- the model --------------------------------------------------------------------------------------------
 
-    async def _ask_model(self, pending_work: AskModel, session: Session) -> None:
+    async def _ask_model(self, pending_work: CallModel, session: Session) -> None:
         assert isinstance(session.turn, AwaitingModel)
         kept = _Kept(session.turn.token if pending_work.continued else "")
         try:
             await self._until(pending_work.not_before)
             await self._attempt(pending_work, session, session.turn, kept)
         except asyncio.CancelledError:
-            # Let go by the process, the reply is left for the next owner to take up.
+            # Let go by the process, the response is left for the next node to take up.
             if kept.token and not self._reports.is_closing:
                 await self._stop(kept.token)
             raise
@@ -203,7 +203,7 @@ class Executor:
             self._questions.end(pending_work)
 
     async def _attempt(
-        self, pending_work: AskModel, session: Session, turn: AwaitingModel, kept: _Kept
+        self, pending_work: CallModel, session: Session, turn: AwaitingModel, kept: _Kept
     ) -> None:
         asked = turn.terms.request
         own = await self._read_tools(pending_work)
@@ -221,7 +221,7 @@ class Executor:
             history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
             () if turn.is_last else tuple(each.spec for each in tools.values()),
             pending_work.attempt,
-            f"{self._reports.session_id}/{pending_work.turn}/{pending_work.reply_no}",
+            f"{self._reports.session_id}/{pending_work.turn}/{pending_work.response_no}",
             kept.token,
             session=self._reports.session_id,
             person=self._questions.person(pending_work, watch) if asked is None else None,
@@ -230,33 +230,33 @@ class Executor:
         if asked is not None:
             request = _of_application(request, session, asked)
         shown = words_said(turn) if kept.token else {}
-        builder = ReplyBuilder(
+        builder = ResponseBuilder(
             pending_work.turn,
-            pending_work.reply_no,
+            pending_work.response_no,
             pending_work.attempt,
             shown,
             is_announcing=asked is not None,
         )
         try:
-            reply = await self._listen(pending_work, request, builder, kept, watch)
+            response = await self._listen(pending_work, request, builder, kept, watch)
         except ModelError as error:
             self._reports.report(self._failure(pending_work, error, session))
         else:
             if asked is not None:  # whatever is wrong with a call, its application judges
-                plans = tuple(_passed_on(call) for call in reply.calls)
+                plans = tuple(_passed_on(call) for call in response.calls)
             else:
-                plans = tuple(plan_call(call, tools, self._agent.approval) for call in reply.calls)
-            if asked is None and reply.finish is Finish.LENGTH:
-                plans = _without_cut(reply, plans)
-            replied = ModelReplied(
+                plans = tuple(plan_call(call, tools, self._agent.approval) for call in response.calls)
+            if asked is None and response.finish is Finish.LENGTH:
+                plans = _without_cut(response, plans)
+            responded = ModelResponded(
                 pending_work.turn,
-                pending_work.reply_no,
+                pending_work.response_no,
                 pending_work.attempt,
-                reply,
+                response,
                 plans,
                 self._head_of(request),
             )
-            self._reports.report(replied)
+            self._reports.report(responded)
 
     def _head_of(self, request: ModelRequest) -> PromptHead:
         """Return the digests of what a request begins with; most begin as the one before."""
@@ -266,7 +266,7 @@ class Executor:
         return self._prompt[1]
 
     async def _stop(self, token: str) -> None:
-        """Tell the provider that nobody wants its reply any more; if that fails, it ends by itself."""
+        """Tell the provider that nobody wants its response any more; if that fails, it ends by itself."""
         model = self._agent.model
         if not isinstance(model, ResumableModel):
             return
@@ -275,28 +275,35 @@ class Executor:
                 await model.stop(token)
         except Exception as error:  # noqa: BLE001 - foreign code, and nothing depends on it
             kind = type(error).__name__
-            _log.debug("a reply was not stopped: %s", kind, extra={"session": self._reports.session_id})
+            _log.debug("a response was not stopped: %s", kind, extra={"session": self._reports.session_id})
 
     async def _whole(self, shown: History) -> History:
         """Return a history with its large results, read anew for each model call: memory holds their beginnings."""
         read = {digest: await self._reports.blob(digest) for digest in named(shown)}
         return whole(shown, {digest: body for digest, body in read.items() if body is not None})
 
-    async def _read_tools(self, pending_work: AskModel) -> Mapping[str, Tool]:
+    async def _read_tools(self, pending_work: CallModel) -> Mapping[str, Tool]:
         """Return the tools there are now, and see to it that readers hear of a change."""
         if self._agent.sources:
             self._toolset = await read_toolset(self._agent)
             found, unreachable = self._toolset.found, self._toolset.unreachable
             await self._reports.say(
-                ToolsFound(pending_work.turn, pending_work.reply_no, pending_work.attempt, found, unreachable)
+                ToolsFound(
+                    pending_work.turn, pending_work.response_no, pending_work.attempt, found, unreachable
+                )
             )
         return self._toolset.tools
 
     async def _listen(
-        self, pending_work: AskModel, request: ModelRequest, builder: ReplyBuilder, kept: _Kept, watch: Watch
-    ) -> Reply:
-        """Journal the model's words as they come and return the whole reply."""
-        place = (pending_work.turn, pending_work.reply_no, pending_work.attempt)
+        self,
+        pending_work: CallModel,
+        request: ModelRequest,
+        builder: ResponseBuilder,
+        kept: _Kept,
+        watch: Watch,
+    ) -> Response:
+        """Journal the model's words as they come and return the whole response."""
+        place = (pending_work.turn, pending_work.response_no, pending_work.attempt)
         name = self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
         passed = CallFilter(has_tools=bool(request.tools)).passed if builder.is_announcing else _same
@@ -307,15 +314,15 @@ class Executor:
                     if not is_progress(event):
                         if isinstance(event, Resumable):
                             kept.token = event.token
-                            await self._reports.say(ModelHeld(*place, event.token))
-                        elif isinstance(event, PoolJudged):
-                            await self._reports.say(ModelRemembered(*place, event.judgement))
+                            await self._reports.say(ModelResumable(*place, event.token))
+                        elif isinstance(event, ReuseReported):
+                            await self._reports.say(ModelReuseDecided(*place, event.judgement))
                         elif isinstance(event, KeepAlive):
                             watch.pinged()
                         continue
                     if deltas := builder.add(event):
                         watch.hold()  # a slow journal is no silence of the model
-                        await self._reports.say(ModelSaid(*place, tuple(deltas)))
+                        await self._reports.say(ModelStreamed(*place, tuple(deltas)))
                     watch.heard(type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None)
         except ModelError:
             raise
@@ -327,22 +334,22 @@ class Executor:
             _log.exception("the model raised an untyped error", extra={"session": self._reports.session_id})
             raise ModelError(f"{name} failed with {type(error).__name__}: {error}") from error
         if not builder.is_finished:
-            raise ModelUnavailableError(f"{name} stopped in the middle of its reply")
-        reply = builder.reply()
-        if reply is None:
-            raise ModelEmptyError(f"{name} ended its reply without a word or a call")
-        return reply
+            raise ModelUnavailableError(f"{name} stopped in the middle of its response")
+        response = builder.response()
+        if response is None:
+            raise ModelEmptyError(f"{name} ended its response without a word or a call")
+        return response
 
-    def _watch(self, pending_work: AskModel | RunCall) -> Watch:
+    def _watch(self, pending_work: CallModel | RunCall) -> Watch:
         call_id = pending_work.call_id if isinstance(pending_work, RunCall) else ""
-        place = (self._reports.session_id, pending_work.turn, pending_work.reply_no, call_id)
+        place = (self._reports.session_id, pending_work.turn, pending_work.response_no, call_id)
         return Watch(self._world, self._agent.stalls, place, self._reports.tell, self._agent.on_stall)
 
-    def _failure(self, pending_work: AskModel, error: ModelError, session: Session) -> ModelFailed:
+    def _failure(self, pending_work: CallModel, error: ModelError, session: Session) -> ModelFailed:
         is_too_long = isinstance(error, ContextOverflowError)
         return ModelFailed(
             pending_work.turn,
-            pending_work.reply_no,
+            pending_work.response_no,
             pending_work.attempt,
             error.code,
             storable(error.message),
@@ -378,10 +385,10 @@ class Executor:
         self._finish(pending_work, result)
 
     def _finish(self, pending_work: RunCall | RunChild, result: Result) -> None:
-        self._reports.report(CallFinished(pending_work.turn, pending_work.reply_no, result))
+        self._reports.report(CallFinished(pending_work.turn, pending_work.response_no, result))
 
     def _report_stopped(self, pending_work: RunCall, result: Result) -> None:
-        """End a call that was cancelled by a user; let go by the process, it stays open for the next owner."""
+        """End a call that was cancelled by a user; let go by the process, it stays open for the next node."""
         if not self._reports.is_closing:
             self._finish(pending_work, result)
 
@@ -394,7 +401,7 @@ class Executor:
             within = partial(attempt, within_s=found.timeout_s)
             result = surroundings.run(call_within, found, state.call, context, within)
             self._world.reach(Fault.AFTER_TOOL)
-            return CallFinished(pending_work.turn, pending_work.reply_no, result)
+            return CallFinished(pending_work.turn, pending_work.response_no, result)
 
         try:
             if (why := self._refused(state, found)) is not None:
@@ -423,7 +430,7 @@ class Executor:
     async def _run_child(self, pending_work: RunChild, session: Session) -> None:
         state = _state_of(pending_work, session)
         found = self._agent.tools.get(state.call.name)
-        if not isinstance(found, SubAgent):  # the agent changed between two owners
+        if not isinstance(found, SubAgent):  # the agent changed between two nodes
             gone = f"The tool {state.call.name!r} no longer exists."
             self._finish(pending_work, Result(pending_work.call_id, gone, Outcome.ERROR))
             return
@@ -448,7 +455,7 @@ class Executor:
     async def _result_of(
         self, pending_work: RunCall, state: CallState, found: Tool | None, watch: Watch
     ) -> Result:
-        if found is None:  # the agent changed between two owners: never a stuck turn
+        if found is None:  # the agent changed between two nodes: never a stuck turn
             return _gone(pending_work, state)
         if (why := self._refused(state, found)) is not None:
             return Result(pending_work.call_id, why, Outcome.ERROR)
@@ -459,7 +466,7 @@ class Executor:
 
     async def _find(self, name: str) -> Tool | None:
         found = self._toolset.tools.get(name)
-        if found is None and self._agent.sources:  # planned by another owner: this one has not asked yet
+        if found is None and self._agent.sources:  # planned by another node: this one has not asked yet
             self._toolset = await read_toolset(self._agent)
             found = self._toolset.tools.get(name)
         return found
@@ -485,12 +492,12 @@ class Executor:
     async def _probe_call(self, pending_work: ProbeCall, session: Session) -> None:
         state = _state_of(pending_work, session)
         found = await self._find(state.call.name)
-        if found is None:  # the agent changed between two owners
+        if found is None:  # the agent changed between two nodes
             result, may_run = None, False
         else:
             result, may_run = await probe_call(found, state.call, self._context(pending_work, state.runs))
         self._reports.report(
-            CallProbed(pending_work.turn, pending_work.reply_no, pending_work.call_id, result, may_run)
+            CallProbed(pending_work.turn, pending_work.response_no, pending_work.call_id, result, may_run)
         )
 
     def _context(
@@ -506,7 +513,7 @@ class Executor:
                 watch.heard("progress")
             if (session := reports()) is not None:
                 session.tell(
-                    CallProgress(pending_work.turn, pending_work.reply_no, pending_work.call_id, run, text)
+                    CallProgress(pending_work.turn, pending_work.response_no, pending_work.call_id, run, text)
                 )
 
         def tell(text: str) -> None:
@@ -516,12 +523,12 @@ class Executor:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(progressed, text)
 
-        place = (self._reports.session_id, pending_work.turn, pending_work.reply_no, pending_work.call_id)
+        place = (self._reports.session_id, pending_work.turn, pending_work.response_no, pending_work.call_id)
         return CallContext(*place, run, tell, _NEVER)  # who is asked to stop has an event of their own
 
 
 class _Kept:
-    """Under what token the provider keeps the reply that is being made; "" while it keeps none."""
+    """Under what token the provider keeps the response that is being made; "" while it keeps none."""
 
     __slots__ = ("token",)
 
@@ -552,9 +559,9 @@ def _passed_on(call: Call) -> CallPlan:
     return CallPlan(call.id, digest_of(call.name, call.arguments), Site.CLIENT, has_effects=False)
 
 
-def _without_cut(reply: Reply, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
+def _without_cut(response: Response, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
     """Let a call that the length limit cut off not run: also one cut before its arguments, which look like none."""
-    last = reply.parts[-1] if reply.parts else None
+    last = response.parts[-1] if response.parts else None
     if not isinstance(last, Call) or (last.arguments.strip() and plans[-1].problem is None):
         return plans
     return (*plans[:-1], replace(plans[-1], problem=CUT_CONTENT))

@@ -1,4 +1,4 @@
-"""Commands and answers as they go from one owner to another, through a store's inbox.
+"""Commands and answers as they go from one node to another, through a store's inbox.
 
 Two versions may meet there while servers are replaced one by one: who gets a command it does not know says so, and
 the sender's client asks again later.
@@ -27,7 +27,7 @@ class _Said(Struct, frozen=True):
 
 
 class _Handed(Struct, frozen=True, omit_defaults=True):
-    """A command, or a chunk that carries one. An empty stream: no chunk."""
+    """A command, or a command that carries one. An empty stream: no command."""
 
     said: _Said | None = None
     stream: str = ""
@@ -49,7 +49,7 @@ class _Answer(Struct, frozen=True, omit_defaults=True):
 
 
 GIVE_UP = b'{"give_up":true}'
-"""Not for the turn but for the owner itself: give up a session in which no turn runs, so that it can be deleted."""
+"""Not for the turn but for the node itself: give up a session in which no turn runs, so that it can be deleted."""
 
 _KINDS: dict[str, type[Command]] = {kind.__name__: kind for kind in get_args(Command)}
 
@@ -134,7 +134,7 @@ def position_of(body: bytes) -> int:
     """Return the journal's end that an answer names.
 
     Raises:
-        MidstreamError: What the owner refused the command with.
+        MidstreamError: What the node refused the command with.
     """
     answer = msgspec.json.decode(body, type=_Answer)
     if not answer.code:

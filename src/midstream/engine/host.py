@@ -58,7 +58,7 @@ REVIVALS_MAX = 100
 """Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
 HAND_ON_S = 1.0
 """Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
-OWNERS_ASKED_MAX = 100
+NODES_ASKED_MAX = 100
 """Requests to other processes to let go of a session that is to be deleted, or of one of its sub-agents."""
 OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
@@ -128,7 +128,7 @@ class Host:
         self.retention = retention
         self.look_back_s = look_back_s
         self.tail_bytes_max = tail_bytes_max
-        self._owner = self.world.new_id("owner")
+        self._node = self.world.new_id("node")
         self._awake: dict[str, Runner] = {}
         self._sleeping = Sleeping(self._awake, memory, self.world, self._send_to_sleep)
         self._opening: dict[str, asyncio.Task[Runner]] = {}
@@ -138,7 +138,7 @@ class Host:
         self._defects = Defects(self.world)
         self._recovering: asyncio.Task[None] | None = None
         self._caretaker = Caretaker(self, store, self.world, retention)
-        self._trials = Trials(self.world, self._owner, self._awake, self.recovered)
+        self._trials = Trials(self.world, self._node, self._awake, self.recovered)
         self.locks = Locks(self, store.escrow, self.world) if store.escrow else None
         """Opens sessions for those who show their secrets; None where no client holds a key."""
         self._deleting: set[str] = set()
@@ -243,7 +243,7 @@ class Host:
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake. If a turn of a dead process is open in it, it is being carried on.
 
-        One that another process owns is followed: read here as it grows there, and what is submitted goes to its owner.
+        One that another process owns is followed: read here as it grows there, and what is submitted goes to its node.
 
         Args:
             session_id: 1 to 128 of letters, digits and `._:-`.
@@ -290,7 +290,7 @@ class Host:
         turn = (await self.glance(parent.session)).turn
         return (
             isinstance(turn, RunningCalls)
-            and (turn.turn, turn.reply_no) == (parent.turn, parent.reply)
+            and (turn.turn, turn.response_no) == (parent.turn, parent.response)
             and any(call.call.id == parent.call_id and call.is_running for call in turn.calls)
         )
 
@@ -299,7 +299,7 @@ class Host:
         return self._trials.suspected(runner)
 
     def note_left(self, runner: Runner) -> bool:
-        """Claim a suspect only when everything that its dead owner left was read; return whether it is one."""
+        """Claim a suspect only when everything that its dead node left was read; return whether it is one."""
         if not self._trials.is_suspect(runner):
             return False
         if self.recovery.is_done:
@@ -417,7 +417,7 @@ class Host:
 
     @property
     def turns_running(self) -> int:
-        """In how many of them a turn is open, here or at another owner."""
+        """In how many of them a turn is open, here or at another node."""
         return sum(runner.state.is_live for runner in self._awake.values())
 
     async def glance(self, session_id: str) -> Session:
@@ -477,7 +477,7 @@ class Host:
             await runner.close(error)
 
     async def _delete(self, session_id: str) -> None:
-        for _ in range(OWNERS_ASKED_MAX):
+        for _ in range(NODES_ASKED_MAX):
             try:
                 await self.store.delete(session_id)
             except LeaseHeldError as error:
@@ -547,7 +547,7 @@ class Host:
 
     async def _hand_on(self, grace_s: float) -> None:
         """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
-        # With a peer the service goes on meanwhile, so that a reply that is being written may be written to its end;
+        # With a peer the service goes on meanwhile, so that a response that is being written may be written to its end;
         # without one everybody waits for the next start, which had better come soon.
         is_waited_for = not self.has_peers
 
@@ -594,7 +594,7 @@ class Host:
             journal,
             partial(self._agent_of, session_id),
             self.world,
-            owner=self._owner,
+            node=self._node,
             family=self,
             look_back_s=self.look_back_s,
             on_failed=self._runner_failed,
@@ -675,7 +675,7 @@ class Host:
                 await self._recover_one(session_id)
                 progress.done += 1
 
-        # All are read before a suspect is claimed: the verdict depends on what else ran when their owner died.
+        # All are read before a suspect is claimed: the verdict depends on what else ran when their node died.
         for step in (look_at, recover_one):
             async with asyncio.TaskGroup() as group:
                 for session_id in found:
@@ -710,7 +710,7 @@ class Host:
             return
         if runner.is_following:
             self.recovery.elsewhere += 1
-            if runner.is_idle:  # nobody here reads it: its owner has it in mind
+            if runner.is_idle:  # nobody here reads it: its node has it in mind
                 self._awake.pop(session_id, None)
                 await runner.close(_draining())
         elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:

@@ -79,7 +79,7 @@ class Journal:
         self.epoch = 0
         """The epoch this process writes under; 0 while it has not claimed the session."""
         self.is_handed_over = False
-        """Whether the last owner had given the session up before it was claimed here."""
+        """Whether the last node had given the session up before it was claimed here."""
         self.held_at = -math.inf
         """When it was last certain that this process owns the session, on its own clock."""
         self._store = store
@@ -124,7 +124,7 @@ class Journal:
         return records
 
     async def catch_up(self) -> list[tuple[int, Record]]:
-        """Return what other owners appended since `load`; call it under a new claim, so that there is no more.
+        """Return what other nodes appended since `load`; call it under a new claim, so that there is no more.
 
         Raises:
             JournalMovedError: The session was deleted meanwhile: what is known of it here is void.
@@ -162,7 +162,7 @@ class Journal:
         """Take the session for this process; appends may follow under the returned epoch.
 
         Raises:
-            LeaseHeldError: Another living owner has it. Nothing was changed.
+            LeaseHeldError: Another living node has it. Nothing was changed.
             JournalMovedError: The session was deleted meanwhile. Nothing was changed: another one is not begun for it.
         """
         self._world.reach(Fault.BEFORE_CLAIM)
@@ -185,7 +185,7 @@ class Journal:
         """Give the session up also where an older journal of this process had claimed it, and failed before it slept.
 
         Raises:
-            LeaseHeldError: Another living owner has it by now. Nothing was changed.
+            LeaseHeldError: Another living node has it by now. Nothing was changed.
         """
         found = None if self.epoch else await self._store.find(self.session_id)
         if found is not None and not found.is_free:
@@ -201,7 +201,7 @@ class Journal:
         asked_at = self._world.monotonic()
         found = await self._store.find(self.session_id)
         if found is None or found.epoch != self.epoch:
-            raise LeaseLostError(f"session {self.session_id!r} has another owner by now")
+            raise LeaseLostError(f"session {self.session_id!r} has another node by now")
         self.held_at = asked_at
 
     async def forward(self, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Writes of an append beside its records: the line of the session in listings, and hints for the next owner."""
+"""Writes of an append beside its records: the line of the session in listings, and hints for the next node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch_of(
 
 
 def without_starts(records: Sequence[Record]) -> tuple[Record, ...]:
-    """Leave the starts to the next owner: started here and not run, a call would be in doubt for nothing."""
+    """Leave the starts to the next node: started here and not run, a call would be in doubt for nothing."""
     return tuple(record for record in records if not isinstance(record, CallStarted))
 
 
@@ -73,7 +73,7 @@ def mark_of(records: Sequence[Record], before: Session, after: Session) -> Sessi
     if is_handed_on or (after.is_live and after.rests_on_people != before.rests_on_people):
         at = max(getattr(record, "at", 0.0) for record in records)
         title = mark.title if mark else ""
-        return SessionListing(after.needs_owner, at, title=title, turns=after.turns, status=status)
+        return SessionListing(after.needs_node, at, title=title, turns=after.turns, status=status)
     return mark
 
 

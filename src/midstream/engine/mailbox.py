@@ -11,14 +11,14 @@ from typing import Any
 
 from midstream.environment import Cancellable, World
 from midstream.errors import MidstreamError
-from midstream.models.replies import merge_deltas
+from midstream.models.responses import merge_deltas
 from midstream.session.session import Received, ToolsFound
 from midstream.session.turn.commands import (
     Answer,
     CallFinished,
     Cancel,
     Command,
-    ModelSaid,
+    ModelStreamed,
     Resume,
     SendMessage,
     Withdraw,
@@ -35,7 +35,7 @@ reader is sent. To write to 500 readers takes longer than this: a time that bega
 follows would be a record for each token."""
 
 RESULT_RECORDS = 2
-"""That a client's chunk was taken, and what came of the call: one more is something that follows from it."""
+"""That a client's command was taken, and what came of the call: one more is something that follows from it."""
 
 
 class Effect:
@@ -122,7 +122,7 @@ class Mailbox:
         self._waiting.append(envelope)
         if self._is_due:
             return False
-        if not isinstance(envelope.command, ModelSaid) or self.is_full:
+        if not isinstance(envelope.command, ModelStreamed) or self.is_full:
             self._hurry()
         elif self._held is None:
             early_s = self._next_words_at - self._world.monotonic()
@@ -155,7 +155,7 @@ class Mailbox:
                 break
         self._is_due = bool(self._waiting)
         self._is_taken = bool(batch)
-        self._has_words = bool(batch) and isinstance(batch[-1].command, ModelSaid)
+        self._has_words = bool(batch) and isinstance(batch[-1].command, ModelStreamed)
         self._room.set()
         return batch
 
@@ -265,7 +265,7 @@ def _soon(do: Callable[[], None]) -> Cancellable:
 def are_words(batch: list[Envelope]) -> bool:
     """Whether a batch is nothing but words of a model: they change nothing that is owed."""
     for each in batch:  # noqa: SIM110 - asked for each token: a generator takes three times as long
-        if not isinstance(each.command, ModelSaid):
+        if not isinstance(each.command, ModelStreamed):
             return False
     return True
 
@@ -289,12 +289,12 @@ def merged(batch: list[Envelope]) -> list[Envelope]:
         if ids is None:
             joined.extend(group)
             continue
-        said = (each.command for each in group if isinstance(each.command, ModelSaid))
+        said = (each.command for each in group if isinstance(each.command, ModelStreamed))
         deltas = merge_deltas([delta for command in said for delta in command.deltas])
-        joined.append(Envelope(ModelSaid(*ids, deltas)))
+        joined.append(Envelope(ModelStreamed(*ids, deltas)))
     return joined
 
 
 def _attempt_of(envelope: Envelope) -> tuple[int, int, int] | None:
     said = envelope.command
-    return (said.turn, said.reply_no, said.attempt) if isinstance(said, ModelSaid) else None
+    return (said.turn, said.response_no, said.attempt) if isinstance(said, ModelStreamed) else None

@@ -1,4 +1,4 @@
-"""Work of a host for the other owners of its store: takes up what they left, decides what they hand over, and keeps
+"""Work of a host for the other nodes of its store: takes up what they left, decides what they hand over, and keeps
 readers of their sessions up to date.
 
 One task waits for the store's news. It takes up orphans a few at a time; several survivors ask for the same ones, and
@@ -71,7 +71,7 @@ class PeerSessions(Protocol):
 
 
 class Unread:
-    """How many sessions of a dead owner were not read yet."""
+    """How many sessions of a dead node were not read yet."""
 
     def __init__(self, count: int) -> None:
         self.is_over = asyncio.Event()
@@ -89,7 +89,7 @@ class Caretaker:
 
     def __init__(self, sessions: PeerSessions, store: Store, world: World, retention: Retention) -> None:
         self.peers = 0
-        """How many other living owners there are."""
+        """How many other living nodes there are."""
         self._sessions = sessions
         self._store = store
         self._world = world
@@ -152,10 +152,10 @@ class Caretaker:
                 failures = 0
             except UnavailableError as error:
                 failures += 1
-                _log.warning("the other owners cannot be seen: %s", error.code)
+                _log.warning("the other nodes cannot be seen: %s", error.code)
                 await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
             except MidstreamError as error:
-                _log.error("the other owners are not looked after any more: %s", error.message)
+                _log.error("the other nodes are not looked after any more: %s", error.message)
                 return
 
     async def _news(self) -> News:
@@ -216,7 +216,7 @@ class Caretaker:
                 else:
                     return
         except LeaseHeldError:
-            _log.debug("another owner was faster", extra={"session": session_id})
+            _log.debug("another node was faster", extra={"session": session_id})
         except SessionLockedError:
             _log.debug("a turn waits for its client", extra={"session": session_id})
             await self._sessions.note_locked(session_id)
@@ -236,7 +236,7 @@ class Caretaker:
             try:
                 answer: int | MidstreamError = await self._decided(forwarded)
             except (LeaseHeldError, DrainingError):
-                continue  # its owner, or whoever takes it next, is told as well
+                continue  # its node, or whoever takes it next, is told as well
             except MidstreamError as error:
                 answer = error
             try:

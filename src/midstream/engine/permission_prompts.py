@@ -16,8 +16,8 @@ from midstream.history.messages import storable
 from midstream.session.calls import DENIED_CONTENT, NO_DECISION_CONTENT, Choice
 from midstream.session.permissions import Allowed, Ask, Decision, Permission, Person
 from midstream.session.session import Session
-from midstream.session.turn.commands import PermissionAsked, PermissionDropped, UseAnswer
-from midstream.session.turn.pending import AskModel, TellAgent
+from midstream.session.turn.commands import PermissionRequested, PermissionWithdrawn, UseAnswer
+from midstream.session.turn.pending import AnswerAgent, CallModel
 from midstream.session.turn.states import AgentQuestion, AwaitingModel
 
 ARGUMENTS_CHARS_MAX = 256 * 1024
@@ -32,21 +32,21 @@ TOO_LONG = (
 class Notes(Protocol):
     """Journal of an agent's questions: the session's runner."""
 
-    async def show(self, command: PermissionAsked) -> None:
+    async def show(self, command: PermissionRequested) -> None:
         """Journal what an agent asks, and wait for it.
 
         Raises:
             MidstreamError: It was refused, or the session has failed. Nothing was written.
         """
 
-    async def insist(self, command: UseAnswer | PermissionDropped) -> None:
+    async def insist(self, command: UseAnswer | PermissionWithdrawn) -> None:
         """Journal this before what it announces, and end a piece of pending work by it.
 
         Raises:
             MidstreamError: It was refused, or the session has failed. Nothing was written.
         """
 
-    def note(self, command: PermissionDropped) -> None:
+    def note(self, command: PermissionWithdrawn) -> None:
         """Journal this soon."""
 
     async def confirm(self) -> None:
@@ -59,9 +59,9 @@ class AgentQuestions:
     def __init__(self, world: World, notes: Notes) -> None:
         self._world = world
         self._notes = notes
-        self._waiting: dict[tuple[AskModel, str], asyncio.Future[Decision]] = {}
+        self._waiting: dict[tuple[CallModel, str], asyncio.Future[Decision]] = {}
 
-    def person(self, pending_work: AskModel, watch: Watch) -> Person:
+    def person(self, pending_work: CallModel, watch: Watch) -> Person:
         """Return how the agent of this attempt asks. While it waits, its silence does not count."""
 
         async def ask(permission: Permission, terms: Ask) -> Decision:
@@ -69,15 +69,15 @@ class AgentQuestions:
 
         return ask
 
-    async def tell(self, pending_work: TellAgent, session: Session) -> None:
+    async def tell(self, pending_work: AnswerAgent, session: Session) -> None:
         """Let the agent hear what was decided, once it is on record that this was used."""
-        place = (pending_work.turn, pending_work.reply_no, pending_work.attempt, pending_work.question_id)
+        place = (pending_work.turn, pending_work.response_no, pending_work.attempt, pending_work.question_id)
         waiting = next(
             (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
         )
         try:
             if waiting is None:  # it has given up meanwhile
-                await self._notes.insist(PermissionDropped(*place))
+                await self._notes.insist(PermissionWithdrawn(*place))
                 return
             await self._notes.insist(UseAnswer(*place))
         except MidstreamError:
@@ -88,20 +88,20 @@ class AgentQuestions:
         if not waiting.done():
             waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
 
-    def end(self, pending_work: AskModel) -> None:
+    def end(self, pending_work: CallModel) -> None:
         """Let go of an agent whose attempt is over, however it ended: it waits for nobody."""
         for (attempt, _), waiting in self._waiting.items():
             if attempt == pending_work and not waiting.done():
                 waiting.set_result(NOT_ASKED)
 
     async def _ask(
-        self, pending_work: AskModel, watch: Watch, permission: Permission, terms: Ask
+        self, pending_work: CallModel, watch: Watch, permission: Permission, terms: Ask
     ) -> Decision:
         if len(permission.arguments) > ARGUMENTS_CHARS_MAX:
             return TOO_LONG
         question_id = self._world.new_id("leave")
-        place = (pending_work.turn, pending_work.reply_no, pending_work.attempt, question_id)
-        asked = PermissionAsked(
+        place = (pending_work.turn, pending_work.response_no, pending_work.attempt, question_id)
+        asked = PermissionRequested(
             *place,
             storable(permission.tool),
             storable(permission.arguments),
@@ -119,7 +119,7 @@ class AgentQuestions:
         except MidstreamError:
             return NOT_ASKED
         except asyncio.CancelledError:
-            self._notes.note(PermissionDropped(*place))
+            self._notes.note(PermissionWithdrawn(*place))
             raise
         finally:
             del self._waiting[pending_work, question_id]

@@ -47,28 +47,28 @@ from midstream.session.turn.commands import (
     CallFinished,
     CallProgress,
     Cancel,
-    ChildSpoke,
+    ChildStreamed,
     Command,
-    ModelHeld,
-    ModelRemembered,
-    ModelSaid,
-    PermissionAsked,
-    PermissionDropped,
+    ModelResumable,
+    ModelReuseDecided,
+    ModelStreamed,
+    PermissionRequested,
+    PermissionWithdrawn,
     Recover,
     Refused,
     Resume,
     Stalled,
-    StallOver,
+    StallFinished,
     UseAnswer,
 )
-from midstream.session.turn.pending import AskModel, RunCall, TellAgent
+from midstream.session.turn.pending import AnswerAgent, CallModel, RunCall
 from midstream.session.turn.states import LOOK_BACK_S, SUSPECTED_MAX
 from midstream.store.contract import Attempt, Batch, StoredRecord
 
 HAND_OVER_S = 10.0
-"""Seconds that the owner of a session has to decide a command that reached another process."""
+"""Seconds that the node of a session has to decide a command that reached another process."""
 HELD_FOR_S = 5.0
-"""Seconds after an append in which nobody can have taken the session for a frozen owner's: a quarter of a lease."""
+"""Seconds after an append in which nobody can have taken the session for a frozen node's: a quarter of a lease."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Runner:
         agent: Callable[[Session], Agent],
         world: World,
         *,
-        owner: str,
+        node: str,
         family: Family,
         look_back_s: float = LOOK_BACK_S,
         on_failed: Callable[[Runner, MidstreamError], None] = lambda _runner, _error: None,
@@ -119,7 +119,7 @@ class Runner:
         self._agent_of = agent
         self._family = family
         self._world = world
-        self._owner = owner
+        self._node = node
         self._look_back_s = look_back_s
         self._on_failed = on_failed
         self._on_followed = on_followed
@@ -151,7 +151,7 @@ class Runner:
         return self.journal.newest
 
     async def submit(self, command: Command | Received) -> int:
-        """Let a command be decided, here or by its owner; return the journal's end once all it caused is durable.
+        """Let a command be decided, here or by its node; return the journal's end once all it caused is durable.
 
         Raises:
             MidstreamError: It was refused (nothing was written), or the session failed under it (look again).
@@ -223,12 +223,12 @@ class Runner:
     @property
     def is_following(self) -> bool:
         """Whether a turn is open that another process is at work on."""
-        return self.is_stale and self.state.needs_owner
+        return self.is_stale and self.state.needs_node
 
     # --- what the host uses -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Fold the journal; where a turn is open, take the session over and go on with it, or follow its owner.
+        """Fold the journal; where a turn is open, take the session over and go on with it, or follow its node.
 
         A turn that waits for people only needs nobody: whoever answers takes it up.
 
@@ -243,7 +243,7 @@ class Runner:
         self._task.add_done_callback(self._untie)
         if self.waits_for_agent:
             agent_guard.warn(self.session_id, self.state, self._agent)
-        elif self.state.needs_owner and not self._family.note_left(self):
+        elif self.state.needs_node and not self._family.note_left(self):
             try:
                 await self._post(await self._first_word())
             except LeaseHeldError:
@@ -265,7 +265,7 @@ class Runner:
             await self._post(await self._first_word())
 
     def resume(self) -> None:
-        """Go on with a turn that was held back: until `Recover` is decided, a call of an older owner is owed."""
+        """Go on with a turn that was held back: until `Recover` is decided, a call of an older node is owed."""
         if self._is_held:
             self.note(Recover(self._look_back_s))
 
@@ -337,7 +337,7 @@ class Runner:
             SessionBusyError: A turn is running there. Nothing was changed.
             UnavailableError: It does not answer.
         """
-        await self._ask_owner(GIVE_UP)
+        await self._ask_node(GIVE_UP)
 
     async def quiesce(self) -> None:
         """Start nothing new, cut model calls, and wait for the tools that run; their outcomes are kept."""
@@ -350,7 +350,7 @@ class Runner:
             await self._mailbox.rest()
 
     async def wind_down(self) -> None:
-        """Start nothing new, and wait for everything that runs, also for the model's reply."""
+        """Start nothing new, and wait for everything that runs, also for the model's response."""
         self._is_patient = True
         try:
             await self.quiesce()
@@ -365,7 +365,7 @@ class Runner:
         await self.journal.release()
 
     async def close(self, error: MidstreamError) -> None:
-        """Stop at once; readers end with `error`. What was being done is in doubt for the next owner."""
+        """Stop at once; readers end with `error`. What was being done is in doubt for the next node."""
         self._is_quiescing = True
         self._failed = self._failed or error.again()
         self.journal.close(error)
@@ -381,7 +381,7 @@ class Runner:
 
     # --- what executors use ----------------------------------------------------------------------------------
 
-    async def say(self, command: ModelSaid | ModelHeld | ModelRemembered | ToolsFound) -> None:
+    async def say(self, command: ModelStreamed | ModelResumable | ModelReuseDecided | ToolsFound) -> None:
         """Journal a model's words, or its tools, soon; wait only while too many of them are on their way."""
         if self._failed is not None:
             return  # a model that does not mind being stopped talks to nobody
@@ -390,7 +390,7 @@ class Runner:
         while self._mailbox.is_full and self._failed is None:
             await self._mailbox.room()
 
-    def tell(self, progress: CallProgress | Stalled | StallOver) -> None:
+    def tell(self, progress: CallProgress | Stalled | StallFinished) -> None:
         """Journal how far a tool is, or that nothing comes, soon; left out while too much waits for its append."""
         if self._failed is None and not self._mailbox.is_full:
             self._mailbox.put(Envelope(progress))
@@ -400,7 +400,7 @@ class Runner:
         if self._failed is None:
             self._mailbox.put(Envelope(command))
 
-    async def show(self, command: ChildSpoke | PermissionAsked) -> None:
+    async def show(self, command: ChildStreamed | PermissionRequested) -> None:
         """Journal what a child did, or an agent asks, and wait for it: the piece of pending work goes on.
 
         Raises:
@@ -408,7 +408,7 @@ class Runner:
         """
         await self._post(command)
 
-    async def insist(self, command: UseAnswer | PermissionDropped) -> None:
+    async def insist(self, command: UseAnswer | PermissionWithdrawn) -> None:
         """Journal this before what it announces, and end a piece of pending work by it.
 
         Raises:
@@ -425,7 +425,7 @@ class Runner:
         """Make sure that the session was not taken while this process was frozen; where it was, end here.
 
         Between an append and what it announces there is no other process, unless this one stood still for so long
-        that it was taken for dead. Then the call belongs to the new owner, as one in doubt.
+        that it was taken for dead. Then the call belongs to the new node, as one in doubt.
         """
         for _ in range(CONFIRM_ATTEMPTS_MAX):
             if self._world.monotonic() - self.journal.held_at <= HELD_FOR_S:
@@ -473,15 +473,15 @@ class Runner:
         return done
 
     async def _forward(self, command: Command | Received) -> int:
-        """Let the owner decide it; return once what it caused can be read here too."""
+        """Let the node decide it; return once what it caused can be read here too."""
         lasting = once(command, self.state, self._world)
         if lasting is None:
             return self.newest.position
-        end = await self._ask_owner(encode_command(lasting))
+        end = await self._ask_node(encode_command(lasting))
         await self.refresh()
         return end
 
-    async def _ask_owner(self, body: bytes) -> int:
+    async def _ask_node(self, body: bytes) -> int:
         limit = asyncio.timeout(HAND_OVER_S)
         self._asking.add(limit)
         try:
@@ -490,7 +490,7 @@ class Runner:
         except TimeoutError as error:
             if self._failed is not None and limit not in self._asking:
                 raise self._failed.again() from error
-            message = f"the owner of session {self.session_id!r} does not answer: ask again later"
+            message = f"the node of session {self.session_id!r} does not answer: ask again later"
             raise UnavailableError(message, retry_after_s=1.0) from error
         finally:
             self._asking.discard(limit)
@@ -584,7 +584,7 @@ class Runner:
         [first, *others] = merged(words)
         if others or self._failed is not None:
             return False
-        assert isinstance(first.command, ModelSaid)  # see `Mailbox`
+        assert isinstance(first.command, ModelStreamed)  # see `Mailbox`
         try:
             epoch = self.journal.epoch
             decided = sessions.decide(self.state, first.command, epoch=epoch, at=self._world.now())
@@ -662,7 +662,7 @@ class Runner:
         is_handover = self.journal.is_handed_over
         is_stopped = self.waits_for_agent and not agent_guard.adopts(commands)
         suspected = 0 if is_handover else self._family.suspected(self)
-        began = EpochStarted(epoch, self._owner, at, is_handover=is_handover, suspected=suspected)
+        began = EpochStarted(epoch, self._node, at, is_handover=is_handover, suspected=suspected)
         records.append(agent_guard.named(began, self._agent))
         state = self._folded(self.state, records)
         if is_stopped:
@@ -742,9 +742,9 @@ class Runner:
                 self._doing[work_item] = self._world.spawn(self._execute(work_item, self.state), name=name)
 
     def _is_cut(self, work_item: Work) -> bool:
-        if self._is_patient and isinstance(work_item, TellAgent):
-            return False  # the reply that may go on waits for it
-        if self._is_patient and isinstance(work_item, AskModel) and work_item in self._doing:
+        if self._is_patient and isinstance(work_item, AnswerAgent):
+            return False  # the response that may go on waits for it
+        if self._is_patient and isinstance(work_item, CallModel) and work_item in self._doing:
             return False
         return self._is_quiescing and Executor.is_repeatable(work_item)
 

@@ -29,7 +29,7 @@ from midstream.session.records import (
     decode,
 )
 from midstream.session.session import Session
-from midstream.session.turn.commands import CallFinished, Cancel, ChildSpoke, SendMessage
+from midstream.session.turn.commands import CallFinished, Cancel, ChildStreamed, SendMessage
 from midstream.session.turn.pending import RunChild
 from midstream.session.turn.states import SUSPECTED_CODE, RunningCalls
 from midstream.store.contract import StoredRecord
@@ -39,7 +39,7 @@ DEPTH_MAX = 3
 POLL_S = 0.5
 """Seconds between two looks at a child that another process still holds."""
 RECORDS_PER_LOOK = 200
-_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
+_OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 """Records that say nothing to a reader of the parent."""
 _AWAY = (UnavailableError, LeaseHeldError, LeaseLostError)
 """Another process has the child, or took it from this one, or the store is away: it is not lost."""
@@ -67,7 +67,7 @@ class ChildRunner(Protocol):
 
 
 class Nursery(Protocol):
-    """Owner of children: the host."""
+    """Node of children: the host."""
 
     async def child(self, session_id: str, path: tuple[str, ...]) -> ChildRunner:
         """Return the child session, awake, with the agent at `path`."""
@@ -78,7 +78,7 @@ class Shows(Protocol):
 
     session_id: str
 
-    async def show(self, command: ChildSpoke) -> None:
+    async def show(self, command: ChildStreamed) -> None:
         """Journal what a child did."""
 
 
@@ -110,7 +110,7 @@ async def run_child(
                 said = SendMessage(
                     UserMessage.of(task),
                     timeout_s=found.timeout_s,
-                    replies_max=found.replies_max,
+                    responses_max=found.responses_max,
                     parent=place,
                 )
                 await child.submit(said)
@@ -128,7 +128,7 @@ async def run_child(
 
 
 def _finished(pending_work: RunChild, result: Result, *, is_suspect: bool = False) -> CallFinished:
-    return CallFinished(pending_work.turn, pending_work.reply_no, result, is_suspect)
+    return CallFinished(pending_work.turn, pending_work.response_no, result, is_suspect)
 
 
 def children_at_work(session_id: str, parent: Session) -> list[str]:
@@ -138,7 +138,7 @@ def children_at_work(session_id: str, parent: Session) -> list[str]:
         return []
     numbered = enumerate(turn.calls)
     at_work = [number for number, call in numbered if call.is_running and call.plan.site is Site.CHILD]
-    return [_id_at(session_id, turn.turn, turn.reply_no, number) for number in at_work]
+    return [_id_at(session_id, turn.turn, turn.response_no, number) for number in at_work]
 
 
 async def stop_child(
@@ -175,7 +175,7 @@ async def stop_child(
 def result_of(call_id: str, child: Session) -> Result:
     """Return the outcome of a call whose child has ended: its last words, and how it ended."""
     last = child.history.entries[-1] if child.history.entries else None
-    words = last.reply.text if isinstance(last, Step) else ""
+    words = last.response.text if isinstance(last, Step) else ""
     end = child.last_turn
     if end is None:
         return Result(call_id, "The sub-agent never began.", Outcome.CANCELLED)
@@ -205,10 +205,10 @@ async def _show_all(child: ChildRunner, shows: Shows, pending_work: RunChild, na
         if page:
             after = page[-1].position
             told = tuple(
-                (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_OWNERS)
+                (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_NODES)
             )
             await shows.show(
-                ChildSpoke(pending_work.turn, pending_work.reply_no, pending_work.call_id, name, told)
+                ChildStreamed(pending_work.turn, pending_work.response_no, pending_work.call_id, name, told)
             )
         elif not is_live:
             return after
@@ -220,15 +220,17 @@ def _place(
     session_id: str, pending_work: RunChild, parent: Session, state: CallState, found: SubAgent
 ) -> Parent:
     above = parent.parent.path if parent.parent else ()
-    return Parent(session_id, pending_work.turn, pending_work.reply_no, state.call.id, (*above, found.name))
+    return Parent(
+        session_id, pending_work.turn, pending_work.response_no, state.call.id, (*above, found.name)
+    )
 
 
 def _child_id(place: Parent, state: CallState, parent: Session) -> str:
     """Return the one id of the child of a call: ids of calls may hold anything, their places are numbers."""
     calls = getattr(parent.turn, "calls", ())
     index = next(number for number, call in enumerate(calls) if call.call.id == state.call.id)
-    return _id_at(place.session, place.turn, place.reply, index)
+    return _id_at(place.session, place.turn, place.response, index)
 
 
-def _id_at(session_id: str, turn: int, reply: int, index: int) -> str:
-    return f"{session_id}{PART_MARK}{turn}.{reply}.{index}"
+def _id_at(session_id: str, turn: int, response: int, index: int) -> str:
+    return f"{session_id}{PART_MARK}{turn}.{response}.{index}"

@@ -12,21 +12,21 @@ from typing import assert_never
 from midstream.environment import Cancellable, World
 from midstream.session.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
 from midstream.session.turn.pending import (
-    AskModel,
+    AnswerAgent,
     AwaitCancelled,
     AwaitClient,
     AwaitEnd,
     AwaitPerson,
+    CallModel,
     PendingWork,
     ProbeCall,
     RunCall,
     RunChild,
-    TellAgent,
 )
 
 Wait = AwaitClient | AwaitPerson | AwaitCancelled | AwaitEnd
 """a piece of pending work for which nothing is to be done before its deadline."""
-Work = AskModel | RunCall | RunChild | ProbeCall | TellAgent
+Work = CallModel | RunCall | RunChild | ProbeCall | AnswerAgent
 """a piece of pending work for which something is to be done."""
 _WAITS = (AwaitClient, AwaitPerson, AwaitCancelled, AwaitEnd)
 
@@ -109,9 +109,9 @@ def _tell_nobody(_command: Command) -> None:
 def _end_of(wait: Wait) -> Command:
     match wait:
         case AwaitClient():
-            return CallExpired(wait.turn, wait.reply_no, wait.call_id)
+            return CallExpired(wait.turn, wait.response_no, wait.call_id)
         case AwaitPerson():
-            return QuestionExpired(wait.turn, wait.reply_no, wait.call_id)
+            return QuestionExpired(wait.turn, wait.response_no, wait.call_id)
         case AwaitCancelled():
             return CancelExpired(wait.turn)
         case AwaitEnd():

@@ -18,8 +18,8 @@ from midstream.retries import TRIAL, TRIAL_BACKOFF
 from midstream.session.session import Session
 from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
 
-OWNERS_MAX = 16
-"""Dead owners of which it is kept what they left, until the trials of it are over."""
+NODES_MAX = 16
+"""Dead nodes of which it is kept what they left, until the trials of it are over."""
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Trials:
     """The suspects of one host.
 
     Args:
-        owner: The name of this process: what it left itself, no death has interrupted.
+        node: The name of this process: what it left itself, no death has interrupted.
         awake: The sessions in memory.
         is_ready: Wait until the suspects of this start are known.
     """
@@ -36,33 +36,33 @@ class Trials:
     def __init__(
         self,
         world: World,
-        owner: str,
+        node: str,
         awake: Mapping[str, Runner],
         is_ready: Callable[[], Awaitable[None]],
     ) -> None:
         self._world = world
-        self._owner = owner
+        self._node = node
         self._awake = awake
         self._is_ready = is_ready
         self._left: dict[str, dict[str, Session]] = {}
-        """The suspects that were claimed here, as their dead owners had left them."""
+        """The suspects that were claimed here, as their dead nodes had left them."""
         self._held: list[Runner] = []
         self._running: asyncio.Task[None] | None = None
 
     def is_suspect(self, runner: Runner) -> bool:
-        """Return whether a session is claimed only when all that its owner left was read."""
+        """Return whether a session is claimed only when all that its node left was read."""
         state = runner.state
-        return state.owner != self._owner and (is_at_risk(state) or is_untried(state))
+        return state.node != self._node and (is_at_risk(state) or is_untried(state))
 
     def suspected(self, runner: Runner) -> int:
         """Return how many deaths a session is suspected of that is about to be claimed."""
         state = runner.state
         if not self.is_suspect(runner):
             return 0
-        left = self._left.setdefault(state.owner, {})
-        while len(self._left) > OWNERS_MAX:
+        left = self._left.setdefault(state.node, {})
+        while len(self._left) > NODES_MAX:
             del self._left[next(iter(self._left))]
-        others = {key: each.state for key, each in self._awake.items() if each.state.owner == state.owner}
+        others = {key: each.state for key, each in self._awake.items() if each.state.node == state.node}
         others.update(left)
         others.pop(runner.session_id, None)
         left[runner.session_id] = state

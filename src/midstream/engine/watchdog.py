@@ -24,7 +24,7 @@ from typing import Self
 from msgspec import Struct
 
 from midstream.environment import Cancellable, World
-from midstream.session.turn.commands import Stalled, StallOver
+from midstream.session.turn.commands import Stalled, StallFinished
 from midstream.timing import StallBudgets, StalledOn
 
 RECENT_MAX = 20
@@ -52,7 +52,7 @@ class StallSeen(Struct, frozen=True):
     level: Level
     session: str
     turn: int
-    reply: int
+    response: int
     waiting_for: StalledOn
     silent_s: float
     call_id: str = ""
@@ -76,7 +76,7 @@ class Watch:
     """Watches one model call, or one run of a tool.
 
     Args:
-        place: The session with the number of turn and reply, and the id of the call for a tool.
+        place: The session with the number of turn and response, and the id of the call for a tool.
         tell: Takes what readers should know.
         on_stall: The agent's own counter.
     """
@@ -86,12 +86,12 @@ class Watch:
         world: World,
         budgets: StallBudgets,
         place: tuple[str, int, int, str],
-        tell: Callable[[Stalled | StallOver], None],
+        tell: Callable[[Stalled | StallFinished], None],
         on_stall: OnStall | None = None,
     ) -> None:
         self._world = world
         self._budgets = budgets
-        self._session, self._turn, self._reply, self._call_id = place
+        self._session, self._turn, self._response, self._call_id = place
         self._tell = tell
         self._on_stall = on_stall
         self._waiting_for = StalledOn.TOOL if self._call_id else StalledOn.FIRST_TOKEN
@@ -215,21 +215,27 @@ class Watch:
 
     def _say(self, level: Level, silent_s: float) -> None:
         """Tell readers, the log and the agent's counter. A fault of any of them is not the turn's."""
-        place = (self._turn, self._reply, self._waiting_for, round(silent_s, 3), self._call_id)
+        place = (self._turn, self._response, self._waiting_for, round(silent_s, 3), self._call_id)
         try:
             _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
             if level is not Level.FAIL:  # the failed attempt says so itself
-                self._tell(Stalled(*place) if level is Level.ADVISORY else StallOver(*place))
+                self._tell(Stalled(*place) if level is Level.ADVISORY else StallFinished(*place))
             if self._on_stall is not None:
                 seen = StallSeen(
-                    level, self._session, self._turn, self._reply, self._waiting_for, silent_s, self._call_id
+                    level,
+                    self._session,
+                    self._turn,
+                    self._response,
+                    self._waiting_for,
+                    silent_s,
+                    self._call_id,
                 )
                 self._on_stall(seen)
         except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
             _log.exception("a stall could not be told", extra=self._ids())
 
     def _ids(self) -> dict[str, object]:
-        ids = {"session": self._session, "turn": self._turn, "reply": self._reply}
+        ids = {"session": self._session, "turn": self._turn, "response": self._response}
         return {**ids, "call": self._call_id} if self._call_id else {**ids}
 
     def _what(self, silent_s: float) -> dict[str, object]:
@@ -245,7 +251,7 @@ class Watch:
         }
 
 
-def _tell_nobody(_seen: Stalled | StallOver) -> None:
+def _tell_nobody(_seen: Stalled | StallFinished) -> None:
     pass
 
 

@@ -152,9 +152,9 @@ def _is_continued(request: Json, history: list[Any]) -> bool:
 
 
 def _thinking_in(request: Json) -> bool | None:
-    """Whether a reply with calls must begin with thinking.
+    """Whether a response with calls must begin with thinking.
 
-    Only where thinking is plainly on: with `adaptive` thinking a reply may come without any.
+    Only where thinking is plainly on: with `adaptive` thinking a response may come without any.
     """
     asked = request.get("thinking")
     kind = asked.get("type") if isinstance(asked, dict) else None
@@ -162,7 +162,7 @@ def _thinking_in(request: Json) -> bool | None:
 
 
 def _is_paused(history: list[Any]) -> bool:
-    """Whether the list ends with a paused reply: only the provider's own tools were still at work in it."""
+    """Whether the list ends with a paused response: only the provider's own tools were still at work in it."""
     last = history[-1] if history else None
     if (
         not isinstance(last, dict)

@@ -115,7 +115,7 @@ def _session_of(request: ToolCallRequest) -> str:
 
 
 def _call_of(request: ToolCallRequest) -> Call:
-    """Return the call under an id that is its own in the whole thread: providers use one again in a later reply."""
+    """Return the call under an id that is its own in the whole thread: providers use one again in a later response."""
     asked = request.tool_call
     call_id = str(asked["id"] or "")
     state = request.state

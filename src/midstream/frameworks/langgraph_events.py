@@ -12,7 +12,7 @@ from msgspec import Struct
 from midstream.extras import extra
 from midstream.frameworks.langgraph_gate import ASKED
 from midstream.history.messages import File, History, Outcome, Result, Step, Text, Usage, UserMessage
-from midstream.models.replies import CallRequested, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.models.responses import ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested, Working
 from midstream.session.calls import NOT_STARTED_CONTENT
 
 with extra("langgraph"):
@@ -23,17 +23,17 @@ INTERRUPT = "interrupt"
 APPROVE = "approve"
 """The name of the call by which a graph asks whether it may call a tool."""
 BREAK = "\n\n"
-"""Between the texts of two messages in one reply."""
+"""Between the texts of two messages in one response."""
 
 
 # --- text -----------------------------------------------------------------------------------------------------
 
 
 class GraphText:
-    """The text of a graph's messages in one reply: each message once, those of parallel nodes one behind the other.
+    """The text of a graph's messages in one response: each message once, those of parallel nodes one behind the other.
 
     Args:
-        shown: The ids of the messages that earlier replies of the turn have shown.
+        shown: The ids of the messages that earlier responses of the turn have shown.
     """
 
     def __init__(self, shown: Collection[str]) -> None:
@@ -82,7 +82,7 @@ class GraphText:
             yield from self._text_of(messages[-1])
 
     def signature(self) -> str:
-        """Return what the journal keeps with the first call of this reply, for `TurnSoFar`."""
+        """Return what the journal keeps with the first call of this response, for `TurnSoFar`."""
         return msgspec.json.encode({"shown": self._said}).decode()
 
     def _say_next(self) -> Iterator[ModelEvent]:
@@ -141,7 +141,7 @@ def _thinking_in(message: Any) -> Iterator[str]:  # noqa: ANN401 - LangChain's
 
 
 class TurnSoFar(Struct, frozen=True):
-    """The text that the replies of a turn have shown, and the outcomes of their calls.
+    """The text that the responses of a turn have shown, and the outcomes of their calls.
 
     Args:
         shown: The ids of the messages that they have shown.
@@ -156,15 +156,15 @@ class TurnSoFar(Struct, frozen=True):
     asking: frozenset[str]
 
     @classmethod
-    def of(cls, history: History, reply: int) -> TurnSoFar:
-        """Read it from a history, given the number of the reply that is asked for."""
+    def of(cls, history: History, response: int) -> TurnSoFar:
+        """Read it from a history, given the number of the response that is asked for."""
         steps = [each for each in history.entries if isinstance(each, Step)]
         shown: set[str] = set()
         results: dict[str, Result] = {}
         answers: dict[str, list[Any]] = {}
         asking: set[str] = set()
-        for step in steps[len(steps) - (reply - 1) :] if reply > 1 else ():
-            for call, result in zip(step.reply.calls, step.results, strict=True):
+        for step in steps[len(steps) - (response - 1) :] if response > 1 else ():
+            for call, result in zip(step.response.calls, step.results, strict=True):
                 shown |= {*_shown_by(call.signature)}
                 results[result.call_id] = result
                 asker, mark, _ = result.call_id.rpartition("?")
@@ -193,11 +193,11 @@ class InterruptAnswer(Struct, frozen=True):
     value: Any
 
 
-def calls_of(interrupt_id: str, value: Any) -> Iterator[CallRequested]:  # noqa: ANN401 - the application's own
+def calls_of(interrupt_id: str, value: Any) -> Iterator[ToolCallRequested]:  # noqa: ANN401 - the application's own
     """Give the calls by which people are asked what an interrupt asks: one each for approvals, else one question."""
     actions = _actions_in(value)
     if not actions:
-        yield CallRequested(interrupt_id, INTERRUPT, _json(_question_of(value)))
+        yield ToolCallRequested(interrupt_id, INTERRUPT, _json(_question_of(value)))
     for number, action in enumerate(actions):
         # By default the description repeats the tool and its arguments.
         words = str(action.get("description", "")).partition("\n\nTool: ")[0]
@@ -206,7 +206,7 @@ def calls_of(interrupt_id: str, value: Any) -> Iterator[CallRequested]:  # noqa:
             "arguments": action["args"],
             "description": words,
         }
-        yield CallRequested(f"{interrupt_id}.{number}", APPROVE, _json(shown))
+        yield ToolCallRequested(f"{interrupt_id}.{number}", APPROVE, _json(shown))
 
 
 def answer_of(interrupt: Any, results: Mapping[str, Result]) -> InterruptAnswer | None:  # noqa: ANN401 - LangGraph's
@@ -325,8 +325,8 @@ def _ends(state: Any, cut: Sequence[UserMessage | Step]) -> Iterator[BaseMessage
             name=call["name"],
             status="error",
         )
-    if steps and not steps[-1].reply.calls and steps[-1].reply.text:
-        yield AIMessage(steps[-1].reply.text)
+    if steps and not steps[-1].response.calls and steps[-1].response.text:
+        yield AIMessage(steps[-1].response.text)
 
 
 def _of_entry(entry: UserMessage | Step, turn: int) -> Iterable[BaseMessage]:
@@ -336,9 +336,9 @@ def _of_entry(entry: UserMessage | Step, turn: int) -> Iterable[BaseMessage]:
         return [HumanMessage(content, id=message_id(turn))]
     calls = [
         {"name": call.name, "args": _arguments(call.arguments), "id": call.id, "type": "tool_call"}
-        for call in entry.reply.calls
+        for call in entry.response.calls
     ]
-    names = {call.id: call.name for call in entry.reply.calls}
+    names = {call.id: call.name for call in entry.response.calls}
     results = [
         ToolMessage(
             each.content,
@@ -348,7 +348,7 @@ def _of_entry(entry: UserMessage | Step, turn: int) -> Iterable[BaseMessage]:
         )
         for each in entry.results
     ]
-    return [AIMessage(entry.reply.text, tool_calls=calls), *results]
+    return [AIMessage(entry.response.text, tool_calls=calls), *results]
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -5,7 +5,8 @@
     agent = served(graph)
 
 `midstream serve module:graph` calls it too. The graph decides what happens next; its state is kept in the engine's own
-store, under the name of the session. It runs up to where nothing goes on without a result: that is one reply. The calls
+store, under the name of the session. It runs up to where nothing goes on without a result: that is one response.
+The calls
 of its `ToolNode`s are then run one by one like those of any agent, each journaled before it starts, and its interrupts
 are questions to people. With their results the graph runs on.
 """
@@ -59,7 +60,7 @@ from midstream.frameworks.langgraph_gate import (
 )
 from midstream.frameworks.langgraph_saver import KeyValueSaver
 from midstream.history.messages import Finish, Outcome, ToolSpec
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, Working
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, ToolCallRequested, Working
 from midstream.session.calls import OnDoubt
 from midstream.store.contract import Escrow, Store
 from midstream.tools.function_tools import TIMEOUT_S, StatedOutcome, Tool, current_call, question, tool
@@ -227,11 +228,11 @@ class _Live:
 
 
 class _Place(Struct, frozen=True):
-    """Position of a request: the session, its turn, the number of the reply."""
+    """Position of a request: the session, its turn, the number of the response."""
 
     session: str
     turn: int
-    reply: int
+    response: int
 
     @classmethod
     def of(cls, request: ModelRequest) -> _Place:
@@ -242,8 +243,8 @@ class _Place(Struct, frozen=True):
         """
         if request.session and not request.is_ephemeral:
             with contextlib.suppress(ValueError):
-                _, turn, reply = request.key.rsplit("/", 2)
-                return cls(request.session, int(turn), int(reply))
+                _, turn, response = request.key.rsplit("/", 2)
+                return cls(request.session, int(turn), int(response))
         raise ModelRejectedError(
             "a graph answers only in a session: its state is kept under the session's name"
         )
@@ -330,7 +331,7 @@ class GraphModel:
         live = self._live_of(place.session)
         thread = await self._saver.load(place.session)
         load = self._saver.serde.loads_typed
-        so_far = TurnSoFar.of(request.history, place.reply)
+        so_far = TurnSoFar.of(request.history, place.response)
         await self._saver.keep_answers(place.session, so_far.answers)
         asking = {name: live.asked[name] for name in so_far.asking if name in live.asked}
         returned = {name: (text, load(value)) for name, (text, value) in thread.returned.items()}
@@ -368,10 +369,10 @@ class GraphModel:
         yield Finished(Finish.CALLS if asked else Finish.STOP, words.model, words.usage)
 
     @staticmethod
-    def _calls(run: GraphPass, state: Any, so_far: TurnSoFar) -> Iterator[CallRequested]:  # noqa: ANN401 - LangGraph's
+    def _calls(run: GraphPass, state: Any, so_far: TurnSoFar) -> Iterator[ToolCallRequested]:  # noqa: ANN401 - LangGraph's
         for call_id, each in run.captured.items():
             arguments = msgspec.json.encode(each.call["args"]).decode()
-            yield CallRequested(call_id, each.call["name"], arguments)
+            yield ToolCallRequested(call_id, each.call["name"], arguments)
         for call_id, asked in run.asking.items():
             number = len(so_far.answers.get(call_id, ()))
             yield from calls_of(f"{call_id}?{number}", asked.value)

@@ -8,7 +8,7 @@
     async with durable.turn("chat-42", "Book a table", key=message_id):
         result = await Runner.run(agent, "Book a table")
 
-Run the same turn again after a crash: replies are told from the journal, so that call ids survive; tools that ended
+Run the same turn again after a crash: responses are told from the journal, so that call ids survive; tools that ended
 are not run again; a tool that was cut is handled by its policy. Give the run its input as a list or a text: a `Session`
 of the SDK would be written to again by each run.
 """
@@ -32,8 +32,8 @@ from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Text,
     UserMessage,
@@ -52,7 +52,14 @@ with extra("openai-agents"):
     from agents import FunctionTool, ModelResponse, Usage
     from agents.models.interface import Model
     from agents.tool_context import ToolContext
-    from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputItem, ResponseUsage
+    from openai.types.responses import (
+        Response as ModelsResponse,
+    )
+    from openai.types.responses import (
+        ResponseCompletedEvent,
+        ResponseOutputItem,
+        ResponseUsage,
+    )
     from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
     from pydantic import TypeAdapter
 
@@ -164,7 +171,7 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         except Exception as error:
             await turn.lost("model_failed", type(error).__name__)
             raise
-        await self._replied(turn, response)
+        await self._responded(turn, response)
         return response
 
     async def stream_response(
@@ -193,31 +200,31 @@ class _DurableModel(Model):  # type: ignore[misc, unused-ignore]  # untyped wher
         await self._wrapped.close()
 
     async def _heard(self, turn: DrivenTurn, event: Any) -> None:  # noqa: ANN401 - one of the SDK's many events
-        """Journal words as they come, and the whole reply before its last event reaches the SDK."""
+        """Journal words as they come, and the whole our_response before its last event reaches the SDK."""
         if event.type == "response.output_text.delta" and event.delta:
             text = storable(event.delta)
             turn.say((Delta(*turn.next_place, event.output_index, "text", text),))
         elif event.type in ("response.completed", "response.incomplete"):
             done = event.response
-            await self._replied(turn, ModelResponse(done.output, _usage_of(done.usage), done.id))
+            await self._responded(turn, ModelResponse(done.output, _usage_of(done.usage), done.id))
 
-    async def _replied(self, turn: DrivenTurn, response: ModelResponse) -> None:
+    async def _responded(self, turn: DrivenTurn, response: ModelResponse) -> None:
         _, number, _ = turn.next_place
-        reply = _reply_of(response, number)
+        our_response = _our_response_of(response, number)
         plans = [
             CallPlan(
                 call.id,
                 digest_of(call.name, call.arguments),
                 on_doubt=self._policies.get(call.name, OnDoubt.UNKNOWN),
             )
-            for call in reply.calls
+            for call in our_response.calls
         ]
         native = {
             "output": msgspec.Raw(_items.dump_json(response.output, exclude_unset=True)),
             "id": response.response_id,
             "tokens": (response.usage.input_tokens, response.usage.output_tokens),
         }
-        await turn.replied(reply, plans, msgspec.json.encode(native).decode())
+        await turn.responded(our_response, plans, msgspec.json.encode(native).decode())
 
 
 def _durable(tool: FunctionTool) -> FunctionTool:
@@ -262,23 +269,23 @@ def _answers(items: object) -> dict[str, Result]:
     }
 
 
-def _reply_of(response: ModelResponse, number: int) -> Reply:
-    parts: list[ReplyPart] = []
+def _our_response_of(response: ModelResponse, number: int) -> Response:
+    parts: list[ResponsePart] = []
     for item in response.output:
         if item.type == "message":
             text = "".join(each.text for each in item.content if each.type == "output_text")
             parts.append(Text(storable(text)))
         elif item.type == "function_call":
             parts.append(Call(storable(item.call_id), storable(item.name), storable(item.arguments)))
-    distinct = with_distinct_ids(tuple(parts), reply_no=number)
+    distinct = with_distinct_ids(tuple(parts), response_no=number)
     finish = Finish.CALLS if any(isinstance(part, Call) for part in distinct) else Finish.STOP
     usage = Tokens(response.usage.input_tokens, response.usage.output_tokens)
-    return Reply(distinct, finish, usage=usage)
+    return Response(distinct, finish, usage=usage)
 
 
 def _response_of(native: str) -> ModelResponse:
     if not native:
-        raise UsageError("this reply was cut and cannot be told again")
+        raise UsageError("this our_response was cut and cannot be told again")
     known = msgspec.json.decode(native)
     used, said = known["tokens"]
     usage = Usage(requests=1, input_tokens=used, output_tokens=said, total_tokens=used + said)
@@ -294,7 +301,7 @@ def _completed(response: ModelResponse) -> ResponseCompletedEvent:
         input_tokens_details=InputTokensDetails(cached_tokens=0, cache_write_tokens=0),
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
     )
-    whole = Response(
+    whole = ModelsResponse(
         id=response.response_id or "told-again",
         created_at=0,
         model="",

@@ -25,7 +25,7 @@ from midstream.history.rendering import render
 from midstream.models.openai_responses_stream import ResponsesReader
 from midstream.models.prompt_prefix import cache_key_of, canonical_tools
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 
 with extra("openai-agents"):
     import agents
@@ -72,7 +72,7 @@ class OpenAIAgentsModel:
         """Answer `request`; closing the iterator closes the connection.
 
         Raises:
-            ModelUnavailableError: Network fault, rate limit, overload, a reply that broke off.
+            ModelUnavailableError: Network fault, rate limit, overload, a our_response that broke off.
             ModelStalledError: No answer within `model_settings.timeout`, or the client's own limit.
             ModelRejectedError: The provider will never accept this request, or the agent's instructions failed.
             ContextOverflowError: It is longer than the model can read.
@@ -168,7 +168,7 @@ class OpenAIAgentsModel:
         if behavior == "run_llm_again" or not isinstance(last, Step):
             return ""
         names = None if isinstance(behavior, str) else behavior["stop_at_tool_names"]
-        for call, result in zip(last.reply.calls, last.results, strict=True):
+        for call, result in zip(last.response.calls, last.results, strict=True):
             if (names is None or call.name in names) and result.outcome in _LAST:
                 return result.content
         return ""
@@ -209,7 +209,7 @@ def _has_used_tools(history: History) -> bool:
     for entry in reversed(history.entries):
         if not isinstance(entry, Step):
             return False
-        if entry.reply.calls:
+        if entry.response.calls:
             return True
     return False
 
@@ -228,4 +228,4 @@ def _typed(error: Exception, name: str) -> ModelError:
         return ModelUnavailableError(f"the connection to {name} failed: {type(error).__name__}")
     if isinstance(error, UserError | openai.OpenAIError):
         return ModelRejectedError(f"{name} does not take this request: {error}")
-    return ModelUnavailableError(f"{name} sent what no reply can be: {error}")
+    return ModelUnavailableError(f"{name} sent what no our_response can be: {error}")

@@ -55,7 +55,7 @@ TIMEOUT_GRACE_S = 5.0
 """Seconds between a tool's own limit and midstream's, for the tool's `timeout_error_function`."""
 _POLICIES = (OnDoubt.UNKNOWN, OnDoubt.RERUN, OnDoubt.RERUN_WITH_KEY, OnDoubt.HOLD)
 _HOSTED = (WebSearchTool, FileSearchTool, CodeInterpreterTool)
-"""Tools that the provider runs within its reply, with a result in words."""
+"""Tools that the provider runs within its response, with a result in words."""
 _MAY_HAVE_RUN = "It may or may not have taken effect."
 _HALTED = "This tool call was stopped by the guardrail {name!r}."
 

@@ -8,11 +8,11 @@
     async with durable.turn("chat-42", key=message_id):
         result = await agent.run("Book a table", message_history=history)
 
-Run the same turn again after a crash: replies that the model gave are not asked for again, tools that ended are not
+Run the same turn again after a crash: responses that the model gave are not asked for again, tools that ended are not
 run again, and a tool that was cut is handled by its policy. Outside of a `turn` the agent is what it was.
 
 It stands on pydantic-ai's wrappers for models and toolsets and not on its `BaseDurabilityCapability`, because that one
-hands a streamed reply over when it has ended: there a live stream is no stream. `replay_scope` of
+hands a streamed our_response over when it has ended: there a live stream is no stream. `replay_scope` of
 `pydantic_ai.durable_exec` keeps what is told again out of traces.
 """
 
@@ -40,8 +40,8 @@ from midstream.history.messages import (
     File,
     Finish,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Text,
     Thinking,
@@ -53,7 +53,7 @@ from midstream.history.messages import (
 )
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
-from midstream.session.records import CallEnded, Delta, MessageAccepted, Record, ReplyCompleted, TurnStatus
+from midstream.session.records import CallEnded, Delta, MessageAccepted, Record, ResponseCompleted, TurnStatus
 from midstream.store.contract import Store, StoredRecord
 from midstream.store.store_registry import open_store
 from midstream.tools.function_tools import RESULT_CHARS_MAX, current_call, running
@@ -347,21 +347,23 @@ class _Run:
         """Let somebody else run this session."""
         self._scope.driver.leave(self._scope.session)
 
-    async def known_reply(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
-        """Return the next reply where the journal has it; else it is announced that the model is asked."""
+    async def known_response(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
+        """Return the next our_response where the journal has it; else it is announced that the model is asked."""
         known = await self.turn.ask(_answers(messages))
         if known is None:
             return None
         record_durable_unit(executed=False)
         return _response_of(known.native)
 
-    async def replied(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
-        """Journal a whole reply."""
+    async def responded(self, response: ModelResponse, parameters: ModelRequestParameters) -> None:
+        """Journal a whole our_response."""
         _, number, _ = self.turn.next_place
-        reply = _reply_of(response, number)
+        our_response = _our_response_of(response, number)
         tools = {tool.name: tool for tool in parameters.function_tools}
-        plans = [self._plan(call, tools.get(call.name)) for call in reply.calls]
-        await self.turn.replied(reply, plans, ModelMessagesTypeAdapter.dump_json([response]).decode())
+        plans = [self._plan(call, tools.get(call.name)) for call in our_response.calls]
+        await self.turn.responded(
+            our_response, plans, ModelMessagesTypeAdapter.dump_json([response]).decode()
+        )
         record_durable_unit(executed=True)
 
     async def lost(self, error: Exception) -> None:
@@ -381,7 +383,7 @@ class _Run:
 
 
 def _unanswered(messages: Sequence[ModelMessage]) -> ModelResponse | None:
-    """Return the last reply, if some of its calls have no result in the history."""
+    """Return the last our_response, if some of its calls have no result in the history."""
     answered = _answers(messages)
     last = next((each for each in reversed(messages) if isinstance(each, ModelResponse)), None)
     is_open = last is not None and any(call.tool_call_id not in answered for call in last.tool_calls)
@@ -389,13 +391,13 @@ def _unanswered(messages: Sequence[ModelMessage]) -> ModelResponse | None:
 
 
 def _number_of(response: ModelResponse, turn: DrivenTurn) -> int:
-    """Return which reply of the open turn the history given to a run ends in."""
+    """Return which our_response of the open turn the history given to a run ends in."""
     for number, recorded in turn.recorded.items():
         known = _response_of(recorded.native)
         if known.timestamp == response.timestamp and _call_ids(known) == _call_ids(response):
             return number
     raise UsageError(
-        "the history ends in calls that no reply of the open turn asked for: run them in their own session"
+        "the history ends in calls that no our_response of the open turn asked for: run them in their own session"
     )
 
 
@@ -419,14 +421,14 @@ class _DurableModel(WrapperModel):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        if (known := await self._run.known_reply(messages)) is not None:
+        if (known := await self._run.known_response(messages)) is not None:
             return known
         try:
             response = await super().request(messages, model_settings, model_request_parameters)
         except Exception as error:
             await self._run.lost(error)
             raise
-        await self._run.replied(response, model_request_parameters)
+        await self._run.responded(response, model_request_parameters)
         return response
 
     @asynccontextmanager
@@ -437,7 +439,7 @@ class _DurableModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse, None]:
-        if (known := await self._run.known_reply(messages)) is not None:
+        if (known := await self._run.known_response(messages)) is not None:
             yield CompletedStreamedResponse(
                 known, model_request_parameters=model_request_parameters, replay_events=True
             )
@@ -450,22 +452,22 @@ class _DurableModel(WrapperModel):
                 ear.listen(streamed)
                 yield streamed
         except Exception as error:
-            if ear.is_done:  # the reply was whole: the error is its reader's
-                await self._run.replied(streamed.get(), model_request_parameters)
+            if ear.is_done:  # the our_response was whole: the error is its reader's
+                await self._run.responded(streamed.get(), model_request_parameters)
             else:
                 await self._run.lost(error)
             raise
         if ear.is_done:
-            await self._run.replied(streamed.get(), model_request_parameters)
+            await self._run.responded(streamed.get(), model_request_parameters)
 
 
 class _Ear:
-    """Hears a streamed reply on its way to the agent, and journals its words as they come."""
+    """Hears a streamed our_response on its way to the agent, and journals its words as they come."""
 
     def __init__(self, turn: DrivenTurn) -> None:
         self._turn = turn
         self._places: dict[int, int] = {}
-        """Place in our reply by pydantic-ai's: it has parts that ours does not hold."""
+        """Place in our our_response by pydantic-ai's: it has parts that ours does not hold."""
         self.is_done = False
 
     def listen(self, streamed: StreamedResponse) -> None:
@@ -618,8 +620,8 @@ def _part_of(content: UserContent) -> UserPart:
             return Text(f"[{type(content).__name__}]")
 
 
-def _reply_of(response: ModelResponse, number: int) -> Reply:
-    parts: list[ReplyPart] = []
+def _our_response_of(response: ModelResponse, number: int) -> Response:
+    parts: list[ResponsePart] = []
     for part in response.parts:
         match part:
             case TextPart():
@@ -633,11 +635,11 @@ def _reply_of(response: ModelResponse, number: int) -> Reply:
                 pass  # the native form has it
     used = response.usage
     usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
-    distinct = with_distinct_ids(tuple(parts), reply_no=number)
+    distinct = with_distinct_ids(tuple(parts), response_no=number)
     finish = _FINISHES.get(response.finish_reason or "", Finish.STOP)
     if finish is Finish.STOP and any(isinstance(part, Call) for part in distinct):
         finish = Finish.CALLS
-    return Reply(distinct, finish, response.model_name or "", usage)
+    return Response(distinct, finish, response.model_name or "", usage)
 
 
 def _response_of(native: str) -> ModelResponse:
@@ -670,7 +672,9 @@ def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
     """Return the messages of turns that have ended: prompts, responses, and a result for each of their calls."""
     messages: list[ModelMessage] = []
     answers: dict[tuple[int, int, str], CallEnded] = {
-        (each.turn, each.reply, each.result.call_id): each for each in records if isinstance(each, CallEnded)
+        (each.turn, each.response, each.result.call_id): each
+        for each in records
+        if isinstance(each, CallEnded)
     }
     for record in records:
         if isinstance(record, MessageAccepted):
@@ -678,10 +682,10 @@ def finished_messages(records: Sequence[Record]) -> list[ModelMessage]:
             content = [_content_of(part) for part in record.message.parts]
             prompt = content[0] if len(content) == 1 and isinstance(content[0], str) else content
             messages.append(ModelRequest([UserPromptPart(prompt, timestamp=at)], timestamp=at))
-        elif isinstance(record, ReplyCompleted):
+        elif isinstance(record, ResponseCompleted):
             messages.append(_recorded_response(record))
             calls = record.body.calls
-            ended = ((call, answers.get((record.turn, record.reply, call.id))) for call in calls)
+            ended = ((call, answers.get((record.turn, record.response, call.id))) for call in calls)
             parts = [_return_of(call, each) for call, each in ended if each is not None]
             if parts:
                 messages.append(ModelRequest(parts, timestamp=parts[-1].timestamp))
@@ -704,7 +708,7 @@ def _content_of(part: UserPart) -> UserContent:
             return DocumentUrl(part.url or "", media_type=part.media_type)
 
 
-def _recorded_response(record: ReplyCompleted) -> ModelResponse:
+def _recorded_response(record: ResponseCompleted) -> ModelResponse:
     """Return a whole response as the model gave it, or the words of one that was cut."""
     if record.native:
         return _response_of(record.native)

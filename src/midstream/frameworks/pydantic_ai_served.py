@@ -315,7 +315,7 @@ class _Toolset:
             context.tool_call_id = call.call_id
             context.tool_call_approved = tool.tool_def.kind == "unapproved"
             context.max_retries = tool.max_retries
-            context.run_step = call.reply
+            context.run_step = call.response
             context.run_id = f"{call.session}/{call.turn}"
             context.conversation_id = call.session
         return context

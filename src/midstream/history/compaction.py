@@ -11,7 +11,7 @@ from midstream.history.messages import (
     Call,
     Entry,
     History,
-    ReplyPart,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -75,7 +75,7 @@ def _size(entry: Entry) -> int:
     if isinstance(entry, Step):
         return (
             1
-            + sum(map(_part_size, entry.reply.parts))
+            + sum(map(_part_size, entry.response.parts))
             + sum(_result_size(result) for result in entry.results)
         )
     texts = (
@@ -85,7 +85,7 @@ def _size(entry: Entry) -> int:
     return 1 + sum(texts)
 
 
-def _part_size(part: ReplyPart) -> int:
+def _part_size(part: ResponsePart) -> int:
     if isinstance(part, UpstreamCall):
         return len(part.name) + len(part.arguments) + len(part.content)
     return len(part.name) + len(part.arguments) if isinstance(part, Call) else len(part.text)

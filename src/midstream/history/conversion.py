@@ -50,7 +50,7 @@ def converted(messages: list[Value], source: Format, target: Format, *, system: 
 
 
 def _grouped(turns: list[MessageTurn], source: Format) -> list[MessageTurn]:
-    """Gather what a format spreads over several messages: the items of a reply, the results of a reply."""
+    """Gather what a format spreads over several messages: the items of a response, the results of a response."""
     if source.layout is ResultPlacement.GROUPED:
         return turns
     grouped: list[MessageTurn] = []
@@ -89,7 +89,7 @@ class _Crossing:
             if turn.role is Role.SYSTEM:
                 self._system(turn)
             elif turn.role is Role.ASSISTANT:
-                self._reply(turn)
+                self._response(turn)
             else:
                 self._user(turn)
         messages = [self._built(turn) for turn in self.out]
@@ -113,7 +113,7 @@ class _Crossing:
         else:
             self.out.append(MessageTurn(Role.SYSTEM, [self.target.text(words, Role.SYSTEM)]))
 
-    def _reply(self, turn: MessageTurn) -> None:
+    def _response(self, turn: MessageTurn) -> None:
         parts: list[Part] = []
         signer = self.source.name if self.source.spec.signs_thinking else ""
         for part in turn.parts:

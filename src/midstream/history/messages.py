@@ -60,7 +60,7 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
 class Call(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
     """A tool request.
 
-    `id` is unique within its reply; where the provider gave none or gave one twice, it was minted and
+    `id` is unique within its response; where the provider gave none or gave one twice, it was minted and
     `provider_id` holds the original. `arguments` is the JSON text exactly as the model wrote it, also when it
     is broken. `signature` is the provider's over the call (Gemini's thought signature), kept byte for byte: the model
     that signed it wants it back.
@@ -93,7 +93,7 @@ class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defa
     """A tool that the upstream ran itself, elsewhere: shown and kept, never run here and never owed a result.
 
     Args:
-        id: Unique among the upstream's calls of its reply.
+        id: Unique among the upstream's calls of its response.
         name: The upstream's name of the tool; "" where it never said.
         arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
         content: What the upstream read, cut likewise.
@@ -110,9 +110,9 @@ class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defa
 UPSTREAM_CHARS_MAX = 16 * 1024
 """Characters that are kept of the arguments, and of the content, of a call that ran upstream: it remembers the rest."""
 UPSTREAM_CUT = "The agent that ran this tool did not say how it ended."
-"""The content of a call that ran upstream and was still open when the reply ended."""
+"""The content of a call that ran upstream and was still open when the response ended."""
 
-ReplyPart = Text | Thinking | Call | UpstreamCall
+ResponsePart = Text | Thinking | Call | UpstreamCall
 
 
 class Result(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -154,7 +154,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Finish(StrEnum):
-    """Why a reply ended."""
+    """Why a response ended."""
 
     STOP = "stop"
     CALLS = "calls"
@@ -176,10 +176,10 @@ class UserMessage(Struct, frozen=True, gc=False, tag="user"):
         return cls((Text(text),))
 
 
-class Reply(Struct, frozen=True, gc=False, omit_defaults=True):
+class Response(Struct, frozen=True, gc=False, omit_defaults=True):
     """One answer of a model, whole. Its calls carry distinct ids."""
 
-    parts: tuple[ReplyPart, ...]
+    parts: tuple[ResponsePart, ...]
     finish: Finish = Finish.STOP
     model: str = ""
     usage: Usage | None = None
@@ -187,7 +187,7 @@ class Reply(Struct, frozen=True, gc=False, omit_defaults=True):
     def __post_init__(self) -> None:
         ids = [part.id for part in self.parts if isinstance(part, Call)]
         if len(set(ids)) != len(ids) or "" in ids:
-            raise InvalidHistoryError(f"the calls of one reply need distinct, non-empty ids, got {ids!r}")
+            raise InvalidHistoryError(f"the calls of one response need distinct, non-empty ids, got {ids!r}")
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -201,22 +201,24 @@ class Reply(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Step(Struct, frozen=True, gc=False, tag="step", omit_defaults=True):
-    """A reply with the results of all its calls, in the calls' order: the unit of history.
+    """A response with the results of all its calls, in the calls' order: the unit of history.
 
     Raises:
         InvalidHistoryError: A result is missing, surplus or out of order, or a call that ran upstream has not ended.
     """
 
-    reply: Reply
+    response: Response
     results: tuple[Result, ...] = ()
 
     def __post_init__(self) -> None:
-        asked = [call.id for call in self.reply.calls]
+        asked = [call.id for call in self.response.calls]
         answered = [result.call_id for result in self.results]
         if asked != answered:
             raise InvalidHistoryError(f"calls {asked!r} do not match results {answered!r}")
-        if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.reply.parts):
-            raise InvalidHistoryError("a call that ran upstream needs an outcome before its reply is history")
+        if any(isinstance(part, UpstreamCall) and part.outcome is None for part in self.response.parts):
+            raise InvalidHistoryError(
+                "a call that ran upstream needs an outcome before its response is history"
+            )
 
 
 Entry = UserMessage | Step
@@ -240,19 +242,19 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-def with_distinct_ids(parts: tuple[ReplyPart, ...], *, reply_no: int) -> tuple[ReplyPart, ...]:
-    """Mint an id for each call that came with none or with one used before in this reply.
+def with_distinct_ids(parts: tuple[ResponsePart, ...], *, response_no: int) -> tuple[ResponsePart, ...]:
+    """Mint an id for each call that came with none or with one used before in this response.
 
     Providers send empty ids (MiniMax) and repeat them; the minted id follows from the place of the call, so
-    that it is the same whenever the same reply is parsed again.
+    that it is the same whenever the same response is parsed again.
     """
     taken = {part.id for part in parts if isinstance(part, Call)}
     seen: set[str] = set()
-    distinct: list[ReplyPart] = []
+    distinct: list[ResponsePart] = []
     for index, part in enumerate(parts):
         if isinstance(part, Call):
             if not part.id or part.id in seen:
-                minted = f"call-{reply_no}-{index}"
+                minted = f"call-{response_no}-{index}"
                 while minted in taken:  # models copy ids they have seen
                     minted += "'"
                 taken.add(minted)

@@ -62,18 +62,18 @@ def repair(
         profile: Whose rules hold; the format's own provider unless named (`midstream.history.profiles.PROFILES`).
         model: The model that will be asked; thinking that says it was signed for another one is dropped.
         thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`: it
-            has, and the provider wants the reasoning of every reply, not only of those with calls.
+            has, and the provider wants the reasoning of every response, not only of those with calls.
         system: The system prompt that is sent beside the list; comes back in `Repaired.system`, with system
             messages of the list moved into it where the provider wants them there.
-        live_tail: The last reply is still at work (an approval is pending, a tool is running): its open calls
+        live_tail: The last response is still at work (an approval is pending, a tool is running): its open calls
             are no defect and stay open.
         mode: `repair`; `strict` to raise instead; `drop` to leave out steps that are not complete, and
             nothing a user said; `sanitize` for what an aborted run left, as a run of another framework takes it:
-            without open calls, empty replies, system prompts, run ids, and all but the last of requests in a
+            without open calls, empty responses, system prompts, run ids, and all but the last of requests in a
             row; `rollback` to cut the list at the last complete step. `Edit.lost` holds the text that went.
         outcomes: How calls without a result ended, by call id, where the caller knows: `denied` by the user,
             `not-started`, `interrupted`, `unknown`. Unknown is assumed.
-        prefill: The last reply is one that the model is to continue.
+        prefill: The last response is one that the model is to continue.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no JSON value (cyclic, too deep, other objects).

@@ -36,11 +36,11 @@ class Profile(Struct, frozen=True, kw_only=True):
     signs: str = ""
     """Whose signed thinking it wants back: its own name for a signing provider, else empty."""
     is_thinking_signed: bool = False
-    """Unsigned thinking is refused, and so is thinking at the end of a reply."""
+    """Unsigned thinking is refused, and so is thinking at the end of a response."""
     wants_reasoning: Literal["no", "calls", "every"] = "no"
-    """While thinking, these replies must bring their reasoning along: those with calls (DeepSeek), or every one."""
+    """While thinking, these responses must bring their reasoning along: those with calls (DeepSeek), or every one."""
     takes_reasoning: bool = False
-    """Replies may bring `reasoning_content` along, whoever thought it."""
+    """Responses may bring `reasoning_content` along, whoever thought it."""
     signs_calls: bool = False
     """The first call of each step of the current turn must bring its signature along (Gemini 3)."""
     id_pattern: str = _ANYTHING
@@ -50,24 +50,24 @@ class Profile(Struct, frozen=True, kw_only=True):
     id_size_exact: int = 0
     """In characters; 0 where any length will do."""
     ids_refused: frozenset[str] = frozenset()
-    ids_are_unique: Literal["reply", "list"] = "reply"
+    ids_are_unique: Literal["response", "list"] = "response"
     """How far a call id must be unique."""
     joins_users: bool = True
     """User messages in a row are read as one turn."""
     alternates: Literal["no", "roles", "spoken"] = "no"
     """`roles`: user and assistant strictly in turn. `spoken`: the same, not counting calls and results."""
     first: Literal["any", "call-later", "user"] = "call-later"
-    """Who may begin: anybody; anybody but a reply with calls; the user only."""
+    """Who may begin: anybody; anybody but a response with calls; the user only."""
     call_follows_user: bool = False
-    """A reply with calls may not follow another reply (Gemini)."""
+    """A response with calls may not follow another response (Gemini)."""
     system: Literal["any", "after-user", "first", "apart"] = "any"
-    """Where system prompts stand: anywhere; not after a reply or a result; at the top; in a parameter."""
+    """Where system prompts stand: anywhere; not after a response or a result; at the top; in a parameter."""
     system_models: str = ""
-    """Models that take system prompts in mid-list, between a user's turn and a reply, though others do not."""
+    """Models that take system prompts in mid-list, between a user's turn and a response, though others do not."""
     user_follows_results: bool = True
     """A user may speak directly behind a result (not in Mistral's older templates)."""
     trims_prefill: bool = False
-    """A last reply that the model is to continue may not end in white space."""
+    """A last response that the model is to continue may not end in white space."""
     repeats_system: bool = True
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
@@ -75,17 +75,17 @@ class Profile(Struct, frozen=True, kw_only=True):
     is_empty_user_refused: bool = True
     """User messages without any content are refused."""
     is_hollow_refused: bool = True
-    """Replies without words and calls are refused."""
+    """Responses without words and calls are refused."""
     mixes_results: bool = True
     """Results and words may stand in one user message."""
     pairs_hosted: bool = False
-    """A hosted call and its result must stand in the same reply."""
+    """A hosted call and its result must stand in the same response."""
     files: Literal["any", "images", "none"] = "images"
     """Which attachments of a user a model is shown as they are; it is told of the others in words."""
     result_files: Literal["any", "unless-failed", "none"] = "any"
     """Which results may hold images and other attachments beside words."""
-    replies_show_files: bool = False
-    """Whether replies may hold images and other attachments."""
+    responses_show_files: bool = False
+    """Whether responses may hold images and other attachments."""
 
     def takes_id(self, call_id: object) -> bool:
         """Whether this can be a call's id here."""
@@ -232,7 +232,7 @@ _PROFILES = (
     ),
     Profile(
         name="gemini",
-        replies_show_files=True,
+        responses_show_files=True,
         speaks="gemini",
         files="any",
         signs="google",
@@ -243,7 +243,7 @@ _PROFILES = (
     ),
     Profile(
         name="gemini-3",
-        replies_show_files=True,
+        responses_show_files=True,
         speaks="gemini",
         files="any",
         signs="google",
@@ -308,12 +308,12 @@ _PROFILES = (
         id_size_max=40,
         ids_are_unique="list",
         blank="white",
-        replies_show_files=True,
+        responses_show_files=True,
     ),
     Profile(
         name="pydantic-ai",
         repeats_system=False,
-        replies_show_files=True,
+        responses_show_files=True,
         speaks="pydantic-ai",
         files="any",
         id_pattern=_WORD,
@@ -340,7 +340,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         id_size_max=min(sizes, default=0),
         id_size_exact=max(first.id_size_exact, second.id_size_exact),
         ids_refused=first.ids_refused | second.ids_refused,
-        ids_are_unique=_later(first.ids_are_unique, second.ids_are_unique, ("reply", "list")),
+        ids_are_unique=_later(first.ids_are_unique, second.ids_are_unique, ("response", "list")),
         joins_users=first.joins_users and second.joins_users,
         alternates=_later(first.alternates, second.alternates, ("no", "roles", "spoken")),
         first=_later(first.first, second.first, ("any", "call-later", "user")),
@@ -357,7 +357,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         pairs_hosted=first.pairs_hosted or second.pairs_hosted,
         files=_later(first.files, second.files, ("any", "images", "none")),
         result_files=_later(first.result_files, second.result_files, ("any", "unless-failed", "none")),
-        replies_show_files=first.replies_show_files and second.replies_show_files,
+        responses_show_files=first.responses_show_files and second.responses_show_files,
     )
 
 

@@ -34,8 +34,8 @@ from midstream.history.messages import (
     File,
     History,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -100,7 +100,7 @@ def render(
         instructions: The system prompt, or "".
         profile: Whose rules hold (`midstream.history.profiles.PROFILES`).
         form: The format of the messages; the one the profile's provider speaks unless named.
-        model: The model that is asked, as its replies name it: it gets its own signed thinking back, no other does.
+        model: The model that is asked, as its responses name it: it gets its own signed thinking back, no other does.
         thinking: Whether the request has thinking on, if known; `advice.thinking` may turn it off.
 
     Raises:
@@ -177,17 +177,17 @@ class _Writer:
     # --- what a model said, and what came of its calls --------------------------------------------------------
 
     def step(self, step: Step) -> None:
-        """Write a reply and the results of its calls; a reply that says and asks nothing is left out."""
-        reply = _in_words(step.reply)
-        if self._is_plain and (words := _only_words(reply.parts)):
+        """Write a response and the results of its calls; a response that says and asks nothing is left out."""
+        response = _in_words(step.response)
+        if self._is_plain and (words := _only_words(response.parts)):
             self.messages.append({"role": "assistant", "content": words})
             return
-        if not step.results and not reply.text.strip():
+        if not step.results and not response.text.strip():
             return
-        if self._profile.ids_are_unique == "reply":
+        if self._profile.ids_are_unique == "response":
             self._namer.seen.clear()
         calls: dict[str, Part] = {}
-        parts = self._reply_parts(reply, calls)
+        parts = self._response_parts(response, calls)
         layout = self._form.layout
         if layout is ResultPlacement.FLAT:
             for part in parts:
@@ -202,20 +202,20 @@ class _Writer:
         for result in results:
             self._write(MessageTurn(Role.TOOL, [result]))
 
-    def _reply_parts(self, reply: Reply, calls: dict[str, Part]) -> list[Part]:
+    def _response_parts(self, response: Response, calls: dict[str, Part]) -> list[Part]:
         form, profile = self._form, self._profile
         parts: list[Part] = []
         is_joined = form.layout is ResultPlacement.SEPARATE
-        if is_joined and (said := reply.text) and not said.isspace():
+        if is_joined and (said := response.text) and not said.isspace():
             parts.append(form.text(said, Role.ASSISTANT))
         has_thought = False
-        for part in reply.parts:
+        for part in response.parts:
             if isinstance(part, Call):
                 calls[part.id] = made = self._call(part)
-                self._sign(made, part, is_own=_is_of(reply, self._model), is_first=len(calls) == 1)
+                self._sign(made, part, is_own=_is_of(response, self._model), is_first=len(calls) == 1)
                 parts.append(made)
             elif isinstance(part, Thinking):
-                thought = self._thought(part, is_own=_is_of(reply, self._model))
+                thought = self._thought(part, is_own=_is_of(response, self._model))
                 if thought is not None:
                     has_thought = True
                     parts.append(thought)
@@ -224,7 +224,7 @@ class _Writer:
         if profile.wants_reasoning != "no" and form.spec.reasoning == "written" and calls and not has_thought:
             parts.append(Part(PartKind.THINKING, None, body=NO_REASONING))
         while parts[-1].kind is PartKind.THINKING and not is_joined:
-            parts.pop()  # nobody takes a reply that ends in a thought
+            parts.pop()  # nobody takes a response that ends in a thought
         return parts
 
     def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:
@@ -340,21 +340,21 @@ def _depth_of(text: str) -> int:
     return deepest
 
 
-def _is_of(reply: Reply, model: str) -> bool:
-    """Whether a reply is of this model; providers name the dated snapshot they asked."""
-    if reply.model == model:
+def _is_of(response: Response, model: str) -> bool:
+    """Whether a response is of this model; providers name the dated snapshot they asked."""
+    if response.model == model:
         return True
     name = model.removesuffix("-latest").removesuffix("-0")  # claude-sonnet-4-0 is claude-sonnet-4-20250514
-    return bool(name) and reply.model.startswith(name) and _DATE(reply.model, len(name)) is not None
+    return bool(name) and response.model.startswith(name) and _DATE(response.model, len(name)) is not None
 
 
-def _in_words(reply: Reply) -> Reply:
+def _in_words(response: Response) -> Response:
     """Tell of calls that ran upstream in words: nobody else has a part for what neither it nor we ran."""
-    if not any(isinstance(part, UpstreamCall) for part in reply.parts):
-        return reply
-    parts: list[ReplyPart] = []
-    last: ReplyPart | None = None
-    for part in reply.parts:
+    if not any(isinstance(part, UpstreamCall) for part in response.parts):
+        return response
+    parts: list[ResponsePart] = []
+    last: ResponsePart | None = None
+    for part in response.parts:
         if isinstance(part, UpstreamCall):
             words = words_of(part)
             parts.append(Text(words if last is None else f"\n{words}"))
@@ -363,10 +363,10 @@ def _in_words(reply: Reply) -> Reply:
         else:
             parts.append(part)
         last = last if isinstance(part, Thinking | Call) else part
-    return replace(reply, parts=tuple(parts))
+    return replace(response, parts=tuple(parts))
 
 
-def _only_words(parts: tuple[UserPart | ReplyPart, ...]) -> str:
+def _only_words(parts: tuple[UserPart | ResponsePart, ...]) -> str:
     """Return the text of a message that is one text, or nothing."""
     first = parts[0] if len(parts) == 1 else None
     return first.text if isinstance(first, Text) and not first.text.isspace() else ""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from midstream.history.messages import UPSTREAM_CHARS_MAX, UPSTREAM_CUT, Outcome, UpstreamCall, storable
 
 Words = tuple[Literal["text", "thinking"], str] | UpstreamCall
-"""What a part of a reply is, and what was said of it; or what is known of a call that the upstream runs."""
+"""What a part of a response is, and what was said of it; or what is known of a call that the upstream runs."""
 
 
 NAME_CHARS_MAX = 256
@@ -40,7 +40,7 @@ def ended(call: UpstreamCall, content: str, outcome: Outcome) -> UpstreamCall:
 
 
 def closed(call: UpstreamCall) -> UpstreamCall:
-    """Return the call as it stands in a reply that is over: one still open has an unknown outcome, and says why."""
+    """Return the call as it stands in a response that is over: one still open has an unknown outcome, and says why."""
     return call if call.outcome is not None else ended(call, UPSTREAM_CUT, Outcome.UNKNOWN)
 
 

@@ -13,15 +13,16 @@ from midstream.history.rendering import render
 from midstream.models.anthropic_stream import MessageReader, render_tools
 from midstream.models.http_limits import HttpLimits
 from midstream.models.prompt_prefix import anchored, canonical_tools
-from midstream.models.provider_http import ProvidedModel, Provider, read_reply
-from midstream.models.replies import ModelEvent, ModelRequest
+from midstream.models.provider_http import ProvidedModel, Provider, read_response
+from midstream.models.responses import ModelEvent, ModelRequest
 from midstream.session.model_settings import MESSAGES_GRANTS, MESSAGES_NAMES, granted_by, messages_fields
 
 API_VERSION = "2023-06-01"
 """What `anthropic-version` says unless `headers` do: what every server knows. The events of 2026-10-21 are the same; it
 refuses some fields that this one takes (such as `temperature`)."""
 TOKENS_MAX = 8192
-"""Tokens of one reply unless said otherwise: the API must be told a number, and every model since 2025 takes this."""
+"""Tokens of one response unless said otherwise: the API must be told a number, and every model since 2025 takes
+this."""
 
 
 class AnthropicMessages(ProvidedModel):
@@ -34,7 +35,7 @@ class AnthropicMessages(ProvidedModel):
         base_url: Up to and including the version, such as `https://models.example/v1`.
         model: The name the server knows the model by.
         api_key: Sent as `x-api-key`; None sends none (a bearer token goes into `headers`).
-        tokens_max: Tokens of a reply (`max_tokens`), thinking included.
+        tokens_max: Tokens of a response (`max_tokens`), thinking included.
         thinking: The API's own object, such as `{"type": "enabled", "budget_tokens": 4096}`. It is turned off for the
             rest of a tool loop whose thinking was lost.
         upstream_tools: Tools that the provider runs itself, as the API has them; they follow those of the request.
@@ -44,9 +45,9 @@ class AnthropicMessages(ProvidedModel):
         is_cached: Whether requests are marked for the provider's cache: the end of the tools, of the system prompt,
             of the messages, and where the request before ended. Marks in `extra` are left alone.
         cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
-        limits: How long the server may take to connect, to begin and between two pieces of a reply.
+        limits: How long the server may take to connect, to begin and between two pieces of a response.
 
-    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later request
     uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
 
     Raises:
@@ -90,18 +91,18 @@ class AnthropicMessages(ProvidedModel):
         """Answer `request`; closing the iterator closes the connection, on which servers stop.
 
         Raises:
-            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that broke off.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that broke off.
             ModelStalledError: Silence for longer than `limits` allow.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
             ModelFilteredError: The model refused and said nothing else.
-            ContextOverflowError: It is longer than the model can read, or leaves no room for a reply.
+            ContextOverflowError: It is longer than the model can read, or leaves no room for a response.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
         asked = self._provider.events(
             "POST", "/messages", self._body(request), headers=headers, stalls=request.stalls
         )
-        async with contextlib.aclosing(read_reply(asked, MessageReader())) as events:
+        async with contextlib.aclosing(read_response(asked, MessageReader())) as events:
             async for event in events:
                 yield event
 

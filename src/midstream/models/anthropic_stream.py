@@ -1,6 +1,6 @@
-"""Anthropic Messages: the events of a streamed reply, and the tools of a request.
+"""Anthropic Messages: the events of a streamed response, and the tools of a request.
 
-A reply comes in blocks, one after the other, each opened, grown and closed. Read generously, because other servers
+A response comes in blocks, one after the other, each opened, grown and closed. Read generously, because other servers
 speak this dialect too: a block that was never closed counts as far as it came, counts of tokens may come at the
 beginning or at the end, and events and blocks that nobody knows yet are passed over.
 """
@@ -17,20 +17,20 @@ from midstream.errors import ContextOverflowError, ModelFilteredError, ModelUnav
 from midstream.history.codecs.codec_spec import Json
 from midstream.history.messages import Finish, Outcome, ToolSpec, Usage
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
 )
 
 BLOCKS_MAX = 128
-"""Blocks of one reply that may be open at once (Anthropic opens one); a server that opens more is broken."""
+"""Blocks of one response that may be open at once (Anthropic opens one); a server that opens more is broken."""
 
 _WINDOW_FULL = "model_context_window_exceeded"
 _STOPS = {
@@ -39,7 +39,7 @@ _STOPS = {
     "tool_use": Finish.CALLS,
     "max_tokens": Finish.LENGTH,
     _WINDOW_FULL: Finish.LENGTH,
-    "pause_turn": Finish.LENGTH,  # Anthropic's own limit of rounds with its own tools cut the reply
+    "pause_turn": Finish.LENGTH,  # Anthropic's own limit of rounds with its own tools cut the response
     "refusal": Finish.FILTER,
 }
 _UPSTREAM_CALLS = ("server_tool_use", "mcp_tool_use")
@@ -69,7 +69,7 @@ class _Block(Struct):
 
 
 class MessageReader:
-    """Turn the events of one reply into ours. Feed `read_json`, then ask `end` once the stream is over."""
+    """Turn the events of one response into ours. Feed `read_json`, then ask `end` once the stream is over."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Block] = {}
@@ -96,21 +96,21 @@ class MessageReader:
         return self._noted(self._read(event))
 
     def end(self) -> list[ModelEvent]:
-        """Return the blocks that were left open and the end of the reply, after the last event.
+        """Return the blocks that were left open and the end of the response, after the last event.
 
         Raises:
             ModelUnavailableError: The stream broke off before its end.
             ModelFilteredError: The model refused, and said nothing else.
-            ContextOverflowError: The conversation left no room for a reply.
+            ContextOverflowError: The conversation left no room for a response.
         """
         if not self._is_over and not self._stop_reason:
-            raise ModelUnavailableError("the server's reply broke off in the middle")
+            raise ModelUnavailableError("the server's response broke off in the middle")
         left = self._noted([event for index in sorted(self._open) for event in self._closed(index)])
         if not (self._has_said or self._has_called):
             if self._stop_reason == "refusal":
                 raise ModelFilteredError("the model refused to answer")
             if self._stop_reason == _WINDOW_FULL:
-                raise ContextOverflowError("the conversation leaves no room for a reply")
+                raise ContextOverflowError("the conversation leaves no room for a response")
         finish = _STOPS.get(self._stop_reason, Finish.STOP)
         if self._has_called and finish is Finish.STOP:
             finish = Finish.CALLS
@@ -140,7 +140,7 @@ class MessageReader:
     def _noted(self, events: list[ModelEvent]) -> list[ModelEvent]:
         for event in events:
             match event:
-                case CallRequested():
+                case ToolCallRequested():
                     self._has_called = True
                 case TextDelta(text=text) if text:
                     self._has_said = True
@@ -188,7 +188,7 @@ class MessageReader:
         kind, call = block.start.get("type"), _text(block.start.get("id"))
         if kind == "tool_use":
             # Arguments of nothing stay "": that is how a call is known that was cut before it had any.
-            return [CallRequested(call, _text(block.start.get("name")), _arguments_of(block))]
+            return [ToolCallRequested(call, _text(block.start.get("name")), _arguments_of(block))]
         if kind in _UPSTREAM_CALLS:
             return [UpstreamCallStarted(call, _text(block.start.get("name")), _arguments_of(block) or "{}")]
         if kind == "thinking" and block.signature:
@@ -196,7 +196,8 @@ class MessageReader:
         return []
 
     def _count(self, usage: object) -> None:
-        """Counts only grow within a reply: a server that counts at the beginning or at the end is right both times."""
+        """Counts only grow within a response: a server that counts at the beginning or at the end is right both
+        times."""
         for name in _COUNTS:
             count = _object(usage).get(name)
             if isinstance(count, int):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from midstream.history.messages import Finish, storable
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ThinkingDelta
+from midstream.models.responses import Finished, ModelEvent, ThinkingDelta, ToolCallRequested
 
 ARGUMENTS_CHARS_MAX = 500
 """Characters an application is shown of the arguments of a call that it cannot run."""
@@ -28,7 +28,7 @@ class CallFilter:
     def passed(self, event: ModelEvent) -> ModelEvent:
         """Return the event as the application is to have it."""
         match event:
-            case CallRequested():
+            case ToolCallRequested():
                 return self._call(event)
             case Finished() if event.finish is Finish.CALLS and not self._has_tools:
                 return replace(event, finish=Finish.STOP)
@@ -37,7 +37,7 @@ class CallFilter:
             case _:
                 return event
 
-    def _call(self, event: CallRequested) -> ModelEvent:
+    def _call(self, event: ToolCallRequested) -> ModelEvent:
         arguments = storable(event.arguments)
         if not self._has_tools:
             return ThinkingDelta(f"\n[{event.name} {shortened(arguments, ARGUMENTS_CHARS_MAX)}]\n")

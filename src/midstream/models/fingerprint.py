@@ -53,11 +53,11 @@ class Fingerprint(Struct, frozen=True, array_like=True):
 class Outline(Struct, frozen=True):
     """A host's conversation, as far as it matters for who can continue it.
 
-    The *tail* are the user messages at the end with nothing between them; before it stand replies, back to the user
+    The *tail* are the user messages at the end with nothing between them; before it stand responses, back to the user
     message they answer.
 
     Args:
-        tail_users: How many user messages the tail has; 0 where a reply or a result is the end.
+        tail_users: How many user messages the tail has; 0 where a response or a result is the end.
         tail_results: The call ids of the results that are the end, or stand directly before the tail.
         answered: The call ids of all results between the last user message before the tail and the tail, in order.
     """

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol, runtime_checkable
 
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
-    PoolJudged,
     Resumable,
+    ReuseReported,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
@@ -26,19 +26,19 @@ from midstream.models.replies import (
 from midstream.store.contract import Store
 
 __all__ = [
-    "CallRequested",
     "Finished",
     "GrantingModel",
     "KeepAlive",
     "Model",
     "ModelEvent",
     "ModelRequest",
-    "PoolJudged",
     "Resumable",
     "ResumableModel",
+    "ReuseReported",
     "StoredModel",
     "TextDelta",
     "ThinkingDelta",
+    "ToolCallRequested",
     "UpstreamCallEnded",
     "UpstreamCallStarted",
     "Working",
@@ -66,19 +66,20 @@ class Model(Protocol):
 
 @runtime_checkable
 class ResumableModel(Model, Protocol):
-    """A model whose provider goes on with a reply when nobody listens, and keeps it for a while.
+    """A model whose provider goes on with a response when nobody listens, and keeps it for a while.
 
     Its stream says so with one `Resumable` before the first word. From then on closing the iterator stops nothing: a
-    reply that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered from its
-    beginning; readers are shown only what they have not seen. A reply that nobody wants any more is given to `stop`.
+    response that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered
+    from its
+    beginning; readers are shown only what they have not seen. A response that nobody wants any more is given to `stop`.
 
     `stream` raises beyond what every model does:
-        ModelCutError: The connection broke; the provider may go on with the reply.
-        ModelForgotError: The provider does not have the reply that `resume` names.
+        ModelCutError: The connection broke; the provider may go on with the response.
+        ModelForgotError: The provider does not have the response that `resume` names.
     """
 
     async def stop(self, token: str) -> None:
-        """Let the provider stop this reply. Bounded by the caller; whatever goes wrong is nobody's concern."""
+        """Let the provider stop this response. Bounded by the caller; whatever goes wrong is nobody's concern."""
 
 
 @runtime_checkable

@@ -13,10 +13,10 @@ from midstream.history.profiles import profile_named
 from midstream.history.rendering import render
 from midstream.models import openai_chat_tools
 from midstream.models.http_limits import HttpLimits
-from midstream.models.openai_stream import ReplyReader
+from midstream.models.openai_stream import ChatStreamReader
 from midstream.models.prompt_prefix import anchored_chat, cache_key_of, canonical_tools, takes_cache_key
-from midstream.models.provider_http import ProvidedModel, Provider, read_reply
-from midstream.models.replies import ModelEvent, ModelRequest
+from midstream.models.provider_http import ProvidedModel, Provider, read_response
+from midstream.models.responses import ModelEvent, ModelRequest
 from midstream.session.model_settings import CHAT_GRANTS, CHAT_NAMES, chat_fields, granted_by
 
 
@@ -38,9 +38,9 @@ class OpenAICompatible(ProvidedModel):
         profile: Whose rules the messages are written by (`midstream.history.profiles.PROFILES`): `openai-chat`,
             `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
             chat template of a model, `portable` for what everybody takes.
-        limits: How long the server may take to connect, to begin and between two pieces of a reply.
+        limits: How long the server may take to connect, to begin and between two pieces of a response.
 
-    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later request
     uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
 
     Raises:
@@ -79,18 +79,18 @@ class OpenAICompatible(ProvidedModel):
         """Answer `request`; closing the iterator closes the connection, on which servers stop.
 
         Raises:
-            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that broke off.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that broke off.
             ModelStalledError: Silence for longer than `limits` allow.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
-            ModelFilteredError: Its content filter withheld the whole reply.
+            ModelFilteredError: Its content filter withheld the whole response.
             ContextOverflowError: It is longer than the model can read.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}
         asked = self._provider.events(
             "POST", "/chat/completions", self._body(request), headers=headers, stalls=request.stalls
         )
-        async with contextlib.aclosing(read_reply(asked, ReplyReader())) as events:
+        async with contextlib.aclosing(read_response(asked, ChatStreamReader())) as events:
             async for event in events:
                 yield event
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, by its address, without an SDK: replies that outlive the connection and the process."""
+"""OpenAI's Responses API, by its address, without an SDK: responses that outlive the connection and the process."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from midstream.models.http_limits import HttpLimits
 from midstream.models.openai_responses_stream import ResponsesReader, render_tools
 from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_cache_key
 from midstream.models.provider_http import ProvidedModel, Provider
-from midstream.models.replies import KeepAlive, ModelEvent, ModelRequest, Resumable
+from midstream.models.responses import KeepAlive, ModelEvent, ModelRequest, Resumable
 from midstream.protocol.sse import ServerSentEvent
 from midstream.retries import ATTEMPT_PAUSE_MAX_S, RESPONSE_BACKOFF, RESPONSE_RECONNECTS_MAX
 from midstream.session.model_settings import RESPONSES_GRANTS, RESPONSES_NAMES, granted_by, responses_fields
 
 GONE = (400, 404, 410)
-"""What a server answers that no longer has a reply, or never kept it."""
+"""What a server answers that no longer has a response, or never kept it."""
 
 
 class OpenAIResponses(ProvidedModel):
     """A model behind `POST {base_url}/responses`.
 
-    In background mode the provider makes the reply whether anybody listens or not. A connection that breaks is made
-    again and the stream goes on after the last event; a reply that a killed process was in is taken up by the next
-    owner of the session. Background mode needs the provider to store the reply; without it (`is_background=False`)
-    nothing is stored, and a cut reply is asked for again.
+    In background mode the provider makes the response whether anybody listens or not. A connection that breaks is made
+    again and the stream goes on after the last event; a response that a killed process was in is taken up by the next
+    owner of the session. Background mode needs the provider to store the response; without it (`is_background=False`)
+    nothing is stored, and a cut response is asked for again.
 
     Args:
         base_url: Up to and including the version, such as `http://127.0.0.1:8000/v1`.
         model: The name the server knows the model by.
         api_key: Sent as a bearer token; None sends none.
-        is_background: Whether replies outlive their connection.
+        is_background: Whether responses outlive their connection.
         extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose
             value is None is left out.
         headers: More headers for each request.
         has_cache_key: Whether requests of a session carry `prompt_cache_key`, which brings them to a machine that has
             their beginning in its cache. None: where the server is known to take it.
-        limits: How long the server may take to connect, to begin and between two pieces of a reply.
+        limits: How long the server may take to connect, to begin and between two pieces of a response.
 
     Close the connections with `aclose`, or use the model as an async context.
 
@@ -75,18 +75,18 @@ class OpenAIResponses(ProvidedModel):
         """Which wishes for the making of an answer are passed on."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Answer `request`, or give the reply that `request.resume` names from its beginning.
+        """Answer `request`, or give the response that `request.resume` names from its beginning.
 
         Closing the iterator closes the connection. In background mode the provider goes on: see `stop`.
 
         Raises:
             ModelCutError: The connection broke, and so did those after it; the provider may go on.
-            ModelForgotError: The provider has the reply no longer.
+            ModelForgotError: The provider has the response no longer.
             ModelStalledError: Silence for longer than `limits` allow, and on every new connection again.
-            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a reply that the provider gave up.
+            ModelUnavailableError: No connection, 408, 409, 425, 429, 5xx, or a response that the provider gave up.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
-            ModelFilteredError: Its content filter withheld the whole reply.
+            ModelFilteredError: Its content filter withheld the whole response.
             ContextOverflowError: It is longer than the model can read.
         """
         reader = ResponsesReader()
@@ -113,7 +113,7 @@ class OpenAIResponses(ProvidedModel):
             raise reader.failure
 
     async def stop(self, token: str) -> None:
-        """Let the provider stop a reply that nobody wants any more.
+        """Let the provider stop a response that nobody wants any more.
 
         Raises:
             ModelUnavailableError: It could not be told.
@@ -121,7 +121,7 @@ class OpenAIResponses(ProvidedModel):
         await self._provider.post(f"/responses/{_quoted(token)}/cancel")
 
     def _asked(self, request: ModelRequest) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
-        # Another attempt wants another reply: the key of the first one would bring the first one back.
+        # Another attempt wants another response: the key of the first one would bring the first one back.
         headers = {"Idempotency-Key": f"{request.key}/{request.attempt}"} if request.key else {}
         return self._provider.events(
             "POST", "/responses", self._body(request), headers=headers, stalls=request.stalls
@@ -175,7 +175,7 @@ class OpenAIResponses(ProvidedModel):
 async def _read(
     reader: ResponsesReader, asked: AsyncGenerator[Sequence[ServerSentEvent], None]
 ) -> AsyncGenerator[ModelEvent, None]:
-    """Give the events of one connection, each before the next is read, until its end or that of the reply."""
+    """Give the events of one connection, each before the next is read, until its end or that of the response."""
     async with contextlib.aclosing(asked) as pieces:
         async for received in pieces:
             for each in received:

@@ -1,4 +1,4 @@
-"""OpenAI Responses: the events of a streamed reply, and the tools of a request.
+"""OpenAI Responses: the events of a streamed response, and the tools of a request.
 
 Events are numbered; the reader passes over those it has had, so that a stream may be taken up anywhere before its
 newest event. A failure is kept in `failure` and not raised: it is the provider's last word, while an error of the
@@ -16,13 +16,13 @@ from msgspec import Struct
 from midstream.errors import ModelError, ModelFilteredError, ModelUnavailableError
 from midstream.history.messages import Finish, Outcome, ToolSpec, Usage
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     Working,
@@ -64,17 +64,17 @@ class ResponsesEvent(Struct):
 
 
 class ResponsesReader:
-    """Turn the events of one reply into ours. Feed `read_json`; it is over once `is_ended`."""
+    """Turn the events of one response into ours. Feed `read_json`; it is over once `is_ended`."""
 
     def __init__(self) -> None:
         self.response_id = ""
-        """The provider's name for the reply; "" before it said so."""
+        """The provider's name for the response; "" before it said so."""
         self.sequence = -1
         """The number of the newest event that was read."""
         self.is_ended = False
         self.failure: ModelError | None = None
         """Why the provider gave up, once it has."""
-        self._calls: list[CallRequested] = []
+        self._calls: list[ToolCallRequested] = []
         self._upstream_calls: dict[str, str] = {}
         """Names of the calls the provider runs itself, by their ids, until their arguments are known."""
         self._has_said = False
@@ -88,7 +88,7 @@ class ResponsesReader:
         try:
             event = msgspec.json.decode(data, type=ResponsesEvent)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError("the server sent something that is no event of a reply") from error
+            raise ModelUnavailableError("the server sent something that is no event of a response") from error
         if self.is_ended:
             return []
         if event.sequence_number is not None:
@@ -144,7 +144,7 @@ class ResponsesReader:
         if kind == "response.failed":
             return self._fail(error_of(response.get("error")))
         if kind == "response.cancelled":
-            return self._fail(ModelUnavailableError("the reply was stopped at the provider"))
+            return self._fail(ModelUnavailableError("the response was stopped at the provider"))
         output = response.get("output")
         calls = _calls_in(output) if isinstance(output, list) else []
         finish = Finish.STOP
@@ -157,7 +157,7 @@ class ResponsesReader:
             words = [TextDelta(text)]
         calls = calls or self._calls
         if finish is Finish.FILTER and not (self._has_said or words or calls):
-            return self._fail(ModelFilteredError("the server's content filter withheld the whole reply"))
+            return self._fail(ModelFilteredError("the server's content filter withheld the whole response"))
         self.is_ended = True
         if calls and finish is Finish.STOP:
             finish = Finish.CALLS
@@ -187,10 +187,10 @@ def render_tools(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:
     ]
 
 
-def _calls_in(items: Iterable[Any]) -> list[CallRequested]:
+def _calls_in(items: Iterable[Any]) -> list[ToolCallRequested]:
     found = (item for item in items if isinstance(item, dict) and item.get("type") == _CALL)
     return [
-        CallRequested(*(str(item.get(key) or "") for key in ("call_id", "name", "arguments")))
+        ToolCallRequested(*(str(item.get(key) or "") for key in ("call_id", "name", "arguments")))
         for item in found
     ]
 
@@ -200,7 +200,7 @@ def _name_of(item: object) -> str:
 
 
 def _text_in(output: object) -> str:
-    """Return the words of a whole reply, for servers that stream none."""
+    """Return the words of a whole response, for servers that stream none."""
     items = output if isinstance(output, list) else []
     contents = (item.get("content") for item in items if isinstance(item, dict))
     pieces = (piece for content in contents if isinstance(content, list) for piece in content)

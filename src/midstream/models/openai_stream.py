@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the chunks of a streamed reply.
+"""OpenAI's chat completions: the chunks of a streamed response.
 
 Read generously, because many servers speak this dialect: calls may come without an index or with their arguments
 as an object, thinking under two names, usage with the last chunk or after it, an error in the middle of a stream.
@@ -14,10 +14,17 @@ from msgspec import Struct, field
 from midstream.errors import ModelFilteredError, ModelUnavailableError
 from midstream.history.messages import Finish, Usage
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import CallRequested, Finished, ModelEvent, TextDelta, ThinkingDelta, Working
+from midstream.models.responses import (
+    Finished,
+    ModelEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallRequested,
+    Working,
+)
 
 CALLS_MAX = 128
-"""Calls of one reply (OpenAI's own limit of tools); a server that counts further is broken."""
+"""Calls of one response (OpenAI's own limit of tools); a server that counts further is broken."""
 
 _FINISHES = {
     "stop": Finish.STOP,
@@ -84,8 +91,8 @@ class _Call(Struct):
     signature: str | None = None
 
 
-class ReplyReader:
-    """Turn the chunks of one reply into events. Feed `read`, then ask `end` once the stream is over."""
+class ChatStreamReader:
+    """Turn the chunks of one response into events. Feed `read`, then ask `end` once the stream is over."""
 
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
@@ -127,19 +134,19 @@ class ReplyReader:
         return events
 
     def end(self) -> list[ModelEvent]:
-        """Return the calls and the end of the reply, after the last chunk.
+        """Return the calls and the end of the response, after the last chunk.
 
         Raises:
             ModelUnavailableError: The stream broke off before its end.
-            ModelFilteredError: The content filter left nothing of the reply.
+            ModelFilteredError: The content filter left nothing of the response.
         """
         if self._finish is None:
-            raise ModelUnavailableError("the server's reply broke off in the middle")
+            raise ModelUnavailableError("the server's response broke off in the middle")
         if self._finish is Finish.FILTER and not self._has_said and not self._calls:
-            raise ModelFilteredError("the server's content filter withheld the whole reply")
+            raise ModelFilteredError("the server's content filter withheld the whole response")
         finish = Finish.CALLS if self._calls and self._finish is Finish.STOP else self._finish
         requested = [
-            CallRequested(call.id, call.name, "".join(call.arguments), call.signature)
+            ToolCallRequested(call.id, call.name, "".join(call.arguments), call.signature)
             for _, call in sorted(self._calls.items())
         ]
         return [*requested, Finished(finish, self._model, self._usage)]

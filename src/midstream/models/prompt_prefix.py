@@ -21,7 +21,8 @@ from midstream.session.records import PromptHead
 ANCHORS_MAX = 4
 """Marks that Anthropic takes in one request."""
 LOOK_BACK_BLOCKS = 20
-"""Blocks before a mark in which Anthropic looks for what it has kept: a reply with more calls needs a second mark."""
+"""Blocks before a mark in which Anthropic looks for what it has kept: a response with more calls needs a second
+mark."""
 OPENAI_HOSTS = ("api.openai.com",)
 """Servers, with those below them, known to take `prompt_cache_key`; others may refuse what they do not know."""
 _INSTRUCTING = ("system", "developer")
@@ -123,10 +124,10 @@ def _slid(messages: Sequence[Json], mark: Json, *, askers: Collection[str]) -> l
 def _anchor_places(messages: Sequence[Json], askers: Collection[str]) -> list[int]:
     """Return where the newest request of the conversation ends, and where the one before it ended."""
     tail = _last_asked(messages, len(messages), askers)
-    reply = next(
+    response = next(
         (place for place in range(tail - 1, -1, -1) if messages[place].get("role") == "assistant"), -1
     )
-    return [place for place in (_last_asked(messages, reply, askers), tail) if place >= 0]
+    return [place for place in (_last_asked(messages, response, askers), tail) if place >= 0]
 
 
 def _last_asked(messages: Sequence[Json], end: int, askers: Collection[str]) -> int:

@@ -29,7 +29,7 @@ from midstream.errors import (
 from midstream.models.http_limits import HttpLimits
 from midstream.models.network_log import NetworkLog
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import KeepAlive, ModelEvent
+from midstream.models.responses import KeepAlive, ModelEvent
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.retries import retry_after_s
 from midstream.timing import StallBudgets
@@ -37,7 +37,7 @@ from midstream.version import __version__
 
 CLOSE_S = 1.0
 CONTROL_S = 60.0
-"""Seconds of silence in the answer to a request that asks for no reply of a model, such as one that stops it."""
+"""Seconds of silence in the answer to a request that asks for no response of a model, such as one that stops it."""
 ERROR_BYTES_MAX = 64 * 1024
 """Bytes of an error's body that are read; the reason stands in the first few."""
 
@@ -65,13 +65,13 @@ class EventTranslator(Protocol):
         """Take the data of one event; return what a reader may be shown at once."""
 
     def end(self) -> list[ModelEvent]:
-        """Return the end of the reply, after the last event."""
+        """Return the end of the response, after the last event."""
 
 
-async def read_reply(
+async def read_response(
     asked: AsyncGenerator[Sequence[ServerSentEvent], None], reader: EventTranslator
 ) -> AsyncGenerator[ModelEvent, None]:
-    """Give a reply that is one answer, from its first byte to its last; what says nothing is a `KeepAlive`.
+    """Give a response that is one answer, from its first byte to its last; what says nothing is a `KeepAlive`.
 
     Raises whatever `asked` and the reader do, and closes `asked`.
     """
@@ -162,7 +162,7 @@ async def _pieces(
 class Provider:
     """A server of models, by its address.
 
-    Connections are kept between replies. After a reply that was cut (a cancel, silence, a fault) no later request
+    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later request
     uses any of them, since their state is unknown.
 
     Args:
@@ -254,7 +254,7 @@ class Provider:
                 self._network.answered(response.status)
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
                 if response.status in gone:
-                    raise ModelForgotError(f"{self.name} has the reply no longer")
+                    raise ModelForgotError(f"{self.name} has the response no longer")
                 if response.status != HTTPStatus.OK or media_type in _NO_STREAM:
                     raise await self._refusal(response, media_type, pieces)
                 decoder = SseDecoder()
@@ -345,7 +345,7 @@ class Provider:
         return found
 
     def _retire(self, connections: _Connections) -> None:
-        """Let no later request use these connections; other replies on them go on."""
+        """Let no later request use these connections; other responses on them go on."""
         connections.is_retired = True
         loop = asyncio.get_running_loop()
         if self._connections.get(loop) is connections:

@@ -24,14 +24,14 @@ from midstream.history.rendering import render
 from midstream.history.repair.report import Advice
 from midstream.models.prompt_prefix import cache_key_of, canonical_tools, takes_cache_key
 from midstream.models.provider_errors import error_of
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     KeepAlive,
     ModelEvent,
     ModelRequest,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     Working,
 )
 
@@ -116,7 +116,7 @@ class PydanticAIModel:
         """Answer `request`; closing the iterator closes the connection.
 
         Raises:
-            ModelUnavailableError, ModelStalledError: Network fault, rate limit, overload, a reply that broke off.
+            ModelUnavailableError, ModelStalledError: Network fault, rate limit, overload, a response that broke off.
             ModelRejectedError: The provider will never accept this request.
             ContextOverflowError: It is longer than the model can read.
         """
@@ -165,8 +165,8 @@ class PydanticAIModel:
 
 def _with_anchor(sent: list[messages.ModelMessage]) -> list[messages.ModelMessage]:
     """Mark the last prompt that has been answered: what to fall back to when the mark at the end finds nothing."""
-    replies = (at for at in range(len(sent) - 1, -1, -1) if isinstance(sent[at], messages.ModelResponse))
-    for place in range(next(replies, 0) - 1, -1, -1):
+    responses = (at for at in range(len(sent) - 1, -1, -1) if isinstance(sent[at], messages.ModelResponse))
+    for place in range(next(responses, 0) - 1, -1, -1):
         message = sent[place]
         last = message.parts[-1] if message.parts else None
         if isinstance(message, messages.ModelRequest) and isinstance(last, messages.UserPromptPart):
@@ -239,21 +239,21 @@ def _said(event: messages.ModelResponseStreamEvent) -> ModelEvent:
 
 
 def _ending(streamed: StreamedResponse) -> list[ModelEvent]:
-    """Return the calls, which are whole only now, and the end of the reply."""
-    reply = streamed.get()
-    calls = [part for part in reply.parts if isinstance(part, messages.ToolCallPart)]
+    """Return the calls, which are whole only now, and the end of the response."""
+    response = streamed.get()
+    calls = [part for part in response.parts if isinstance(part, messages.ToolCallPart)]
     requested = [
-        CallRequested(call.tool_call_id, call.tool_name, _text_of(call.args), _signature_of(call))
+        ToolCallRequested(call.tool_call_id, call.tool_name, _text_of(call.args), _signature_of(call))
         for call in calls
     ]
-    if reply.finish_reason == "error":
-        raise ModelUnavailableError("the provider ended the reply with an error")
-    finish = _FINISHES.get(reply.finish_reason or "stop", Finish.STOP)
-    if finish is Finish.FILTER and not reply.parts:
-        raise ModelFilteredError("the provider's content filter withheld the whole reply")
+    if response.finish_reason == "error":
+        raise ModelUnavailableError("the provider ended the response with an error")
+    finish = _FINISHES.get(response.finish_reason or "stop", Finish.STOP)
+    if finish is Finish.FILTER and not response.parts:
+        raise ModelFilteredError("the provider's content filter withheld the whole response")
     if calls and finish is Finish.STOP:
         finish = Finish.CALLS
-    used = reply.usage
+    used = response.usage
     usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
     return [*requested, Finished(finish, streamed.model_name, usage)]
 
@@ -282,7 +282,7 @@ def _typed(error: exceptions.AgentRunError | exceptions.UserError, name: str) ->
             return ModelStalledError(f"{name} gave no answer in time")
         return ModelUnavailableError(f"the connection to {name} failed", retry_after_s=wait_s)
     if isinstance(error, exceptions.ContentFilterError):
-        return ModelFilteredError(f"the content filter of {name} withheld the reply: {error}")
+        return ModelFilteredError(f"the content filter of {name} withheld the response: {error}")
     if isinstance(error, exceptions.UserError):
         return ModelRejectedError(f"{name} does not take this request: {error}")
-    return ModelUnavailableError(f"{name} sent what no reply can be: {type(error).__name__}")
+    return ModelUnavailableError(f"{name} sent what no response can be: {type(error).__name__}")

@@ -2,7 +2,7 @@
 
 There is one source, the journal: whatever was appended is told once, after it was appended, in its order, and nothing
 else is. Words of a model on their way (`delta`) are left out: there are a hundred of them for each record that counts,
-and the whole reply follows.
+and the whole response follows.
 """
 
 from __future__ import annotations

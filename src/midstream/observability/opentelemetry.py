@@ -179,7 +179,7 @@ class OpenTelemetry(Observer, Introduced):
             if who.model:
                 attributes["gen_ai.request.model"] = who.model
         if interval.kind is IntervalKind.MODEL:
-            attributes |= _attributes_of_reply(interval)
+            attributes |= _attributes_of_response(interval)
         if error := _error_of(interval):
             attributes["error.type"] = error
         return attributes
@@ -199,10 +199,10 @@ _LABELS = {
 """What of a span is a label of its metric: never what there is without end."""
 
 
-def _attributes_of_reply(interval: Interval) -> Attributes:
+def _attributes_of_response(interval: Interval) -> Attributes:
     attributes: Attributes = {
         "gen_ai.request.stream": True,
-        "midstream.reply": interval.reply,
+        "midstream.response": interval.response,
         "midstream.attempt": interval.attempt,
     }
     if interval.name:

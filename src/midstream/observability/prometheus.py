@@ -3,7 +3,7 @@
     asgi(agent, observers=[Prometheus()])
 
 Labels are words of ours and names of models: their number is bounded, whatever people do. What a provider calls its
-model is its own choice, for each reply anew: of such names so many are told apart.
+model is its own choice, for each response anew: of such names so many are told apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing_extensions import override
 from midstream.extras import extra
 from midstream.observability.observers import Observer
 from midstream.session.intervals import Interval, IntervalKind, Intervals
-from midstream.session.records import MemoryJudged, QuestionAsked, Record, StallNoticed
+from midstream.session.records import QuestionAsked, Record, ReuseDecided, StallNoticed
 
 with extra("prometheus"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -76,7 +76,7 @@ class Prometheus(Observer):
             match record:
                 case QuestionAsked():
                     self._questions.labels(record.kind.value).inc()
-                case MemoryJudged():
+                case ReuseDecided():
                     self._judged.labels(record.judgement.kind, record.judgement.way).inc()
                 case StallNoticed():
                     self._stalls.labels(record.waiting_for.value).inc()

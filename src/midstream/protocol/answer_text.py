@@ -1,7 +1,7 @@
 """Fold the records of a turn into the text of its answer: each word once, whatever was cut and begun again.
 
 This is the one statement of the rule for readers (`attempt_started` in docs/spec/stream.md): when an attempt begins,
-the words of the earlier attempt at the same reply are void. `AnswerText.take` applies it to one record after the
+the words of the earlier attempt at the same response are void. `AnswerText.take` applies it to one record after the
 other. Words of a new attempt that repeat the void ones add nothing to what a reader has; the first word that differs
 replaces it.
 """
@@ -11,21 +11,21 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import Entry, Reply, Step, Text, UpstreamCall, UserMessage
+from midstream.history.messages import Entry, Response, Step, Text, UpstreamCall, UserMessage
 from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import (
     AttemptStarted,
     Delta,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TranscriptAccepted,
     TurnEnded,
 )
 from midstream.session.session import CONTINUE
 
 PARAGRAPH = "\n\n"
-"""Stands between the texts of two replies, where the first does not end in white space."""
+"""Stands between the texts of two responses, where the first does not end in white space."""
 
 
 class AnswerSoFar(Struct, frozen=True, gc=False):
@@ -57,7 +57,7 @@ class AnswerText:
         self._pieces: list[str] = []
         """What a reader has, void words included; a new list where it is replaced."""
         self._whole = 0
-        """How many of the pieces belong to whole replies."""
+        """How many of the pieces belong to whole responses."""
         self._void = ""
         """The words of a void attempt, which a reader keeps until other words come."""
         self._repeated: int | None = None
@@ -80,7 +80,7 @@ class AnswerText:
                 return self._add(self._lead(record.text) + record.text)
             case Delta() if record.call is not None:
                 self._is_after_call = True
-            case ReplyCompleted():
+            case ResponseCompleted():
                 return self._complete(record.body)
             case TurnEnded() if self._repeated is not None:
                 return self._replace(self._void[: self._repeated])
@@ -98,11 +98,11 @@ class AnswerText:
         try:
             now = msgspec.json.decode(session, type=_SessionNow)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self.now  # of a later version: the next whole reply is told whole
+            return self.now  # of a later version: the next whole response is told whole
         self._begin()
         for entry in now.history:
             if isinstance(entry, Step):
-                self._complete(entry.reply)
+                self._complete(entry.response)
             elif entry != _GO_ON:
                 self._begin()
         if now.running is not None and now.running.said is not None:
@@ -130,14 +130,14 @@ class AnswerText:
         return self._add(text[left:]) if text[left:] else self.now
 
     def _replace(self, text: str) -> AnswerSoFar:
-        """Put other words in the place of those of the reply that is being made."""
+        """Put other words in the place of those of the response that is being made."""
         self._pieces = [*self._pieces[: self._whole], *([text] if text else [])]
         self._void, self._repeated = "", None
         return AnswerSoFar(self._pieces, len(self._pieces), text, replaces=True)
 
-    def _complete(self, reply: Reply) -> AnswerSoFar:
-        """Settle the text of a reply by the reply itself, which is whole."""
-        whole, begun = text_of(reply, self._last(self._whole)), "".join(self._pieces[self._whole :])
+    def _complete(self, response: Response) -> AnswerSoFar:
+        """Settle the text of a response by the response itself, which is whole."""
+        whole, begun = text_of(response, self._last(self._whole)), "".join(self._pieces[self._whole :])
         self._void, self._repeated = "", None
         if whole == begun:
             settled = self.now
@@ -163,10 +163,10 @@ class AnswerText:
         return self._pieces[count - 1] if count else ""
 
 
-def text_of(reply: Reply, before: str = "") -> str:
-    """Return the text of a whole reply as it follows other text: a new paragraph, also behind a call within it."""
+def text_of(response: Response, before: str = "") -> str:
+    """Return the text of a whole response as it follows other text: a new paragraph, also behind a call within it."""
     text, is_apart = before, True
-    for part in reply.parts:
+    for part in response.parts:
         if isinstance(part, UpstreamCall):
             is_apart = True
         elif isinstance(part, Text) and part.text:
@@ -176,7 +176,7 @@ def text_of(reply: Reply, before: str = "") -> str:
 
 
 class _Running(Struct):
-    said: Reply | None = None
+    said: Response | None = None
 
 
 class _SessionNow(Struct):

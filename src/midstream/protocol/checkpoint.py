@@ -10,8 +10,8 @@ from msgspec import Struct
 from midstream.history.messages import Outcome, Result
 from midstream.protocol.durable_positions import KnownEpoch
 from midstream.protocol.frames import (
-    AbortPayload,
     AnswerPayload,
+    CancelPayload,
     EventId,
     ResultPayload,
     WithdrawPayload,
@@ -20,8 +20,8 @@ from midstream.protocol.frames import (
 )
 
 FILLER = encode(ResultPayload(0, 0, Result("", "", Outcome.UNKNOWN)))
-"""Sent under the number of a chunk that cannot be read: an outcome of no call, which a server takes and drops. It is
-sent after the welcome only: a server that has taken the chunk itself is not sent it."""
+"""Sent under the number of a command that cannot be read: an outcome of no call, which a server takes and drops. It is
+sent after the welcome only: a server that has taken the command itself is not sent it."""
 
 
 class Checkpoint(Struct, frozen=True):
@@ -31,8 +31,8 @@ class Checkpoint(Struct, frozen=True):
         stream: The stream key.
         secret: Its secret.
         event_id: The last event the application has handled; None before the first.
-        next_seqno: How many chunks were numbered.
-        unacked: Number and payload of the chunks whose ack has not come, in order and without gap.
+        next_seqno: How many commands were numbered.
+        unacked: Number and payload of the commands whose ack has not come, in order and without gap.
         promised: The newest event that was seen of those that the server may not lose; None where there was none.
         known: The newest epoch of which the server said when it began; None where it said so of none.
     """
@@ -52,21 +52,21 @@ class Checkpoint(Struct, frozen=True):
     def is_finishing(self) -> bool:
         """Whether nothing but acks is owed: the stream stopped, answered or took back, and follows no turn."""
         first = decode_payload(self.unacked[0][1]) if self.unacked and self.unacked[0][0] == 0 else None
-        return isinstance(first, AbortPayload | AnswerPayload | WithdrawPayload)
+        return isinstance(first, CancelPayload | AnswerPayload | WithdrawPayload)
 
 
 # --- what is to be written into the checkpoint --------------------------------------------------------------------
 
 
-class ChunkKept(Struct, frozen=True):
-    """A chunk was numbered. On disk before it is sent."""
+class CommandKept(Struct, frozen=True):
+    """A command was numbered. On disk before it is sent."""
 
     seqno: int
     payload: bytes
 
 
-class ChunksAcked(Struct, frozen=True):
-    """The chunks up to and with `seqno` need not be kept any more."""
+class CommandsAcked(Struct, frozen=True):
+    """The commands up to and with `seqno` need not be kept any more."""
 
     seqno: int
 
@@ -86,4 +86,4 @@ class Forgotten(Struct, frozen=True):
     """The stream cannot or need not be resumed: remove all that was kept of it."""
 
 
-Write = ChunkKept | ChunksAcked | CursorMoved | Forgotten
+Write = CommandKept | CommandsAcked | CursorMoved | Forgotten

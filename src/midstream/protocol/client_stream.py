@@ -1,7 +1,7 @@
 """The client's half of the stream protocol, without I/O: one stream, over as many connections as it takes.
 
 After every call that changes something: do `writes()`, send `frames_to_send()`, deliver `events()`, and arm one
-timer for `next_deadline()`. The order is the promise: a chunk is in the checkpoint before it is on the wire, so
+timer for `next_deadline()`. The order is the promise: a command is in the checkpoint before it is on the wire, so
 that its number never means two things (STREAM-11).
 
     waiting ──deadline──▶ connecting ──connected()──▶ opening ──welcome──▶ live
@@ -38,8 +38,8 @@ from midstream.errors import (
 from midstream.protocol.checkpoint import (
     FILLER,
     Checkpoint,
-    ChunkKept,
-    ChunksAcked,
+    CommandKept,
+    CommandsAcked,
     CursorMoved,
     Forgotten,
     Write,
@@ -50,11 +50,11 @@ from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
     HEARTBEAT_S,
     IN_FLIGHT_MAX,
-    AbortPayload,
     Ack,
-    Chunk,
+    CancelPayload,
     ClientFrame,
     Close,
+    CommandFrame,
     Error,
     EventId,
     Events,
@@ -94,7 +94,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnResumed,
 )
-from midstream.session.session import CHUNKS_MAX
+from midstream.session.session import COMMANDS_MAX
 from midstream.session.turn.states import LOOK_BACK_S
 from midstream.timing import Deadline
 
@@ -102,8 +102,8 @@ STALL_AFTER_S = 60.0
 """Seconds without an event after which a turn that waits for a machine counts as stalled: six heartbeats."""
 CONNECTIONS_OF_A_LIFE = 2**24
 """Connections one process makes of a stream: the numbers of the next process begin above them."""
-CHUNK_OVERHEAD_BYTES = 64
-"""What a chunk's frame adds to its payload, at most."""
+COMMAND_OVERHEAD_BYTES = 64
+"""What a command's frame adds to its payload, at most."""
 _NEXT_TRY = "the next try to connect"
 
 
@@ -190,11 +190,11 @@ class ClientStream:
         self._state = _State.WAITING
         self._deadline: Deadline | None = Deadline(now, "the first connection")
         self._error: MidstreamError | None = None
-        # Outbound: chunks below `_acked` are done, those below `_sent` were sent on this connection.
+        # Outbound: commands below `_acked` are done, those below `_sent` were sent on this connection.
         self._acked = self._sent = self._next_seqno = 0
         self._unacked: dict[int, bytes] = {}
         self._acked_apart: set[int] = set()
-        """Chunks above `_acked` that were acknowledged one by one; after a restart they are played back once more."""
+        """Commands above `_acked` that were acknowledged one by one; after a restart they are played back once more."""
         self._in_flight_max = IN_FLIGHT_MAX
         self._abort_seqno: int | None = None
         self._is_finishing = False
@@ -253,7 +253,7 @@ class ClientStream:
         stream._next_seqno = checkpoint.next_seqno
         stream._unacked = dict(checkpoint.unacked)
         stream._acked = checkpoint.next_seqno - len(checkpoint.unacked)
-        aborts = [n for n, said in checkpoint.unacked if isinstance(decode_payload(said), AbortPayload)]
+        aborts = [n for n, said in checkpoint.unacked if isinstance(decode_payload(said), CancelPayload)]
         stream._abort_seqno = aborts[0] if aborts else None
         stream._is_finishing = checkpoint.is_finishing
         return stream
@@ -351,7 +351,7 @@ class ClientStream:
         return self._is_queued
 
     def may_stop(self, turn: int | None) -> bool:
-        """Whether `abort` stops this turn; or where it is None, one of its own, or what is to be one."""
+        """Whether `cancel` stops this turn; or where it is None, one of its own, or what is to be one."""
         if not self._stream or self.is_ended or self._is_finishing:
             return False
         return turn is None or turn == self._turn
@@ -396,18 +396,18 @@ class ClientStream:
             UsageError: This is a reader, or the stream has no numbers left. Nothing was changed.
         """
         body = encode(payload)
-        if len(body) > FRAME_BYTES_MAX - CHUNK_OVERHEAD_BYTES:
+        if len(body) > FRAME_BYTES_MAX - COMMAND_OVERHEAD_BYTES:
             raise FrameTooLargeError(f"a payload of {len(body)} bytes does not fit a frame")
         if not self._stream:
             raise UsageError("a reader of a session has no stream to say anything on")
-        if self._next_seqno >= CHUNKS_MAX:
-            raise UsageError(f"a stream takes {CHUNKS_MAX} chunks at most")
+        if self._next_seqno >= COMMANDS_MAX:
+            raise UsageError(f"a stream takes {COMMANDS_MAX} commands at most")
         seqno = self._next_seqno
         self._next_seqno += 1
         if not self.is_ended or (self._is_kept and self._end is None):
             self._unacked[seqno] = body
-            self._keep(ChunkKept(seqno, body))
-            self._send_chunks()
+            self._keep(CommandKept(seqno, body))
+            self._send_commands()
         return seqno
 
     def abort(self) -> None:
@@ -417,7 +417,7 @@ class ClientStream:
         """
         if self._abort_seqno is not None or self.is_ended:
             return
-        self._abort_seqno = self.submit(AbortPayload(self._turn or None))
+        self._abort_seqno = self.submit(CancelPayload(self._turn or None))
         if self._state is _State.WAITING:
             self._deadline = Deadline(self._retry_at, _NEXT_TRY)
 
@@ -475,7 +475,7 @@ class ClientStream:
                 old_secret=self._shown.old_secret,
             )
         )
-        self._send_chunks()
+        self._send_commands()
         self.was_heard(now=now)
 
     def disconnected(self, error: MidstreamError | None = None, *, chance: float, now: float) -> None:
@@ -593,7 +593,7 @@ class ClientStream:
     def _take_welcome(self, frame: Welcome) -> None:
         if frame.acked > self._next_seqno:
             # The checkpoint is older than what was sent: its numbers would be given out again (STREAM-11).
-            what = f"the server has {frame.acked} chunks of this stream, we numbered {self._next_seqno}"
+            what = f"the server has {frame.acked} commands of this stream, we numbered {self._next_seqno}"
             self._end_with(SeqnoReusedError(what))
             return
         require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
@@ -622,23 +622,23 @@ class ClientStream:
 
     def _take_ack(self, seqno: int) -> None:
         if seqno >= self._next_seqno:
-            raise ProtocolError(f"chunk {seqno} was acknowledged and never sent")
+            raise ProtocolError(f"command {seqno} was acknowledged and never sent")
         if seqno >= self._acked:
             for each in range(self._acked, seqno + 1):
                 del self._unacked[each]
             self._acked = seqno + 1
             self._acked_apart = {each for each in self._acked_apart if each > seqno}
             self._sent = max(self._sent, self._acked)
-            self._keep(ChunksAcked(seqno))
+            self._keep(CommandsAcked(seqno))
             self._failures = self._unanswered = 0
             self._trouble = None
-        self._send_chunks()
+        self._send_commands()
         self._end_if_finished()
 
     def _take_one_ack(self, seqno: int) -> None:
-        """Take an ack of one chunk alone (STREAM-53)."""
+        """Take an ack of one command alone (STREAM-53)."""
         if not 0 <= seqno < self._next_seqno:
-            raise ProtocolError(f"chunk {seqno} was acknowledged and never sent")
+            raise ProtocolError(f"command {seqno} was acknowledged and never sent")
         if seqno > self._acked:
             self._acked_apart.add(seqno)
             return
@@ -728,7 +728,7 @@ class ClientStream:
         self._announced = newest
         self._unanswered += self._sent > self._acked
         if self._unanswered >= HEARTBEATS_MISSED_MAX:
-            raise ProtocolError(f"chunk {self._acked} was not acknowledged")  # STREAM-14
+            raise ProtocolError(f"command {self._acked} was not acknowledged")  # STREAM-14
         self._failures = 0
 
     def _take_error(self, frame: Error) -> None:
@@ -778,15 +778,15 @@ class ClientStream:
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    def _send_chunks(self) -> None:
+    def _send_commands(self) -> None:
         if self._state not in (_State.OPENING, _State.LIVE):
             return
         room = self._acked + len(self._acked_apart) + self._in_flight_max
         for seqno in range(self._sent, min(self._next_seqno, room)):
             if self._state is _State.OPENING and self._unacked[seqno] == FILLER:
-                return  # STREAM-48: the server may have the chunk that was lost
+                return  # STREAM-48: the server may have the command that was lost
             if seqno not in self._acked_apart:
-                self._queue(Chunk(seqno, msgspec.Raw(self._unacked[seqno])))
+                self._queue(CommandFrame(seqno, msgspec.Raw(self._unacked[seqno])))
             self._sent = seqno + 1
 
     def _queue(self, frame: ClientFrame) -> None:

@@ -5,7 +5,7 @@ it a power cut may take; it itself, and all before it, only somebody who cuts th
 older copy.
 
 A server that was set back and went on since gives out the same event ids again. But whoever went on began an epoch for
-it, as every owner does, and at another time than the epoch of that number had begun before. So a client that knows when
+it, as every node does, and at another time than the epoch of that number had begun before. So a client that knows when
 the newest epoch it has seen began tells the two apart (STREAM-104).
 """
 

@@ -64,7 +64,7 @@ class Event(Struct, frozen=True, eq=False):
         """The whole text of the turn's answer so far: put it in the place of what you show, and that is right.
 
         Each word once: what a cut attempt had said goes when the next attempt says something else. The texts of two
-        replies are two paragraphs. Text of sub-agents and thinking are not in it.
+        responses are two paragraphs. Text of sub-agents and thinking are not in it.
         """
         return self.answer.transcript
 

@@ -28,7 +28,7 @@ FRAME_BYTES_MAX = 1024 * 1024
 COALESCE_S_MAX = 0.1
 """Seconds for which events may be held back; from there on a person sees it."""
 IN_FLIGHT_MAX = 64
-"""Chunks a client may have sent and not seen acknowledged."""
+"""Commands a client may have sent and not seen acknowledged."""
 EVENT_DIGITS_MAX = 19
 """Of each number of an event id, zeros in front of it included."""
 EVENT_ID_CHARS_MAX = 2 * EVENT_DIGITS_MAX + 1
@@ -100,7 +100,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
             under its client's secret that one, which a reader shows too, or the word it was given for looking.
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
-        next_seqno: How many chunks the client has numbered; the server tells which it has.
+        next_seqno: How many commands the client has numbered; the server tells which it has.
         cancel_after_s: Seconds after which the turn is stopped where this connection is lost and no other one of the
             stream takes its place (STREAM-55); None never stops it.
         connection: Its number among the stream's connections, each higher than those made before; 0 where the client
@@ -126,12 +126,12 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
         return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"
 
 
-class Chunk(Struct, frozen=True, gc=False, tag="chunk", tag_field="type"):
+class CommandFrame(Struct, frozen=True, gc=False, tag="command", tag_field="type"):
     """A numbered payload. Its bytes are the same whenever it is played back.
 
     Args:
         seqno: Its number: 0, 1, 2, … on each stream.
-        payload: What it says: `say`, `result`, `abort`, `answer`, `withdraw` or `resume`.
+        payload: What it says: `send`, `result`, `cancel`, `answer`, `withdraw` or `resume`.
     """
 
     seqno: int
@@ -146,13 +146,13 @@ class Ping(Struct, frozen=True, gc=False, tag="ping", tag_field="type"):
     """The client asks for a sign of life; the answer is a heartbeat."""
 
 
-ClientFrame = Open | Chunk | Close | Ping
+ClientFrame = Open | CommandFrame | Close | Ping
 
 
-# --- what a chunk may carry -------------------------------------------------------------------------------------
+# --- what a command may carry -------------------------------------------------------------------------------------
 
 
-class SayPayload(Struct, frozen=True, gc=False, tag="say", tag_field="type", omit_defaults=True):
+class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", omit_defaults=True):
     """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
 
     While another turn runs, it waits for its end, or is refused, as `when_busy` says.
@@ -172,17 +172,17 @@ class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type
     """The outcome of a call that the client ran.
 
     Args:
-        turn, reply: Where the call stands, as its `call_started` says.
+        turn, response: Where the call stands, as its `call_started` says.
         result: The outcome, with the id of the call.
     """
 
     turn: int
-    reply: int
+    response: int
     result: Result
 
 
-class AbortPayload(Struct, frozen=True, gc=False, tag="abort", tag_field="type", omit_defaults=True):
-    """Stop the turn; numbered like every chunk, so that it is retried until it is acknowledged.
+class CancelPayload(Struct, frozen=True, gc=False, tag="cancel", tag_field="type", omit_defaults=True):
+    """Stop the turn; numbered like every command, so that it is retried until it is acknowledged.
 
     Args:
         turn: Which one; null is that of the stream, and on a stream without one whichever runs.
@@ -195,7 +195,7 @@ class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type
     """A person's decision about a call that waits for them.
 
     Args:
-        turn, reply, call_id: Where the call stands, as its `question_asked` says.
+        turn, response, call_id: Where the call stands, as its `question_asked` says.
         digest: That of the `question_asked`: of the arguments the person was shown. An answer to others is refused.
         choice: What they decided; which choices there are depends on the `kind` of the question.
         text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
@@ -203,7 +203,7 @@ class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type
     """
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     digest: str
     choice: Choice
@@ -231,7 +231,7 @@ class ResumePayload(Struct, frozen=True, gc=False, tag="resume", tag_field="type
     turn: int | None = None
 
 
-Payload = SayPayload | ResultPayload | AbortPayload | AnswerPayload | WithdrawPayload | ResumePayload
+Payload = SendPayload | ResultPayload | CancelPayload | AnswerPayload | WithdrawPayload | ResumePayload
 
 
 # --- what a server says -----------------------------------------------------------------------------------------
@@ -246,14 +246,14 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         reason: Why it is degraded, else "".
         event_id: Newest event on the journal's line.
         resume_from: The event after which this connection's events begin.
-        acked: Chunks of this stream accepted so far: the seqno expected next.
-        turn: The stream's turn, 0 before its first chunk.
+        acked: Commands of this stream accepted so far: the seqno expected next.
+        turn: The stream's turn, 0 before its first command.
         turn_status: How that turn stands: "" (there is none yet), queued, running, completed, cancelled, failed,
             interrupted, or ended (how, its events say).
         status: What the session is doing, or how its last turn ended (STREAM-116).
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max: Bytes of one frame of a client.
-        in_flight_max: Chunks that a client may have sent and not seen acknowledged.
+        in_flight_max: Commands that a client may have sent and not seen acknowledged.
         retention_s: How long after its last record a stream can be resumed.
         version: Of the protocol, 1 so far: that of the frames that come.
         stall_s: Seconds of silence of a turn after which the server tells it (`first_token_s`, `between_tokens_s`,
@@ -289,11 +289,11 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
 
 
 class Ack(Struct, frozen=True, gc=False, tag="ack", tag_field="type", omit_defaults=True):
-    """Every chunk up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
+    """Every command up to and with `seqno` is in the journal, on disk. Cumulative; may repeat.
 
     Args:
-        seqno: The newest chunk that is.
-        is_single: It speaks of this one chunk alone (STREAM-53).
+        seqno: The newest command that is.
+        is_single: It speaks of this one command alone (STREAM-53).
     """
 
     seqno: int
@@ -359,7 +359,7 @@ class Error(Struct, frozen=True, gc=False, tag="error", tag_field="type", omit_d
         code: One of the table of errors; there may be others.
         message: For people.
         retry: What a client does: `never` and `ask` end the stream, `now` and `later` make the connection anew.
-        seqno: The chunk it is about; where it is missing or null, the connection ends.
+        seqno: The command it is about; where it is missing or null, the connection ends.
         expected: The seqno to send next, where the code is `seqno_gap`.
         retry_after_s: Seconds before which there is no use in coming back.
     """
@@ -416,7 +416,7 @@ def decode_server(body: bytes) -> ServerFrame:
 
 
 def decode_payload(body: bytes | msgspec.Raw) -> Payload:
-    """Read what a chunk carries; raises `MalformedFrameError`."""
+    """Read what a command carries; raises `MalformedFrameError`."""
     return _decode(bytes(body), _payload)
 
 
@@ -430,8 +430,8 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def digest_of(payload: bytes | msgspec.Raw) -> str:
-    """Return the digest by which a repeated chunk is told from a conflicting one."""
-    return hashlib.blake2b(bytes(payload), digest_size=16, person=b"midstream-chunk").hexdigest()
+    """Return the digest by which a repeated command is told from a conflicting one."""
+    return hashlib.blake2b(bytes(payload), digest_size=16, person=b"midstream-cmd").hexdigest()
 
 
 def secret_digest_of(secret: str) -> str:

@@ -8,7 +8,7 @@ the transport.
        └──────────────────┴───────────────────┴─────────┴──▶ closed
 
 The connection is mortal and keeps nothing: what a stream has said stands in the journal, and the fold of the
-journal (`session/session.py`) judges each chunk. Only order lives here: an ack is queued by `accepted`, which the
+journal (`session/session.py`) judges each command. Only order lives here: an ack is queued by `accepted`, which the
 shell calls when the append has returned, and events are queued by `deliver`, in the line's order, without gap.
 Clause numbers refer to `docs/spec/stream.md`.
 """
@@ -43,11 +43,11 @@ from midstream.protocol.frames import (
     HEARTBEAT_S,
     IN_FLIGHT_MAX,
     START,
-    AbortPayload,
     Ack,
     AnswerPayload,
-    Chunk,
+    CancelPayload,
     Close,
+    CommandFrame,
     Error,
     EventId,
     Gone,
@@ -57,7 +57,7 @@ from midstream.protocol.frames import (
     Ping,
     ResultPayload,
     ResumePayload,
-    SayPayload,
+    SendPayload,
     ServerFrame,
     SnapshotFrame,
     SnapshotWhen,
@@ -73,7 +73,7 @@ from midstream.protocol.open_fields import check_open, opened_by
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.session.calls import Site
 from midstream.session.retention import Retention
-from midstream.session.session import CHUNKS_MAX, Received, Session, StreamState, fenced
+from midstream.session.session import COMMANDS_MAX, Received, Session, StreamState, fenced
 from midstream.session.turn.commands import (
     Answer,
     CallFinished,
@@ -100,10 +100,10 @@ class Admit(Struct, frozen=True):
 
 
 class Submit(Struct, frozen=True):
-    """Decide and append this chunk; then call `accepted` or `refused`."""
+    """Decide and append this command; then call `accepted` or `refused`."""
 
     seqno: int
-    chunk: Received
+    received: Received
 
 
 Request = Admit | Submit
@@ -165,7 +165,7 @@ class ServerStream:
         retention: What it says of how long events are kept; None says nothing.
         coalesce_s: Seconds for which events are held back, so that several go out at once; a client may ask for more.
         degraded_reason: Why nothing can be resumed here; "" where it can.
-        in_flight_max: Chunks that may wait for their acks.
+        in_flight_max: Commands that may wait for their acks.
         stalls: What the welcome says of how long a turn may be silent.
         wire: How frames are written down; `NATIVE` by default.
         headers: What the headers of its request said in the place of members of the `open` that is to come.
@@ -215,7 +215,7 @@ class ServerStream:
         self._in_flight: set[int] = set()
         self._requests: list[Request] = []
         self._held: list[Submit] = []
-        """Chunks that came before the admission; they are requested after it or never."""
+        """Commands that came before the admission; they are requested after it or never."""
         self._frames: list[bytes] = []
 
     @classmethod
@@ -398,17 +398,19 @@ class ServerStream:
             reason = f"the event {self._event_id} is not on this session's line"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
         for each in self._held:
-            self._requests.append(Submit(each.seqno, replace(each.chunk, secret_digest=self._secret_digest)))
+            self._requests.append(
+                Submit(each.seqno, replace(each.received, secret_digest=self._secret_digest))
+            )
         self._held = []
 
     def accepted(self, seqno: int, *, now: float) -> None:
-        """Queue the ack of a chunk. Call it when the append has returned, never before (STREAM-13)."""
+        """Queue the ack of a command. Call it when the append has returned, never before (STREAM-13)."""
         self._in_flight.discard(seqno)
         if not self.is_closed:
             self._queue(Ack(seqno), now=now)
 
     def refused(self, seqno: int, error: MidstreamError, *, now: float) -> None:
-        """Queue the refusal of a chunk; the connection goes on."""
+        """Queue the refusal of a command; the connection goes on."""
         self._in_flight.discard(seqno)
         if not self.is_closed:
             self._queue(_frame_of(error, seqno), now=now)
@@ -486,8 +488,8 @@ class ServerStream:
         match frame:
             case Open():
                 raise ProtocolError("a connection is opened once")
-            case Chunk():
-                self._take_chunk(frame)
+            case CommandFrame():
+                self._take_command(frame)
             case Ping():
                 if self.is_admitted:
                     self._deadline = Deadline(now, "the client asked for a heartbeat")
@@ -506,21 +508,21 @@ class ServerStream:
         self._deadline = None
         self._requests.append(Admit(frame, self._event_id))
 
-    def _take_chunk(self, frame: Chunk) -> None:
+    def _take_command(self, frame: CommandFrame) -> None:
         if not self._open.stream:
-            raise ProtocolError("a reader has no stream to send chunks on")
-        chunk = read_chunk(
+            raise ProtocolError("a reader has no stream to send commands on")
+        command = read_command(
             frame,
             stream=self._open.stream,
             secret_digest=self._secret_digest,
             cancel_after_s=self._open.cancel_after_s,
             connection=self._open.connection,
         )
-        self._in_flight.add(chunk.seqno)
+        self._in_flight.add(command.seqno)
         if len(self._in_flight) > self._in_flight_max:
-            raise ProtocolError(f"more than {self._in_flight_max} chunks wait for their acks")
+            raise ProtocolError(f"more than {self._in_flight_max} commands wait for their acks")
         queue = self._requests if self.is_admitted else self._held
-        queue.append(Submit(chunk.seqno, chunk))
+        queue.append(Submit(command.seqno, command))
 
     def _advance_over(self, page: EncodedPage) -> None:
         assert self._state is _State.ADMITTED, "events before the welcome"
@@ -562,7 +564,7 @@ class ServerStream:
             and self._open.next_seqno > 0
             and self._event_id not in (None, START)
         ):
-            # STREAM-6. Without an event id it is a client whose first chunk never arrived: it plays it back.
+            # STREAM-6. Without an event id it is a client whose first command never arrived: it plays it back.
             return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
         return None
 
@@ -606,21 +608,21 @@ def _frame_of(error: MidstreamError, seqno: int | None = None) -> Error:
     return Error(error.code, error.message, error.retry, seqno, expected, error.retry_after_s)
 
 
-def read_chunk(
-    frame: Chunk,
+def read_command(
+    frame: CommandFrame,
     *,
     stream: str,
     secret_digest: str,
     cancel_after_s: float | None = None,
     connection: int = 0,
 ) -> Received:
-    """Return what a chunk says, ready for `session.decide`.
+    """Return what a command says, ready for `session.decide`.
 
     Raises:
         MalformedFrameError: It is no payload of this protocol, or its number does not fit it.
     """
-    if not 0 <= frame.seqno <= CHUNKS_MAX:
-        raise MalformedFrameError(f"sequence numbers go from 0 to {CHUNKS_MAX}")
+    if not 0 <= frame.seqno <= COMMANDS_MAX:
+        raise MalformedFrameError(f"sequence numbers go from 0 to {COMMANDS_MAX}")
     command = _command_of(decode_payload(frame.payload), frame.seqno)
     digest = digest_of(frame.payload)
     return Received(stream, secret_digest, frame.seqno, digest, command, cancel_after_s, connection)
@@ -628,13 +630,13 @@ def read_chunk(
 
 def _command_of(payload: Payload, seqno: int) -> Command:
     match payload:
-        case SayPayload():
+        case SendPayload():
             if seqno != 0:
-                raise MalformedFrameError("a message is chunk 0: open a new stream for the next turn")
+                raise MalformedFrameError("a message is command 0: open a new stream for the next turn")
             return SendMessage(UserMessage(payload.parts), payload.tools, when_busy=payload.when_busy)
         case ResultPayload():
-            return CallFinished(payload.turn, payload.reply, payload.result)
-        case AbortPayload():
+            return CallFinished(payload.turn, payload.response, payload.result)
+        case CancelPayload():
             return Cancel(payload.turn)
         case AnswerPayload():
             return answer_of(payload)
@@ -642,7 +644,7 @@ def _command_of(payload: Payload, seqno: int) -> Command:
             return Withdraw(payload.number)
         case ResumePayload():
             if seqno != 0:
-                raise MalformedFrameError("a turn is resumed by chunk 0: open a new stream for it")
+                raise MalformedFrameError("a turn is resumed by command 0: open a new stream for it")
             return Resume(payload.turn)
         case _:
             assert_never(payload)
@@ -652,7 +654,7 @@ def answer_of(payload: AnswerPayload) -> Answer:
     """Return the command that a person's answer is."""
     return Answer(
         payload.turn,
-        payload.reply,
+        payload.response,
         payload.call_id,
         payload.digest,
         payload.choice,

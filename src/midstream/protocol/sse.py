@@ -17,7 +17,7 @@ from midstream.protocol.frames import EventId, Gone, ServerFrame, SnapshotFrame,
 from midstream.protocol.frames import encode as encode_frame
 
 EVENT_BYTES_MAX = 16 * 1024 * 1024
-"""One event as received. A record holds a whole reply at most, which models bound far below this."""
+"""One event as received. A record holds a whole response at most, which models bound far below this."""
 BLOCK_BYTES_MAX = 256 * 1024
 """Bytes of records after which one write is full; a record above it travels alone."""
 RETRY_DIGITS_MAX = 8

@@ -26,7 +26,7 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
         look_back_s: Seconds after its last record in which a stream can be resumed; a turn that a dead process left is
             carried on if it is younger.
         heartbeat_s: Seconds of silence after which a server sends a heartbeat.
-        in_flight_max: Chunks a client may have sent and not seen acknowledged.
+        in_flight_max: Commands a client may have sent and not seen acknowledged.
         coalesce_s: Seconds (0.1 at most) for which events are held back, so that several go out at once: fewer writes
             for words that come 5 to 20 ms later. A client may ask for it where this is 0.
         tail_bytes_max: Bytes of its newest events that each session which is awake keeps in memory, for readers near
@@ -49,7 +49,7 @@ class StreamSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if not HEARTBEAT_S_MIN <= self.heartbeat_s <= HEARTBEAT_S_MAX:
             raise UsageError(f"heartbeats are {HEARTBEAT_S_MIN:g} to {HEARTBEAT_S_MAX:g} seconds apart")
         if not 1 <= self.in_flight_max <= IN_FLIGHT_MAX:
-            raise UsageError(f"1 to {IN_FLIGHT_MAX} chunks may be in flight")
+            raise UsageError(f"1 to {IN_FLIGHT_MAX} commands may be in flight")
         if not 0 <= self.coalesce_s <= COALESCE_S_MAX:
             raise UsageError(f"events are held back for 0 to {COALESCE_S_MAX} seconds")
         if self.tail_bytes_max < 0:

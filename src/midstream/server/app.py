@@ -41,7 +41,7 @@ from midstream.server.lifespan import live, on_end_signal
 from midstream.server.limits import Limits
 from midstream.server.pages import page_routes
 from midstream.server.transports.connection import Connections
-from midstream.server.transports.http_commands import ChunksEndpoint
+from midstream.server.transports.http_commands import CommandsEndpoint
 from midstream.server.transports.long_poll import PollEndpoint
 from midstream.server.transports.websocket_endpoint import WebSocketEndpoint
 from midstream.session.retention import Retention
@@ -337,7 +337,7 @@ def _router_of(host: Host, connections: Connections, door: AuthMiddleware) -> _R
         *HttpEndpoints(host, connections).routes(),
         *(AccessRoutes(door).routes() if door.access is not None else ()),
         *ViewerRoutes(host, door).routes(),
-        Route(f"{_ONE}/chunks", ChunksEndpoint(host, connections), methods=["POST"]),
+        Route(f"{_ONE}/commands", CommandsEndpoint(host, connections), methods=["POST"]),
         Route(f"{_ONE}/events", events, methods=["GET", "POST"]),
         Route(f"{_ONE}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
         WebSocketRoute(f"{_ONE}/stream", stream),

@@ -20,7 +20,7 @@ from midstream.session.records import (
     AttemptStarted,
     CallEnded,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     TranscriptAccepted,
     TurnEnded,
@@ -36,13 +36,13 @@ LINK_BYTES = 16
 """Bytes of a digest in the chain of a conversation's entries."""
 
 
-class Response(Struct, frozen=True, gc=False, omit_defaults=True):
+class ApplicationResponse(Struct, frozen=True, gc=False, omit_defaults=True):
     """One response to a client application, as far as it matters once it has begun.
 
     Args:
         number: Counts the responses of the session from 1.
         id, digest, key: See `ApplicationRequest`.
-        turn, reply: Its first reply.
+        turn, model_response: Its first model_response.
         position: Position of its `TranscriptAccepted`.
         entries: Entries of the history that it answers.
         at: When it was requested, in seconds since 1970.
@@ -56,7 +56,7 @@ class Response(Struct, frozen=True, gc=False, omit_defaults=True):
     id: str
     digest: str
     turn: int
-    reply: int
+    response: int
     position: int
     entries: int
     at: float
@@ -79,15 +79,15 @@ class Application(Struct, frozen=True, gc=False, omit_defaults=True):
     """Transcripts accepted so far."""
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
-    responses: tuple[Response, ...] = ()
+    responses: tuple[ApplicationResponse, ...] = ()
     """The newest, `RESPONSES_KEPT_MAX` at most, in order."""
 
     @property
-    def newest(self) -> Response | None:
+    def newest(self) -> ApplicationResponse | None:
         """The response that was requested last."""
         return self.responses[-1] if self.responses else None
 
-    def response(self, number: int) -> Response | None:
+    def response(self, number: int) -> ApplicationResponse | None:
         """Return a response by its number, or None where it is not kept."""
         at = number - self.count - 1
         return self.responses[at] if self.responses and -len(self.responses) <= at < 0 else None
@@ -112,17 +112,17 @@ def decide_transcript(
     """
     if sent.count != application.count:
         raise Refused(JournalMovedError("another request of this conversation was faster: compare again"))
-    turn, reply = turns_opened + 1, 1
+    turn, model_response = turns_opened + 1, 1
     closing: tuple[Record, ...] = ()
     if isinstance(state, RunningCalls) and sent.results and answered(state, sent.results):
-        turn, reply = state.turn, state.reply_no + 1
-        ended = (CallEnded(state.turn, state.reply_no, result, at) for result in sent.results)
-        closing = (*ended, StepCommitted(state.turn, state.reply_no))
+        turn, model_response = state.turn, state.response_no + 1
+        ended = (CallEnded(state.turn, state.response_no, result, at) for result in sent.results)
+        closing = (*ended, StepCommitted(state.turn, state.response_no))
     elif not isinstance(state, Idle):
         closing = _cancelled(state, epoch=epoch, at=at)
     accepted = TranscriptAccepted(
         turn,
-        reply,
+        model_response,
         at,
         sent.request,
         sent.keep,
@@ -130,7 +130,7 @@ def decide_transcript(
         None if sent.instructions == application.instructions else sent.instructions,
         None if sent.tools == application.tools else sent.tools,
     )
-    return (*closing, accepted, AttemptStarted(turn, reply, attempt=1, at=at))
+    return (*closing, accepted, AttemptStarted(turn, model_response, attempt=1, at=at))
 
 
 def _cancelled(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -153,12 +153,12 @@ def accept(
     """Fold a transcript: the application's state and the history after it."""
     after = History((*history.entries[: record.keep], *record.tail))
     asked = record.request
-    response = Response(
+    response = ApplicationResponse(
         application.count + 1,
         asked.id,
         asked.digest,
         record.turn,
-        record.reply,
+        record.response,
         position,
         len(after.entries),
         record.at,
@@ -174,8 +174,9 @@ def accept(
     return changed, after
 
 
-def note(application: Application, state: TurnState, record: ReplyCompleted | TurnEnded) -> Application:
-    """Fold what may end the newest response: a reply whose calls go to the application, or the end of its turn."""
+def note(application: Application, state: TurnState, record: ResponseCompleted | TurnEnded) -> Application:
+    """Fold what may end the newest response: a model_response whose calls go to the application, or the end of its
+    turn."""
     newest = application.newest
     if newest is None or not newest.is_open:
         return application
@@ -254,7 +255,7 @@ def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Seque
     if keep == len(chain.entries) and isinstance(state, RunningCalls):
         results = _results_of(state, tail[keep - before.count :])
         if results:
-            chain = chain.then(History((*chain.entries, Step(state.reply, results))))
+            chain = chain.then(History((*chain.entries, Step(state.response, results))))
             keep = _kept(chain, before.count, links)
     whole = chain.links[: before.count] + links
     return Comparison(keep, tuple(tail[keep - before.count :]), results, whole)
@@ -287,7 +288,7 @@ def linked(before: bytes, entries: Sequence[Entry]) -> tuple[bytes, ...]:
 def _content(entry: Entry) -> bytes:
     if isinstance(entry, UserMessage):
         return b"u" + msgspec.json.encode(entry.parts)
-    calls = [(call.id, call.name, call.arguments) for call in entry.reply.calls]
+    calls = [(call.id, call.name, call.arguments) for call in entry.response.calls]
     results = [(result.call_id, result.content, result.outcome) for result in entry.results]
-    words = "".join(entry.reply.text.split())
+    words = "".join(entry.response.text.split())
     return b"e" + msgspec.json.encode((words, calls, results) if calls else words)

@@ -2,7 +2,7 @@
 
     planned ──[asked ──allowed]──▶ started(run 1) ──outcome──▶ ended
                  │                    │
-              denied,        the owner died: in doubt
+              denied,        the node died: in doubt
               expired                 │
                        by the tool's declared policy: started(run n+1), probed,
                        asked (a person decides), or outcome unknown
@@ -38,7 +38,7 @@ DAMAGED_CONTENT = (
 )
 DENIED_CONTENT = "A person declined this call. It was not started."
 NO_DECISION_CONTENT = "Nobody approved this call in time. It was not started."
-NO_REPLY_CONTENT = "Nobody answered this question in time."
+NO_RESPONSE_CONTENT = "Nobody answered this question in time."
 SKIPPED_CONTENT = "A person decided not to run this call again. It may or may not have taken effect."
 HAPPENED_CONTENT = "A person confirmed that this call took effect. What it returned is not known."
 EDITED_CONTENT = "[a person changed the arguments before this ran, to: {arguments}]"
@@ -93,7 +93,7 @@ class Choice(StrEnum):
 
     ALLOW = "allow"
     DENY = "deny"
-    REPLY = "reply"
+    RESPOND = "respond"
     """Answer a question in words."""
     HAPPENED = "happened"
     """It took effect; the words say what came of it."""
@@ -105,17 +105,17 @@ class Choice(StrEnum):
 
 CHOICES = {
     QuestionKind.APPROVAL: (Choice.ALLOW, Choice.DENY),
-    QuestionKind.QUESTION: (Choice.REPLY,),
+    QuestionKind.QUESTION: (Choice.RESPOND,),
     QuestionKind.DOUBT: (Choice.HAPPENED, Choice.RERUN, Choice.SKIP),
 }
 """The answers each question takes."""
 
 
 class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Facts known of a call when its reply was journaled: enough to go on without the tool's code.
+    """Facts known of a call when its response was journaled: enough to go on without the tool's code.
 
     Args:
-        call_id: The call's id within its reply.
+        call_id: The call's id within its response.
         digest: Digest of name and arguments; the same id with another digest is an error.
         site: Where the tool lives.
         has_effects: It changes something: it runs alone, in order, and its start is synced to disk.
@@ -149,7 +149,7 @@ class CallState(Struct, frozen=True, gc=False):
     """The epoch that started it last; 0 while it was never started."""
     started_at: float = 0.0
     is_in_doubt: bool = False
-    """Its owner died, and by its policy somebody is being asked whether it happened."""
+    """Its node died, and by its policy somebody is being asked whether it happened."""
     asked: QuestionKind | None = None
     """The question to a person that is open."""
     asked_at: float = 0.0
@@ -160,7 +160,7 @@ class CallState(Struct, frozen=True, gc=False):
     child_position: int = 0
     """Up to where the records of the session that does its work were shown here."""
     is_edited: bool = False
-    """A person changed the arguments; `call` and `plan` hold the new ones, the reply the model's."""
+    """A person changed the arguments; `call` and `plan` hold the new ones, the response the model's."""
     is_outcome_lost: bool = False
     """It ended, and the record of its outcome cannot be read any more."""
     result: Result | None = None
@@ -208,7 +208,7 @@ class CallVerdict(StrEnum):
 
 
 def judge(call: CallState, *, epoch: int) -> CallVerdict:
-    """Say what the owner `epoch` may do about a call. This is the at-most-once rule, and there is no other.
+    """Say what the node `epoch` may do about a call. This is the at-most-once rule, and there is no other.
 
     A call that waits for a client is never in doubt here: the client keeps its own journal of it, and so does the
     session that does the work of a sub-agent. A permission was

@@ -3,9 +3,9 @@
 Our own runner does what a turn owes. Where a framework brings its own loop, that loop asks the model and calls the
 tools, and says before and after what it does; here it is judged. Nothing is started by a record of this file: calls
 start one by one, when their loop says so (it may ask a person first), and only the loop knows when the turn is over
-(a reply without calls may be sent back by a check of the output).
+(a response without calls may be sent back by a check of the output).
 
-    begin ──▶ ask ──▶ replied ──▶ start / ended, for each call ──▶ ask ──▶ ... ──▶ close
+    begin ──▶ ask ──▶ responded ──▶ start / ended, for each call ──▶ ask ──▶ ... ──▶ close
 
 After a crash the loop runs again from its beginning and is handed what the journal has of the turn; from there on
 it reports on. What it says about a call that started and has no outcome is judged by `core.calls`, as for ours.
@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.errors import SessionBusyError, UsageError
-from midstream.history.messages import Outcome, Reply, Result, UserMessage
+from midstream.history.messages import Outcome, Response, Result, UserMessage
 from midstream.session import session as sessions
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallVerdict, closing_result, judge
 from midstream.session.records import (
@@ -31,14 +31,14 @@ from midstream.session.records import (
     Delta,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     TurnEnded,
     TurnStatus,
 )
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import Refused, SendMessage
-from midstream.session.turn.deciding import partial_reply
+from midstream.session.turn.deciding import partial_response
 from midstream.session.turn.folding import evolve as evolve_turn
 from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, RunningCalls
 
@@ -56,14 +56,14 @@ class Begin(Struct, frozen=True):
     """Digest of the message; only looked at where there is a key."""
 
 
-class RequestReply(Struct, frozen=True):
-    """The loop is about to ask the model for reply `reply_no`.
+class RequestModelResponse(Struct, frozen=True):
+    """The loop is about to ask the model for response `response_no`.
 
-    `answers` are the results that the loop gave by itself to calls of the reply before (a call it refused, an output
+    `answers` are the results that the loop gave by itself to calls of the response before (a call it refused, an output
     it took): by call id.
     """
 
-    reply_no: int
+    response_no: int
     answers: Mapping[str, Result]
 
 
@@ -73,16 +73,16 @@ class AddOutput(Struct, frozen=True):
     deltas: tuple[Delta, ...]
 
 
-class Replied(Struct, frozen=True):
-    """The model ended its reply."""
+class Responded(Struct, frozen=True):
+    """The model ended its response."""
 
-    reply: Reply
+    response: Response
     plans: tuple[CallPlan, ...] = ()
     native: str = ""
 
 
 class AttemptLost(Struct, frozen=True):
-    """The model gave no usable reply; whether it is asked again is the loop's business."""
+    """The model gave no usable response; whether it is asked again is the loop's business."""
 
     code: str
     message: str
@@ -109,7 +109,9 @@ class EndTurn(Struct, frozen=True):
     answers: Mapping[str, Result]
 
 
-DrivenCommand = Begin | RequestReply | AddOutput | Replied | AttemptLost | BeginCall | Ended | EndTurn
+DrivenCommand = (
+    Begin | RequestModelResponse | AddOutput | Responded | AttemptLost | BeginCall | Ended | EndTurn
+)
 
 
 def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -121,15 +123,17 @@ def decide(session: Session, command: DrivenCommand, *, epoch: int, at: float) -
     match command:
         case Begin():
             return _begin(session, command, epoch=epoch, at=at)
-        case RequestReply():
+        case RequestModelResponse():
             return _ask(session, command, epoch=epoch, at=at)
         case AddOutput():
             return command.deltas if isinstance(session.turn, AwaitingModel) else ()
-        case Replied():
-            return _replied(_awaiting(session), command, at=at)
+        case Responded():
+            return _responded(_awaiting(session), command, at=at)
         case AttemptLost():
             state = _awaiting(session)
-            lost = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+            lost = AttemptFailed(
+                state.turn, state.response_no, state.attempt, command.code, command.message, at
+            )
             return (lost,)
         case BeginCall():
             return _start(_running(session), command, epoch=epoch, at=at)
@@ -156,42 +160,44 @@ def _begin(session: Session, command: Begin, *, epoch: int, at: float) -> tuple[
     )
 
 
-def _ask(session: Session, command: RequestReply, *, epoch: int, at: float) -> tuple[Record, ...]:
+def _ask(session: Session, command: RequestModelResponse, *, epoch: int, at: float) -> tuple[Record, ...]:
     state = session.turn
     match state:
-        case RunningCalls() if command.reply_no == state.reply_no + 1:
+        case RunningCalls() if command.response_no == state.response_no + 1:
             # DRIVEN-5: what no tool answered was answered by the loop itself; the step is whole now.
             return (
                 *_answered(state, command.answers, at=at),
-                StepCommitted(state.turn, state.reply_no),
-                AttemptStarted(state.turn, command.reply_no, attempt=1, at=at),
+                StepCommitted(state.turn, state.response_no),
+                AttemptStarted(state.turn, command.response_no, attempt=1, at=at),
             )
-        case AwaitingModel() if command.reply_no == state.reply_no:
+        case AwaitingModel() if command.response_no == state.response_no:
             is_unused = state.attempt == 1 and state.epoch == epoch and not state.failures and not state.said
             if is_unused:
                 return ()  # it was announced with the end of the step before
-            return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at),)
+            return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at),)
         case _:
             raise Refused(
-                UsageError(f"the loop asks for reply {command.reply_no} of a turn that is not there")
+                UsageError(f"the loop asks for response {command.response_no} of a turn that is not there")
             )
 
 
-def _replied(state: AwaitingModel, command: Replied, *, at: float) -> tuple[Record, ...]:
-    completed = ReplyCompleted(
-        state.turn, state.reply_no, state.attempt, command.reply, at, command.plans, command.native
+def _responded(state: AwaitingModel, command: Responded, *, at: float) -> tuple[Record, ...]:
+    completed = ResponseCompleted(
+        state.turn, state.response_no, state.attempt, command.response, at, command.plans, command.native
     )
-    if command.reply.calls:
+    if command.response.calls:
         return (completed,)
     # DRIVEN-4: the loop may yet ask again; it says when the turn is over.
-    return (completed, StepCommitted(state.turn, state.reply_no))
+    return (completed, StepCommitted(state.turn, state.response_no))
 
 
 def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) -> tuple[Record, ...]:
     call = next((each for each in state.calls if each.call.id == command.call_id), None)
     if call is None:
-        raise Refused(UsageError(f"there is no call {command.call_id!r} in reply {state.reply_no}"))
-    started = CallStarted(state.turn, state.reply_no, call.call.id, call.runs + 1, at, call.plan.has_effects)
+        raise Refused(UsageError(f"there is no call {command.call_id!r} in response {state.response_no}"))
+    started = CallStarted(
+        state.turn, state.response_no, call.call.id, call.runs + 1, at, call.plan.has_effects
+    )
     verdict = judge(call, epoch=epoch)
     if verdict is CallVerdict.DONE:
         return ()
@@ -201,7 +207,7 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
         raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))
     # DRIVEN-6: nobody may run it again, or only a person could say so, whom this loop has no way to ask.
     lost = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
-    return _settled(state, CallEnded(state.turn, state.reply_no, lost, at), epoch=epoch, at=at)
+    return _settled(state, CallEnded(state.turn, state.response_no, lost, at), epoch=epoch, at=at)
 
 
 def _ended(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -211,7 +217,7 @@ def _ended(session: Session, command: Ended, *, epoch: int, at: float) -> tuple[
     call = next((each for each in state.calls if each.call.id == command.result.call_id), None)
     if call is None or not call.is_open:
         return ()
-    ended = CallEnded(state.turn, state.reply_no, command.result, at, command.native)
+    ended = CallEnded(state.turn, state.response_no, command.result, at, command.native)
     return _settled(state, ended, epoch=epoch, at=at)
 
 
@@ -222,8 +228,8 @@ def _settled(state: RunningCalls, ended: CallEnded, *, epoch: int, at: float) ->
         return (ended,)
     return (
         ended,
-        StepCommitted(state.turn, state.reply_no),
-        AttemptStarted(state.turn, state.reply_no + 1, attempt=1, at=at),
+        StepCommitted(state.turn, state.response_no),
+        AttemptStarted(state.turn, state.response_no + 1, attempt=1, at=at),
     )
 
 
@@ -237,7 +243,7 @@ def _close(session: Session, command: EndTurn, *, at: float) -> tuple[Record, ..
         case RunningCalls() | Cancelling():
             return (
                 *_answered(state, command.answers, at=at),
-                StepCommitted(state.turn, state.reply_no),
+                StepCommitted(state.turn, state.response_no),
                 TurnEnded(state.turn, command.status, at),
             )
         case _:
@@ -245,12 +251,12 @@ def _close(session: Session, command: EndTurn, *, at: float) -> tuple[Record, ..
 
 
 def _partial(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
-    partial = partial_reply(state)
+    partial = partial_response(state)
     if partial is None:
         return ()
     return (
-        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        StepCommitted(state.turn, state.reply_no),
+        ResponseCompleted(state.turn, state.response_no, state.attempt, partial, at),
+        StepCommitted(state.turn, state.response_no),
     )
 
 
@@ -261,7 +267,7 @@ def _answered(
     return tuple(
         CallEnded(
             state.turn,
-            state.reply_no,
+            state.response_no,
             answers.get(call.call.id) or closing_result(call, running=UNKNOWN_CONTENT),
             at,
         )

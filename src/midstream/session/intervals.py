@@ -21,7 +21,7 @@ from midstream.session.records import (
     CallStarted,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     TranscriptAccepted,
     TurnEnded,
     TurnResumed,
@@ -44,19 +44,19 @@ class Interval(Struct, frozen=True):
     """Something that began, and perhaps ended. It holds names, numbers and times, nothing anybody said.
 
     Args:
-        kind, session, turn, reply, attempt, call_id: What, and where.
+        kind, session, turn, response, attempt, call_id: What, and where.
         began_at, ended_at: Seconds since 1970; 0 while it has not ended.
-        name: Of a call that ran, its tool's; of a model call that gave a reply, the model's.
+        name: Of a call that ran, its tool's; of a model call that gave a response, the model's.
         outcome: `ok`; for a turn how it ended; else the code of an error, or how a call ended.
         code: The code of the error a turn ended with.
-        usage: Tokens of a reply, where the provider counted them.
-        finish: Why a reply ended.
+        usage: Tokens of a response, where the provider counted them.
+        finish: Why a response ended.
     """
 
     kind: IntervalKind
     session: str
     turn: int
-    reply: int
+    response: int
     attempt: int
     call_id: str
     began_at: float
@@ -74,7 +74,7 @@ class Interval(Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took; clocks of several owners may differ, but nothing took less than no time."""
+        """How long it took; clocks of several nodes may differ, but nothing took less than no time."""
         return max(0.0, self.ended_at - self.began_at)
 
 
@@ -87,33 +87,33 @@ class Intervals:
     def __init__(self) -> None:
         self._open: OrderedDict[_Key, Interval] = OrderedDict()
         self._names: OrderedDict[tuple[str, int, int], dict[str, str]] = OrderedDict()
-        """Names of the calls of a session's newest replies."""
+        """Names of the calls of a session's newest responses."""
 
     def add(self, session: str, record: Record) -> Iterator[Interval]:
         """Take one record of a session, in its journal's order."""
         match record:
             case MessageAccepted() | TranscriptAccepted() | TurnResumed():
                 yield self._begin(Interval(IntervalKind.TURN, session, record.turn, 0, 0, "", record.at))
-            case AttemptStarted(turn, reply, attempt, at):
-                yield self._begin(Interval(IntervalKind.MODEL, session, turn, reply, attempt, "", at))
-            case AttemptFailed(turn, reply, _, code, _, at):
-                yield from self._end((IntervalKind.MODEL, session, turn, reply, ""), at, outcome=code)
-            case ReplyCompleted():
-                yield from self._replied(session, record)
+            case AttemptStarted(turn, response, attempt, at):
+                yield self._begin(Interval(IntervalKind.MODEL, session, turn, response, attempt, "", at))
+            case AttemptFailed(turn, response, _, code, _, at):
+                yield from self._end((IntervalKind.MODEL, session, turn, response, ""), at, outcome=code)
+            case ResponseCompleted():
+                yield from self._responded(session, record)
             case CallStarted():
-                name = self._names.get((session, record.turn, record.reply), {}).get(record.call_id, "")
+                name = self._names.get((session, record.turn, record.response), {}).get(record.call_id, "")
                 began = Interval(
                     IntervalKind.CALL,
                     session,
                     record.turn,
-                    record.reply,
+                    record.response,
                     record.run,
                     record.call_id,
                     record.at,
                 )
                 yield self._begin(replace(began, name=name))
-            case CallEnded(turn, reply, result, at):
-                key = (IntervalKind.CALL, session, turn, reply, result.call_id)
+            case CallEnded(turn, response, result, at):
+                key = (IntervalKind.CALL, session, turn, response, result.call_id)
                 yield from self._end(key, at, outcome=result.outcome.value)
             case TurnEnded(turn, status, at, code):
                 yield from self._end(
@@ -122,13 +122,13 @@ class Intervals:
             case _:
                 pass
 
-    def _replied(self, session: str, record: ReplyCompleted) -> Iterator[Interval]:
-        reply = record.body
-        self._names[session, record.turn, record.reply] = {call.id: call.name for call in reply.calls}
+    def _responded(self, session: str, record: ResponseCompleted) -> Iterator[Interval]:
+        response = record.body
+        self._names[session, record.turn, record.response] = {call.id: call.name for call in response.calls}
         if len(self._names) > OPEN_MAX:
             self._names.popitem(last=False)
-        ended = {"name": reply.model, "usage": reply.usage, "finish": reply.finish.value}
-        key = (IntervalKind.MODEL, session, record.turn, record.reply, "")
+        ended = {"name": response.model, "usage": response.usage, "finish": response.finish.value}
+        key = (IntervalKind.MODEL, session, record.turn, record.response, "")
         for interval in self._end(key, record.at, outcome=OK):
             yield replace(interval, **ended)
 
@@ -145,4 +145,4 @@ class Intervals:
 
 
 def _key_of(interval: Interval) -> _Key:
-    return interval.kind, interval.session, interval.turn, interval.reply, interval.call_id
+    return interval.kind, interval.session, interval.turn, interval.response, interval.call_id

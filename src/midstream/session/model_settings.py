@@ -29,7 +29,7 @@ class ModelSettings(Struct, frozen=True):
         temperature, top_p, top_k, seed, frequency_penalty, presence_penalty: How words are drawn.
         tokens_max: The longest answer.
         stop: Texts before which an answer ends.
-        reply_format: The form of the answer, as the Responses API has it (`text.format`), such as
+        response_format: The form of the answer, as the Responses API has it (`text.format`), such as
             `{"type": "json_schema", "name": "…", "schema": {…}}`.
         forced_tool: The name of a tool that must be called; `ANY_TOOL` for one of them.
     """
@@ -42,7 +42,7 @@ class ModelSettings(Struct, frozen=True):
     presence_penalty: float | None = None
     tokens_max: int | None = None
     stop: tuple[str, ...] = ()
-    reply_format: Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
     forced_tool: str | None = None
 
     def only(self, grants: Collection[str]) -> ModelSettings:
@@ -55,12 +55,14 @@ class ModelSettings(Struct, frozen=True):
 DEFAULT_SETTINGS = ModelSettings()
 DRAWING = frozenset({"temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty"})
 """How words are drawn."""
-CHAT_GRANTS = frozenset({*(DRAWING - {"top_k"}), "seed", "tokens_max", "stop", "reply_format", "forced_tool"})
-RESPONSES_GRANTS = frozenset({"temperature", "top_p", "tokens_max", "reply_format", "forced_tool"})
+CHAT_GRANTS = frozenset(
+    {*(DRAWING - {"top_k"}), "seed", "tokens_max", "stop", "response_format", "forced_tool"}
+)
+RESPONSES_GRANTS = frozenset({"temperature", "top_p", "tokens_max", "response_format", "forced_tool"})
 MESSAGES_GRANTS = frozenset({"temperature", "top_p", "top_k", "tokens_max", "stop", "forced_tool"})
 """What each API has a field for."""
-CHAT_NAMES = {"reply_format": "response_format", "forced_tool": "tool_choice"}
-RESPONSES_NAMES = {"tokens_max": "max_output_tokens", "reply_format": "text", "forced_tool": "tool_choice"}
+CHAT_NAMES = {"response_format": "response_format", "forced_tool": "tool_choice"}
+RESPONSES_NAMES = {"tokens_max": "max_output_tokens", "response_format": "text", "forced_tool": "tool_choice"}
 MESSAGES_NAMES = {"tokens_max": "max_tokens", "stop": "stop_sequences", "forced_tool": "tool_choice"}
 """The fields of those wishes that have another name there."""
 
@@ -92,8 +94,8 @@ def chat_fields(settings: ModelSettings, *, limit: str = "max_tokens") -> Json:
         limit: settings.tokens_max,
         "stop": list(settings.stop) or None,
     }
-    if settings.reply_format is not None:
-        form = dict(settings.reply_format)
+    if settings.response_format is not None:
+        form = dict(settings.response_format)
         kind = form.pop("type")
         fields["response_format"] = {"type": kind, kind: form} if form else {"type": kind}
     if settings.forced_tool is not None:
@@ -108,7 +110,7 @@ def responses_fields(settings: ModelSettings) -> Json:
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "max_output_tokens": settings.tokens_max,
-        "text": None if settings.reply_format is None else {"format": dict(settings.reply_format)},
+        "text": None if settings.response_format is None else {"format": dict(settings.response_format)},
     }
     if settings.forced_tool is not None:
         named = {"type": "function", "name": settings.forced_tool}

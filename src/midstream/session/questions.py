@@ -14,7 +14,7 @@ class Question(Struct, frozen=True, omit_defaults=True):
 
     Args:
         session: Where it is answered: for a sub-agent's, the sub-agent's own session.
-        turn, reply, call_id: The place of the call; an agent's question has an id of its own there.
+        turn, response, call_id: The place of the call; an agent's question has an id of its own there.
         kind: approval (may it run?), question (the call is itself one), doubt (did it happen?).
         digest: Digest of the arguments as they are shown here; an answer must repeat it.
         name, arguments: What the model asked for; the arguments are JSON text.
@@ -28,7 +28,7 @@ class Question(Struct, frozen=True, omit_defaults=True):
 
     session: str
     turn: int
-    reply: int
+    response: int
     call_id: str
     kind: QuestionKind
     digest: str
@@ -65,7 +65,7 @@ def _of_agent(
     return Question(
         session_id,
         turn.turn,
-        turn.reply_no,
+        turn.response_no,
         asked.id,
         QuestionKind.APPROVAL,
         asked.digest,
@@ -86,7 +86,7 @@ def _question(session_id: str, turn: RunningCalls, call: CallState, agents: tupl
     return Question(
         session_id,
         turn.turn,
-        turn.reply_no,
+        turn.response_no,
         call.call.id,
         kind,
         call.plan.digest,

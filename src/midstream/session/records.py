@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.errors import RecordUndecodableError
-from midstream.history.messages import Call, Entry, Reply, Result, ToolSpec, UpstreamCall, UserMessage
+from midstream.history.messages import Call, Entry, Response, Result, ToolSpec, UpstreamCall, UserMessage
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
 from midstream.timing import StalledOn
@@ -41,7 +41,7 @@ class TurnStatus(StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """Nobody went on with it in time, or it kept killing its owner; what had finished was kept."""
+    """Nobody went on with it in time, or it kept killing its node; what had finished was kept."""
 
 
 class SessionStatus(StrEnum):
@@ -90,27 +90,27 @@ class Parent(Struct, frozen=True, gc=False):
     """The call whose work a session does.
 
     Args:
-        session, turn, reply, call_id: Where the call stands.
+        session, turn, response, call_id: Where the call stands.
         path: Names of the sub-agents from the host's agent down to the one of this session.
     """
 
     session: str
     turn: int
-    reply: int
+    response: int
     call_id: str
     path: tuple[str, ...]
 
 
 class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field="type"):
-    """A new owner took the session. What older epochs were doing is in doubt from here on.
+    """A new node took the session. What older epochs were doing is in doubt from here on.
 
-    `is_handover`: the owner before had given it up on purpose and did not die on it. `agent` and `agent_version` are
-    those that the new owner serves; "" in older journals. `suspected`: how many deaths of its owners this turn may
+    `is_handover`: the node before had given it up on purpose and did not die on it. `agent` and `agent_version` are
+    those that the new node serves; "" in older journals. `suspected`: how many deaths of its nodes this turn may
     have caused, where the last one was such a death.
     """
 
     epoch: int
-    owner: str
+    node: str
     at: float
     version: int = VERSION
     is_handover: bool = False
@@ -131,10 +131,10 @@ class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_fie
 
 
 class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field="type", omit_defaults=True):
-    """A client's stream sent its first chunk. `secret_digest` commits to the secret it must show again.
+    """A client's stream sent its first command. `secret_digest` commits to the secret it must show again.
 
     With `cancel_after_s` its turn is stopped when its client was gone for so many seconds (STREAM-55). `connection` is
-    the number of the connection that brought the chunk; 0 where the client does not count.
+    the number of the connection that brought the command; 0 where the client does not count.
     """
 
     stream: str
@@ -154,7 +154,7 @@ class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="
 
 
 class CommandAccepted(Struct, frozen=True, gc=False, tag="command_accepted", tag_field="type"):
-    """The chunk `seqno` of a stream was taken, once. What it did follows in the same append."""
+    """The command `seqno` of a stream was taken, once. What it did follows in the same append."""
 
     stream: str
     seqno: int
@@ -176,8 +176,8 @@ class MessageAccepted(
     """Its number in the queue, where it waited there."""
     timeout_s: float = 0.0
     """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
-    replies_max: int = 0
-    """Replies it may take before it is asked once more to hand in what it has; 0 for the general limit."""
+    responses_max: int = 0
+    """Responses it may take before it is asked once more to hand in what it has; 0 for the general limit."""
     parent: Parent | None = None
     driver: str = ""
     """Whose loop runs this turn, such as `pydantic-ai`; empty for our own. Only the driver goes on with it."""
@@ -194,7 +194,7 @@ class MessageQueued(
     tools: tuple[ClientTool, ...] = ()
     stream: str = ""
     timeout_s: float = 0.0
-    replies_max: int = 0
+    responses_max: int = 0
 
 
 class MessageWithdrawn(
@@ -216,12 +216,12 @@ class TranscriptAccepted(
     open is closed before it: by the results of the application's tools, or by a cancellation.
 
     Args:
-        turn, reply: The response's first reply. The turn goes on where the application brought its calls' results.
-        instructions, tools: As the application sent them; None where they are those of the request before.
+        turn, response: The response's first response. The turn goes on where the application brought its calls'
+        results. instructions, tools: As the application sent them; None where they are those of the request before.
     """
 
     turn: int
-    reply: int
+    response: int
     at: float
     request: ApplicationRequest
     keep: int = 0
@@ -237,10 +237,10 @@ class TranscriptAccepted(
 
 
 class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="type", omit_defaults=True):
-    """A turn that was interrupted or had failed goes on, on request; `reply` is the one that comes next."""
+    """A turn that was interrupted or had failed goes on, on request; `response` is the one that comes next."""
 
     turn: int
-    reply: int
+    response: int
     at: float
     stream: str = ""
     """The stream that asked for it, and whose turn it is from here on."""
@@ -249,10 +249,10 @@ class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="
 class AttemptStarted(
     Struct, frozen=True, gc=False, tag="attempt_started", tag_field="type", omit_defaults=True
 ):
-    """The model is asked for reply `reply`; what earlier attempts said of this reply is void for readers."""
+    """The model is asked for response `response`; what earlier attempts said of this response is void for readers."""
 
     turn: int
-    reply: int
+    response: int
     attempt: int
     at: float
     not_before: float = 0.0
@@ -262,7 +262,7 @@ class AttemptStarted(
 
 
 class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_defaults=True):
-    """Words of a reply that is being made. `part` counts the parts of the reply from 0.
+    """Words of a response that is being made. `part` counts the parts of the response from 0.
 
     A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
     Then `kind` is `thinking` and `text` empty, so that a reader who does not know `call` shows nothing. So is it with
@@ -270,7 +270,7 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
     """
 
     turn: int
-    reply: int
+    response: int
     attempt: int
     part: int
     kind: Literal["text", "thinking"]
@@ -285,10 +285,10 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
 class AttemptFailed(
     Struct, frozen=True, gc=False, tag="attempt_failed", tag_field="type", omit_defaults=True
 ):
-    """The attempt gave no usable reply."""
+    """The attempt gave no usable response."""
 
     turn: int
-    reply: int
+    response: int
     attempt: int
     code: str
     message: str
@@ -298,10 +298,10 @@ class AttemptFailed(
 
 
 class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", tag_field="type"):
-    """The provider keeps this attempt's reply, whoever listens; `token` is how to take it up again."""
+    """The provider keeps this attempt's response, whoever listens; `token` is how to take it up again."""
 
     turn: int
-    reply: int
+    response: int
     attempt: int
     token: str
 
@@ -315,7 +315,7 @@ class AttemptContinued(
     """
 
     turn: int
-    reply: int
+    response: int
     attempt: int
     number: int
     at: float
@@ -334,7 +334,7 @@ class StallNoticed(Struct, frozen=True, gc=False, tag="stall_noticed", tag_field
     """
 
     turn: int
-    reply: int
+    response: int
     waiting_for: StalledOn
     silent_s: float
     at: float
@@ -345,7 +345,7 @@ class StallEnded(Struct, frozen=True, gc=False, tag="stall_ended", tag_field="ty
     """Progress again, after `silent_s` seconds in all. What ended otherwise (cut, cancelled) has no such record."""
 
     turn: int
-    reply: int
+    response: int
     waiting_for: StalledOn
     silent_s: float
     at: float
@@ -359,7 +359,7 @@ class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", t
     """
 
     turn: int
-    reply: int
+    response: int
     cut: int
     at: float
 
@@ -377,8 +377,8 @@ class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field
     unreachable: tuple[str, ...] = ()
 
 
-class Judgement(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Judgement of a pool about a request, and how it continues. No words of the conversation.
+class ReuseDecision(Struct, frozen=True, gc=False, omit_defaults=True):
+    """ReuseDecision of a pool about a request, and how it continues. No words of the conversation.
 
     Args:
         kind: What the request is to the conversation that the upstream's agent remembers (docs/spec/reuse.md).
@@ -400,16 +400,16 @@ class Judgement(Struct, frozen=True, gc=False, omit_defaults=True):
     rebuilt: str = ""
 
 
-class MemoryJudged(Struct, frozen=True, gc=False, tag="memory_judged", tag_field="type"):
+class ReuseDecided(Struct, frozen=True, gc=False, tag="reuse_decided", tag_field="type"):
     """How this attempt stands to what an upstream remembers. For readers: nothing follows from it.
 
     One attempt has several where an agent failed and a fresh one took its place.
     """
 
     turn: int
-    reply: int
+    response: int
     attempt: int
-    judgement: Judgement
+    judgement: ReuseDecision
     at: float
 
 
@@ -420,19 +420,19 @@ class PromptHead(Struct, frozen=True, gc=False):
     tools: str
 
 
-class ReplyCompleted(
-    Struct, frozen=True, gc=False, tag="reply_completed", tag_field="type", omit_defaults=True
+class ResponseCompleted(
+    Struct, frozen=True, gc=False, tag="response_completed", tag_field="type", omit_defaults=True
 ):
-    """The reply is whole; none of its calls had started before this record."""
+    """The response is whole; none of its calls had started before this record."""
 
     turn: int
-    reply: int
+    response: int
     attempt: int
-    body: Reply
+    body: Response
     at: float
     plans: tuple[CallPlan, ...] = ()
     native: str = ""
-    """The reply in the JSON of the turn's driver, where `body` cannot hold all of it."""
+    """The response in the JSON of the turn's driver, where `body` cannot hold all of it."""
     prompt: PromptHead | None = None
     """What stood before the messages it answers; None where the request was made by somebody else."""
 
@@ -441,7 +441,7 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
     """The intent to run a call, the `run`-th time. Written before the tool is touched."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     run: int
     at: float
@@ -455,7 +455,7 @@ class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_f
     """A running tool said how far it is. For readers: nothing follows from it."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     run: int
     text: str
@@ -469,18 +469,18 @@ class ChildDelta(Struct, frozen=True, gc=False, tag="child_delta", tag_field="ty
     """
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     child: str
     position: int
     record: msgspec.Raw
 
 
-class CallDoubted(Struct, frozen=True, gc=False, tag="call_doubted", tag_field="type"):
-    """The owner that ran a call died without its outcome, and somebody is being asked whether it happened."""
+class CallInDoubt(Struct, frozen=True, gc=False, tag="call_in_doubt", tag_field="type"):
+    """The node that ran a call died without its outcome, and somebody is being asked whether it happened."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     at: float
 
@@ -497,14 +497,14 @@ class QuestionAsked(
         digest: Digest of the call's name and arguments; an answer must repeat it.
         text: What to show them beside the call.
         expires_at: When it is too late (seconds since 1970); 0 for never.
-        attempt: The attempt at the reply whose agent waits; 0 for a call of the reply.
-        name, arguments: What the agent wants to do; the arguments are JSON text. "" for a call of the reply.
+        attempt: The attempt at the response whose agent waits; 0 for a call of the response.
+        name, arguments: What the agent wants to do; the arguments are JSON text. "" for a call of the response.
         is_fixed: The arguments cannot be changed by the answer.
         repeats: The earlier question whose answer was given and not used: it is this one's, too.
     """
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     kind: QuestionKind
     digest: str
@@ -524,7 +524,7 @@ class QuestionAnswered(
     """A person decided; what follows of it stands in the same append. See `commands.Answer` for the fields."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     kind: QuestionKind
     digest: str
@@ -535,7 +535,7 @@ class QuestionAnswered(
     by: str = ""
 
 
-class WhyClosed(StrEnum):
+class CloseReason(StrEnum):
     """Why nobody needs to answer a question any more."""
 
     EXPIRED = "expired"
@@ -548,9 +548,9 @@ class QuestionClosed(Struct, frozen=True, gc=False, tag="question_closed", tag_f
     """A question of an upstream's agent is no longer open, and nobody has answered it."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
-    why: WhyClosed
+    why: CloseReason
     at: float
 
 
@@ -558,7 +558,7 @@ class AnswerUsed(Struct, frozen=True, gc=False, tag="answer_used", tag_field="ty
     """The decision about what an upstream's agent wanted leave for is used up. Written before the agent hears it."""
 
     turn: int
-    reply: int
+    response: int
     attempt: int
     call_id: str
     at: float
@@ -568,7 +568,7 @@ class CallEnded(Struct, frozen=True, gc=False, tag="call_ended", tag_field="type
     """The one outcome of a call."""
 
     turn: int
-    reply: int
+    response: int
     result: Result
     at: float
     native: str = ""
@@ -579,7 +579,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
     """Outcome of a call that had been closed as `unknown`. Kept for people; the history stays as it was."""
 
     turn: int
-    reply: int
+    response: int
     result: Result
     at: float
 
@@ -588,15 +588,15 @@ class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_f
     """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
 
 
 class StepCommitted(Struct, frozen=True, gc=False, tag="step_committed", tag_field="type"):
-    """The reply and all its results entered history together."""
+    """The response and all its results entered history together."""
 
     turn: int
-    reply: int
+    response: int
 
 
 class CancelRequested(
@@ -643,12 +643,12 @@ Record = (
     | StallEnded
     | HistoryCompacted
     | ToolsChanged
-    | MemoryJudged
-    | ReplyCompleted
+    | ReuseDecided
+    | ResponseCompleted
     | CallStarted
     | CallProgressed
     | ChildDelta
-    | CallDoubted
+    | CallInDoubt
     | QuestionAsked
     | QuestionAnswered
     | QuestionClosed
@@ -683,7 +683,7 @@ def decode(body: bytes) -> Record:
 
 
 _OUTCOME = re.compile(
-    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"reply":(\d{1,18}),'
+    rb'\{"type":"(?:call_ended|result_arrived_late)","turn":(\d{1,18}),"response":(\d{1,18}),'
     rb'"result":\{"call_id":("(?:[^"\\]|\\.)*")'
 )
 

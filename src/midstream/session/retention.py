@@ -1,8 +1,8 @@
 """How much of a journal is kept for readers who come back, and from where on. Pure: told of sizes and times.
 
 What is pruned is the way to the words, not the words: the records up to a place are replaced by the session they
-folded to, which has every message, reply and result. Lost are the deltas, attempts and progress up to there, so that a
-reader who had not come so far gets a snapshot instead. Positions never change.
+folded to, which has every message, response and result. Lost are the deltas, attempts and progress up to there, so
+that a reader who had not come so far gets a snapshot instead. Positions never change.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from midstream.session.records import (
     MessageWithdrawn,
     Parent,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
     SessionStatus,
     StepCommitted,
@@ -74,8 +74,8 @@ from midstream.session.turn.states import AwaitingModel, Cancelling, Idle, Runni
 
 STREAMS_KEPT_MAX = 1024
 """Streams a session remembers; the oldest goes first. One stream is one turn of one client."""
-CHUNKS_MAX = 10_000
-"""Chunks of one stream, all of whose digests are kept to tell a repetition from a conflict."""
+COMMANDS_MAX = 10_000
+"""Commands of one stream, all of whose digests are kept to tell a repetition from a conflict."""
 NEWEST_MAX = 64
 """Digests that are gathered before they go to the others."""
 
@@ -94,7 +94,7 @@ class Unsettled(Struct, frozen=True, gc=False):
     """A call that was closed as `unknown` and may still tell what came of it."""
 
     turn: int
-    reply: int
+    response: int
     call_id: str
     site: Site
 
@@ -112,9 +112,9 @@ class StreamState(Struct, frozen=True, gc=False):
     queued: int = 0
     """The number of its message in the queue, where it had to wait."""
     digests: tuple[str, ...] = ()
-    """Digest of each accepted chunk, but for the `newest`."""
+    """Digest of each accepted received, but for the `newest`."""
     newest: tuple[str, ...] = ()
-    """Those of the last ones, `NEWEST_MAX` at most: what a chunk adds to is short, however long the stream is."""
+    """Those of the last ones, `NEWEST_MAX` at most: what a command adds to is short, however long the stream is."""
     cancel_after_s: float | None = None
     """Seconds without its client after which its turn is stopped; None where it goes on (STREAM-55)."""
     connection: int = 0
@@ -122,11 +122,11 @@ class StreamState(Struct, frozen=True, gc=False):
 
     @property
     def accepted(self) -> int:
-        """How many chunks were accepted, which is the seqno of the next one."""
+        """How many commands were accepted, which is the seqno of the next one."""
         return len(self.digests) + len(self.newest)
 
     def digest_at(self, seqno: int) -> str:
-        """Return the digest of an accepted chunk."""
+        """Return the digest of an accepted received."""
         older = len(self.digests)
         return self.digests[seqno] if seqno < older else self.newest[seqno - older]
 
@@ -134,8 +134,8 @@ class StreamState(Struct, frozen=True, gc=False):
         """Whether a newer connection than the one of this number has it; 0 is of no age (STREAM-101)."""
         return 0 < connection < self.connection
 
-    def with_chunk(self, digest: str) -> StreamState:
-        """Return the stream after one more chunk."""
+    def with_command(self, digest: str) -> StreamState:
+        """Return the stream after one more received."""
         newest = (*self.newest, digest)
         if len(newest) < NEWEST_MAX:
             return replace(self, newest=newest)
@@ -143,11 +143,11 @@ class StreamState(Struct, frozen=True, gc=False):
 
 
 class Received(Struct, frozen=True, gc=False):
-    """A client's chunk with its place in its stream, and the command it carries.
+    """A client's command with its place in its stream, and the command it carries.
 
-    `command` is None where the chunk says nothing to the turn (a result nobody waits for any more). What
-    `cancel_after_s` says counts where the chunk opens its stream. `connection` is the number of the connection it came
-    by; 0 of a client that does not count.
+    `command` is None where the command says nothing to the turn (a result nobody waits for any more). What
+    `cancel_after_s` says counts where the command opens its stream. `connection` is the number of the connection
+    it came by; 0 of a client that does not count.
     """
 
     stream: str
@@ -166,7 +166,7 @@ class ToolsFound(Struct, frozen=True, gc=False):
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     names: frozenset[str]
     unreachable: frozenset[str] = frozenset()
@@ -212,10 +212,10 @@ class Session(Struct, frozen=True, gc=False):
     agent_version: str = ""
     epochs: tuple[tuple[int, float], ...] = ()
     """Number of each epoch and when it began, in seconds since 1970: the last ones, `EPOCHS_KEPT_MAX` at most."""
-    owner: str = ""
+    node: str = ""
     """Who began the last epoch."""
     suspected: int = 0
-    """Deaths of owners since the last message that the open turn may have caused: see `midstream.session.suspects`."""
+    """Deaths of nodes since the last message that the open turn may have caused: see `midstream.session.suspects`."""
     application: Application = NO_APPLICATION
     """Requests of a client application that resends the conversation; see `midstream.session.applications`."""
 
@@ -248,7 +248,7 @@ class Session(Struct, frozen=True, gc=False):
         return SessionStatus(self.last_turn.status.value) if self.last_turn else SessionStatus.NEW
 
     @property
-    def needs_owner(self) -> bool:
+    def needs_node(self) -> bool:
         """Whether our loop must be at work on this session: a turn of ours waits for more than people."""
         return self.is_live and not self.driver and not self.rests_on_people
 
@@ -308,7 +308,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         message = f"this session does the work of a call: speak to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
     if session.parent is not None:
-        return ()  # TURN-50: told again, by an owner that did not know, it is the same task
+        return ()  # TURN-50: told again, by an node that did not know, it is the same task
     if isinstance(session.turn, Idle):
         return deciding.opening(session.turns + 1, said, at=at)
     if said.when_busy is WhenBusy.REFUSE or session.driver:
@@ -318,7 +318,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         raise Refused(SessionBusyError(f"{QUEUE_MAX} messages wait in this session already"))
     number = session.queued + 1
     return (
-        MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.replies_max),
+        MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.responses_max),
     )
 
 
@@ -329,7 +329,7 @@ def _next_in_queue(session: Session, *, at: float) -> tuple[Record, ...]:
         queued.tools,
         queued.stream,
         timeout_s=queued.timeout_s,
-        replies_max=queued.replies_max,
+        responses_max=queued.responses_max,
     )
     return deciding.opening(session.turns + 1, said, at=at, queued=queued.number)
 
@@ -344,18 +344,18 @@ def _withdrawn(session: Session, command: Withdraw, *, at: float) -> tuple[Recor
 
 def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[Record, ...]:
     """Keep what a call gave after it had been closed as `unknown` (TURN-31)."""
-    place = (finished.turn, finished.reply_no, finished.result.call_id)
+    place = (finished.turn, finished.response_no, finished.result.call_id)
     is_real = finished.result.outcome in (Outcome.OK, Outcome.ERROR)
-    if is_real and any((each.turn, each.reply, each.call_id) == place for each in session.unsettled):
-        return (ResultArrivedLate(finished.turn, finished.reply_no, finished.result, at),)
+    if is_real and any((each.turn, each.response, each.call_id) == place for each in session.unsettled):
+        return (ResultArrivedLate(finished.turn, finished.response_no, finished.result, at),)
     return ()  # TURN-9
 
 
 def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
     """Tell readers of a change, once (TURN-42)."""
-    asked = (command.turn, command.reply_no, command.attempt)
+    asked = (command.turn, command.response_no, command.attempt)
     turn = session.turn
-    if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.reply_no, turn.attempt):
+    if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.response_no, turn.attempt):
         return ()  # TURN-9
     added = tuple(sorted(command.names - session.found))
     removed = tuple(sorted(session.found - command.names))
@@ -382,25 +382,27 @@ def _without_driver(
     return decided
 
 
-def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
-    known = session.streams.get(chunk.stream)
+def _decide_received(session: Session, received: Received, *, epoch: int, at: float) -> tuple[Record, ...]:
+    known = session.streams.get(received.stream)
     accepted = known.accepted if known else 0
-    if known and not hmac.compare_digest(known.secret_digest, chunk.secret_digest):
+    if known and not hmac.compare_digest(known.secret_digest, received.secret_digest):
         raise Refused(WrongSecretError("this stream was opened with another secret"))
-    if known and known.is_beyond(chunk.connection):
+    if known and known.is_beyond(received.connection):
         raise Refused(fenced())
-    if known and chunk.seqno < accepted:
-        if known.digest_at(chunk.seqno) != chunk.digest:
-            if chunk.seqno == 0:  # STREAM-52
+    if known and received.seqno < accepted:
+        if known.digest_at(received.seqno) != received.digest:
+            if received.seqno == 0:  # STREAM-52
                 raise Refused(StreamReusedError("this stream key was used for another first message"))
-            message = f"chunk {chunk.seqno} was already accepted with another payload"
+            message = f"command {received.seqno} was already accepted with another payload"
             raise Refused(SeqnoReusedError(message))
         # STREAM-12, STREAM-101: it is acknowledged again, and changes nothing but who has the stream of a running turn
-        return _taken_by(known, chunk) if session.is_live else ()
-    if chunk.seqno > accepted or accepted >= CHUNKS_MAX:
-        message = f"chunk {chunk.seqno} came before chunk {accepted} (a stream takes {CHUNKS_MAX} at most)"
+        return _taken_by(known, received) if session.is_live else ()
+    if received.seqno > accepted or accepted >= COMMANDS_MAX:
+        message = (
+            f"command {received.seqno} came before command {accepted} (a stream takes {COMMANDS_MAX} at most)"
+        )
         raise Refused(SeqnoGapError(message, expected=accepted))
-    command = chunk.command
+    command = received.command
     if not session.turns and not isinstance(command, SendMessage):
         # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
         raise Refused(
@@ -414,32 +416,34 @@ def _decide_received(session: Session, chunk: Received, *, epoch: int, at: float
             raise Refused(
                 MalformedFrameError("a stream carries one message: open a new stream for the next turn")
             )
-        command = replace(command, stream=chunk.stream)
+        command = replace(command, stream=received.stream)
     if isinstance(command, Cancel) and command.turn is None and known and known.turn:
         command = Cancel(known.turn)  # STREAM-15: a stream stops its own turn, not one that came after it
     elif isinstance(command, Cancel) and command.turn is None and known and known.queued:
         command = Withdraw(known.queued)  # nor one that came before it
     if isinstance(command, CallFinished) and not _is_for_client(session, command):
         command = None  # TURN-15: nobody but the server speaks for a tool of the server
-    begun = _taken_by(known, chunk) if known else (_opened_by(chunk),)
-    taken = CommandAccepted(chunk.stream, chunk.seqno, chunk.digest)
+    begun = _taken_by(known, received) if known else (_opened_by(received),)
+    taken = CommandAccepted(received.stream, received.seqno, received.digest)
     did = () if command is None else decide(session, command, epoch=epoch, at=at)
     return (*begun, taken, *did)
 
 
-def _opened_by(chunk: Received) -> StreamOpened:
-    return StreamOpened(chunk.stream, chunk.secret_digest, chunk.cancel_after_s, chunk.connection)
+def _opened_by(received: Received) -> StreamOpened:
+    return StreamOpened(received.stream, received.secret_digest, received.cancel_after_s, received.connection)
 
 
-def _taken_by(known: StreamState, chunk: Received) -> tuple[StreamTaken, ...]:
-    """Say that a newer connection has a stream, where the one that a chunk came by is one."""
-    return (StreamTaken(chunk.stream, chunk.connection),) if chunk.connection > known.connection else ()
+def _taken_by(known: StreamState, received: Received) -> tuple[StreamTaken, ...]:
+    """Say that a newer connection has a stream, where the one that a command came by is one."""
+    return (
+        (StreamTaken(received.stream, received.connection),) if received.connection > known.connection else ()
+    )
 
 
 def notice_of(session: Session, stream: str, connection: int) -> Received | None:
     """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-102).
 
-    It is the last chunk that was accepted, over again, which does nothing else.
+    It is the last command that was accepted, over again, which does nothing else.
     """
     known = session.streams.get(stream)
     if known is None or connection <= known.connection or not session.is_live or session.driver:
@@ -457,7 +461,7 @@ def _is_for_client(session: Session, finished: CallFinished) -> bool:
     """Say whether a client may give this outcome, now or late."""
     if pending.is_owed_by_client(session.turn, finished):
         return True
-    late = Unsettled(finished.turn, finished.reply_no, finished.result.call_id, Site.CLIENT)
+    late = Unsettled(finished.turn, finished.response_no, finished.result.call_id, Site.CLIENT)
     return late in session.unsettled
 
 
@@ -465,15 +469,15 @@ def evolve(session: Session, record: Record, *, epoch: int) -> Session:
     """Fold the next record; `epoch` is the one it was appended under."""
     turn = folding.evolve(session.turn, record, epoch=epoch)
     after = replace(session, position=session.position + 1, turn=turn)
-    if session.application.count and isinstance(record, ReplyCompleted | TurnEnded):
+    if session.application.count and isinstance(record, ResponseCompleted | TurnEnded):
         after = replace(after, application=applications.note(session.application, session.turn, record))
     match record:
-        case AttemptStarted(attempt=1, is_last=False) if record.reply > 1 and _is_cut(session):
+        case AttemptStarted(attempt=1, is_last=False) if record.response > 1 and _is_cut(session):
             return replace(after, history=_continued(session.history))  # TURN-83
-        case Delta() | AttemptStarted() | ReplyCompleted() | CallStarted():
+        case Delta() | AttemptStarted() | ResponseCompleted() | CallStarted():
             return after  # of every step; what follows is looked through case by case
         case CommandAccepted():
-            stream = session.streams[record.stream].with_chunk(record.digest)
+            stream = session.streams[record.stream].with_command(record.digest)
             return replace(after, streams={**session.streams, record.stream: stream})
         case CallEnded():
             return _noted(after, _with_unsettled(session, record))
@@ -537,7 +541,7 @@ def _with_transcript(session: Session, record: TranscriptAccepted) -> Session:
 
 
 def _with_epoch(session: Session, record: EpochStarted) -> Session:
-    """Return the session under a new owner; a record from before agents were named leaves theirs."""
+    """Return the session under a new node; a record from before agents were named leaves theirs."""
     named = record if record.agent else None
     return replace(
         session,
@@ -546,7 +550,7 @@ def _with_epoch(session: Session, record: EpochStarted) -> Session:
         epochs=(*session.epochs, (record.epoch, record.at))[-EPOCHS_KEPT_MAX:],
         agent=named.agent if named else session.agent,
         agent_version=named.agent_version if named else session.agent_version,
-        owner=record.owner,
+        node=record.node,
         suspected=max(session.suspected, record.suspected),
     )
 
@@ -590,7 +594,8 @@ def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueu
 
 
 def _is_cut(session: Session) -> bool:
-    """Whether the reply before was cut: behind a transcript just accepted, the application decides what comes last."""
+    """Whether the response before was cut: behind a transcript just accepted, the application decides what comes
+    last."""
     newest = session.application.newest
     return newest is None or len(session.history.entries) > newest.entries
 
@@ -607,7 +612,7 @@ def _with_unsettled(session: Session, ended: CallEnded) -> tuple[Unsettled, ...]
     if ended.result.outcome is not Outcome.UNKNOWN or not isinstance(state, RunningCalls | Cancelling):
         return session.unsettled
     site = next((call.plan.site for call in state.calls if call.call.id == ended.result.call_id), Site.SERVER)
-    late = Unsettled(ended.turn, ended.reply, ended.result.call_id, site)
+    late = Unsettled(ended.turn, ended.response, ended.result.call_id, site)
     return (*session.unsettled, late)[-UNSETTLED_MAX:]
 
 
@@ -616,8 +621,8 @@ def _noted(session: Session, unsettled: tuple[Unsettled, ...]) -> Session:
 
 
 def _settled(session: Session, came: ResultArrivedLate) -> tuple[Unsettled, ...]:
-    place = (came.turn, came.reply, came.result.call_id)
-    return tuple(each for each in session.unsettled if (each.turn, each.reply, each.call_id) != place)
+    place = (came.turn, came.response, came.result.call_id)
+    return tuple(each for each in session.unsettled if (each.turn, each.response, each.call_id) != place)
 
 
 def limited(command: Command | Received, turn_s: float) -> Command | Received:
@@ -643,7 +648,7 @@ _session: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
 
 
 def is_prunable(session: Session) -> bool:
-    """Say whether a journal may begin here: no reply is being said, no call is open, nobody is asked anything.
+    """Say whether a journal may begin here: no response is being said, no call is open, nobody is asked anything.
 
     Never within a turn of another loop: that loop takes it up from its records.
     """

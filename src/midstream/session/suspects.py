@@ -17,7 +17,7 @@ from midstream.session.turn.states import AwaitingModel, Cancelling, RunningCall
 
 
 def is_at_risk(session: Session) -> bool:
-    """Return whether the last owner was running code for this session that could have killed its process."""
+    """Return whether the last node was running code for this session that could have killed its process."""
     turn = session.turn
     if session.driver:
         return False  # that loop lives in a process of its own
@@ -31,7 +31,7 @@ def is_at_risk(session: Session) -> bool:
 
 
 def is_untried(session: Session) -> bool:
-    """Return whether the last owner held this suspect back: it ran nothing of it, and did not try it."""
+    """Return whether the last node held this suspect back: it ran nothing of it, and did not try it."""
     turn = session.turn
     if not session.suspected:
         return False
@@ -46,8 +46,8 @@ def deaths_of(session: Session, company: Iterable[Session]) -> int:
     The first death makes a suspect. A further one counts where no other suspect was at risk in the same process.
 
     Args:
-        session: As its last owner left it, which died.
-        company: The other sessions of that owner, as it left them.
+        session: As its last node left it, which died.
+        company: The other sessions of that node, as it left them.
     """
     if is_untried(session):
         return session.suspected
@@ -62,7 +62,7 @@ def is_at_work(session: Session) -> bool:
     turn = session.turn
     if isinstance(turn, RunningCalls | Cancelling):
         return any(call.is_running and call.plan.site is not Site.CLIENT for call in turn.calls)
-    return session.needs_owner
+    return session.needs_node
 
 
 def _runs_here(call: CallState) -> bool:

@@ -1,1 +1,1 @@
-"""Stores: journals with their owners, and small values beside them. One method is one transaction."""
+"""Stores: journals with their nodes, and small values beside them. One method is one transaction."""

@@ -6,16 +6,16 @@ records or none, only at the expected position, only under the newest epoch. A r
 
 * **Order.** Appends to one session take effect in the order in which they return; sessions are independent.
 * **Durability.** `Sync.FULL`: the records, and all appended before them in this store, survive a power cut when
-  `append` returns. `Sync.NORMAL`: they survive the death of the owner. A reader never sees a record of an append that
+  `append` returns. `Sync.NORMAL`: they survive the death of the node. A reader never sees a record of an append that
   later turns out not to have happened, except after a power cut under `NORMAL`, which a new epoch makes visible.
-* **Leases.** `claim` gives an owner the lease of a session and raises the session's epoch. From then on appends under
-  an older epoch fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living owner has the
+* **Leases.** `claim` gives an node the lease of a session and raises the session's epoch. From then on appends under
+  an older epoch fail with `LeaseLostError`. A claim fails with `LeaseHeldError` while another living node has the
   lease.
-* **Liveness.** An open store is one owner, which lives until it is closed or dies. The leases of a dead owner are free:
-  the next claim succeeds. How fast a death is noticed, and after which time an owner that shows no sign of life counts
-  as dead, is up to the store, which names both. An owner that was taken for dead and goes on is refused by the epoch.
-* **Neighbours.** Several owners may share a place. `watch` returns what the others left for one of them; `forward`
-  brings a command to the owner of a session, for as long as it takes: an owner that dies with a command undecided
+* **Liveness.** An open store is one node, which lives until it is closed or dies. The leases of a dead node are free:
+  the next claim succeeds. How fast a death is noticed, and after which time an node that shows no sign of life counts
+  as dead, is up to the store, which names both. An node that was taken for dead and goes on is refused by the epoch.
+* **Neighbours.** Several nodes may share a place. `watch` returns what the others left for one of them; `forward`
+  brings a command to the node of a session, for as long as it takes: an node that dies with a command undecided
   leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
   harmless. A command whose sender is dead is not delivered any more: its client asks elsewhere.
 * **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
@@ -46,11 +46,11 @@ T = TypeVar("T")
 
 ESCROW = "escrow"
 """Namespace of the wrapped keys of sessions that only their clients can open, each under the session's name."""
-OWNERS = "access-owners"
-"""Namespace of the owners of sessions, each under the session's name."""
+PRINCIPAL_OF = "access-nodes"
+"""Namespace of the nodes of sessions, each under the session's name."""
 GRAPHS = "langgraph-threads"
 """Namespace of the checkpoints of served LangGraph graphs, each under its session's name."""
-OF_SESSIONS = (ESCROW, OWNERS, GRAPHS)
+OF_SESSIONS = (ESCROW, PRINCIPAL_OF, GRAPHS)
 """Namespaces whose entries belong to the sessions of their names, and go with them."""
 
 
@@ -66,7 +66,7 @@ class SessionListing(Struct, frozen=True, gc=False, omit_defaults=True):
     """Line of a session in listings; written in the transaction of the append that changed it.
 
     Args:
-        is_live: A turn is open that waits for more than people, so that a new owner must look at it.
+        is_live: A turn is open that waits for more than people, so that a new node must look at it.
         at: Time of the change in seconds since 1970.
         title: First words of the first message; "" leaves the old one.
         turns: Turns opened so far.
@@ -116,7 +116,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
     created_at: float
     mark: SessionListing
     is_free: bool = False
-    """Its last owner gave it up, and nobody has claimed it since. (That of a dead owner was not given up.)"""
+    """Its last node gave it up, and nobody has claimed it since. (That of a dead node was not given up.)"""
     oldest: int = 0
     """Position of the first record: 1, above that where the journal was pruned, 0 where it is empty."""
     seal: bytes = b""
@@ -124,7 +124,7 @@ class SessionInfo(Struct, frozen=True, gc=False):
 
 
 class ForwardedCommand(Struct, frozen=True, gc=False):
-    """A command that was handed over: for a session that the reader owns, or that no living owner holds."""
+    """A command that was handed over: for a session that the reader owns, or that no living node holds."""
 
     number: int
     session: str
@@ -132,13 +132,13 @@ class ForwardedCommand(Struct, frozen=True, gc=False):
 
 
 class News(Struct, frozen=True):
-    """Changes that others left for an owner.
+    """Changes that others left for an node.
 
     Args:
         moved: Followed sessions that end elsewhere than the follower knows, or are gone.
         forwarded_commands: Commands to decide, oldest first; each is told once under each epoch of its session.
-        orphans: Sessions with an open turn that no living owner holds; each is told once under each epoch.
-        peers: How many other living owners there are.
+        orphans: Sessions with an open turn that no living node holds; each is told once under each epoch.
+        peers: How many other living nodes there are.
     """
 
     moved: frozenset[str] = frozenset()
@@ -167,10 +167,10 @@ class KeyValueReader(Protocol):
 
 
 class KeyValue(KeyValueReader, Protocol):
-    """Small versioned values for several owners at once. Each method is one transaction."""
+    """Small versioned values for several nodes at once. Each method is one transaction."""
 
     async def kv_put(self, namespace: str, key: str, body: bytes, *, expected: int, at: float) -> int:
-        """Write an entry and return its new version. Survives the death of the owner when it returns.
+        """Write an entry and return its new version. Survives the death of the node when it returns.
 
         Args:
             expected: The version this replaces, 0 where there is no entry. A deleted key starts again above all its
@@ -216,7 +216,7 @@ class Store(StoreReader, KeyValue, Protocol):
     """Journals, and small values beside them. The module's text holds for every method."""
 
     async def open(self) -> None:
-        """Make ready: create what is missing, become an owner. Calling it twice is harmless.
+        """Make ready: create what is missing, become an node. Calling it twice is harmless.
 
         Raises:
             StoreBusyError, StoreFullError, StoreDamagedError: Nothing was changed.
@@ -229,14 +229,14 @@ class Store(StoreReader, KeyValue, Protocol):
         """
 
     async def claim(self, session: str, *, at: float) -> int:
-        """Take a session (new or not) for this store's owner and return its new epoch, one above the last.
+        """Take a session (new or not) for this store's node and return its new epoch, one above the last.
 
         Raises:
-            LeaseHeldError: Another living owner holds it. Nothing was changed.
+            LeaseHeldError: Another living node holds it. Nothing was changed.
         """
 
     async def release(self, session: str, *, epoch: int) -> None:
-        """Give up the lease of a session, so that any owner may claim it. Without effect under an older epoch."""
+        """Give up the lease of a session, so that any node may claim it. Without effect under an older epoch."""
 
     async def append(self, session: str, batch: Batch) -> int:
         """Append records, all or none, and return the new end.
@@ -251,8 +251,8 @@ class Store(StoreReader, KeyValue, Protocol):
     async def prune(self, session: str, body: bytes, *, position: int, epoch: int) -> bool:
         """Remove the records before `position`, put `body` in the place of that one, and return whether it was done.
 
-        Its owner is not disturbed: what follows, the end and the epoch stay. Survives the death of the
-        owner when it returns; after a power cut it has happened, or not.
+        Its node is not disturbed: what follows, the end and the epoch stay. Survives the death of the
+        node when it returns; after a power cut it has happened, or not.
 
         Args:
             body: What the records up to and with `position` fold to, which nothing but they decide.
@@ -268,10 +268,10 @@ class Store(StoreReader, KeyValue, Protocol):
 
         Its parts go with it, all or none: the sessions whose names begin with its own and `core.parts.PART_MARK`, and
         the entries of its name in the namespaces `OF_SESSIONS`. A session made later under the same name starts above
-        all its epochs, so that no old owner and no old event id fits it.
+        all its epochs, so that no old node and no old event id fits it.
 
         Raises:
-            LeaseHeldError: Another living owner holds it, or the part that the error names. Nothing was changed.
+            LeaseHeldError: Another living node holds it, or the part that the error names. Nothing was changed.
         """
 
     async def watch(self, followed: Mapping[str, int]) -> News:
@@ -284,7 +284,7 @@ class Store(StoreReader, KeyValue, Protocol):
         """
 
     async def forward(self, session: str, body: bytes) -> bytes:
-        """Hand a command to the session's owner, and return its answer once there is one.
+        """Hand a command to the session's node, and return its answer once there is one.
 
         Cancelled, it may still be decided, or not.
         """
@@ -292,7 +292,7 @@ class Store(StoreReader, KeyValue, Protocol):
     async def answer(self, forwarded: int, body: bytes) -> None:
         """Answer a forwarded command, so that it is not delivered again.
 
-        Without effect where another living owner holds its session by now, or the sender does not wait any more.
+        Without effect where another living node holds its session by now, or the sender does not wait any more.
         """
 
     @property

@@ -33,7 +33,7 @@ from midstream.store.store_registry import Backend
 
 class _Session(Struct):
     epoch: int
-    owner: str | None
+    node: str | None
     created_at: float
     mark: SessionListing
     number: int
@@ -110,9 +110,9 @@ class Memory(MemoryKeyValue):
         self.forwarded_commands: dict[int, _Handed] = {}
         self._watching: set[asyncio.Future[None]] = set()
 
-    def kill(self, owner: str) -> None:
-        """Let an owner die: its sessions are free for the next claim."""
-        self.living.discard(owner)
+    def kill(self, node: str) -> None:
+        """Let an node die: its sessions are free for the next claim."""
+        self.living.discard(node)
         self.tell()
 
     def tell(self) -> None:
@@ -136,11 +136,11 @@ class MemoryStore(Store):
 
     Args:
         memory: What it keeps its journals in; give several stores the same one to let them compete.
-        world: Where the owner's id comes from.
+        world: Where the node's id comes from.
     """
 
     def __init__(self, memory: Memory | None = None, *, world: World = World()) -> None:
-        self.owner = ""
+        self.node = ""
         self._memory = Memory() if memory is None else memory
         self._world = world
         self._told: set[tuple[str | int, int]] = set()
@@ -149,15 +149,15 @@ class MemoryStore(Store):
 
     @override
     async def open(self) -> None:
-        if not self.owner:
-            self.owner = self._world.new_id("owner")
-            self._memory.living.add(self.owner)
+        if not self.node:
+            self.node = self._world.new_id("node")
+            self._memory.living.add(self.node)
             self._memory.tell()
 
     @override
     async def close(self) -> None:
-        self._memory.kill(self.owner)
-        self.owner = ""
+        self._memory.kill(self.node)
+        self.node = ""
 
     @override
     async def claim(self, session: str, *, at: float) -> int:
@@ -167,13 +167,13 @@ class MemoryStore(Store):
             self._memory.numbers += 1
             found = sessions[session] = _Session(
                 epoch=self._memory.epochs_spent,
-                owner=None,
+                node=None,
                 created_at=at,
                 mark=SessionListing(is_live=False, at=at),
                 number=self._memory.numbers,
             )
         self._refuse_if_held(session, found)
-        found.owner = self.owner
+        found.node = self.node
         found.epoch += 1
         return found.epoch
 
@@ -181,7 +181,7 @@ class MemoryStore(Store):
     async def release(self, session: str, *, epoch: int) -> None:
         found = self._opened().sessions.get(session)
         if found is not None and found.epoch == epoch:
-            found.owner = None
+            found.node = None
             self._memory.tell()
 
     @override
@@ -200,7 +200,7 @@ class MemoryStore(Store):
 
     def append_now(self, session: str, batch: Batch) -> int | None:
         """See `Immediate.append_now`: whatever is to be appended where nothing forbids it."""
-        found = self._memory.sessions.get(session) if self.owner else None
+        found = self._memory.sessions.get(session) if self.node else None
         if found is None or (found.epoch, found.end) != (batch.epoch, batch.expected):
             return None
         return self._append(found, batch)
@@ -284,7 +284,7 @@ class MemoryStore(Store):
                 frozenset(name for name, end in followed.items() if self._end_of(name) != end),
                 tuple(self._memory.forwarded_commands[number].forwarded for number, _ in new_letters),
                 tuple(sorted(name for name, _ in orphans - self._told)),
-                len(self._memory.living - {self.owner}),
+                len(self._memory.living - {self.node}),
             )
             if news != News(peers=self._peers_told):
                 self._told = {*forwarded_commands, *orphans}
@@ -298,7 +298,7 @@ class MemoryStore(Store):
         number = self._memory.numbers
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._memory.forwarded_commands[number] = _Handed(
-            self.owner, ForwardedCommand(number, session, body), answer
+            self.node, ForwardedCommand(number, session, body), answer
         )
         self._memory.tell()
         try:
@@ -313,7 +313,7 @@ class MemoryStore(Store):
         if handed is None or handed.answer.done():
             return
         found = sessions.get(handed.forwarded.session)
-        if found is None or found.owner == self.owner or self._is_free(found):
+        if found is None or found.node == self.node or self._is_free(found):
             del self._memory.forwarded_commands[forwarded]
             handed.answer.set_result(body)
 
@@ -340,12 +340,12 @@ class MemoryStore(Store):
         if batch.mark is not None:
             found.mark = replace(batch.mark, title=batch.mark.title or found.mark.title)
         found.seal = batch.seal or found.seal
-        if len(self._memory.living) > 1:  # what its owner appends is no change to wait for
+        if len(self._memory.living) > 1:  # what its node appends is no change to wait for
             self._memory.tell()
         return found.end
 
     def _is_free(self, found: _Session) -> bool:
-        return found.owner not in self._memory.living
+        return found.node not in self._memory.living
 
     def _end_of(self, session: str) -> int:
         found = self._memory.sessions.get(session)
@@ -356,16 +356,16 @@ class MemoryStore(Store):
         found = self._memory.sessions.get(forwarded.session)
         if found is None:
             return 0
-        return found.epoch if found.owner == self.owner or self._is_free(found) else -1
+        return found.epoch if found.node == self.node or self._is_free(found) else -1
 
     def _opened(self) -> Memory:
-        if not self.owner:
+        if not self.node:
             raise UsageError("the store is not open: call `await store.open()` first")
         return self._memory
 
     def _refuse_if_held(self, session: str, found: _Session) -> None:
-        if found.owner != self.owner and found.owner in self._memory.living:
-            message = f"session {session!r} belongs to {found.owner!r}, which is alive"
+        if found.node != self.node and found.node in self._memory.living:
+            message = f"session {session!r} belongs to {found.node!r}, which is alive"
             raise LeaseHeldError(message, session=session)
 
 
@@ -392,5 +392,5 @@ def _is_of(session: str, roots: Collection[str]) -> bool:
 
 def _line_of(session: str, found: _Session) -> SessionInfo:
     return SessionInfo(
-        session, found.end, found.epoch, found.created_at, found.mark, found.owner is None, found.oldest
+        session, found.end, found.epoch, found.created_at, found.mark, found.node is None, found.oldest
     )

@@ -36,7 +36,7 @@ from midstream.session.records import (
     MessageWithdrawn,
     QuestionAnswered,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
     StepCommitted,
     StreamOpened,
@@ -53,9 +53,9 @@ class Rule(StrEnum):
     """Rule that can be broken."""
 
     ACKED_NOT_STORED = "acked_not_stored"
-    """A client was told that a chunk is in the journal, and it is not."""
+    """A client was told that a command is in the journal, and it is not."""
     STORED_OTHERWISE = "stored_otherwise"
-    """A stored chunk is not what its client sent under that number, or stands there twice."""
+    """A stored command is not what its client sent under that number, or stands there twice."""
     SEEN_GAP = "seen_gap"
     """A reader was not shown the record after the last one it had, or did not begin where it should."""
     SEEN_TWICE = "seen_twice"
@@ -127,8 +127,8 @@ class ClientLog(Struct):
         stream: Its stream; empty for one that only reads.
         start: Position after which it reads; None where its stream begins (without a
             stream: wherever it began).
-        sent: Digest (`frames.digest_of`) of each chunk it numbered.
-        acked: The chunks it was told are stored.
+        sent: Digest (`frames.digest_of`) of each command it numbered.
+        acked: The commands it was told are stored.
         seen: The events it was shown, in that order.
     """
 
@@ -146,7 +146,7 @@ class Execution(Struct, frozen=True):
 
     session: str
     turn: int
-    reply: int
+    response: int
     call_id: str
     run: int
     tool: str
@@ -177,7 +177,7 @@ def check(evidence: Evidence) -> list[Violation]:
         found += _check_runs(session, records, [each for each in evidence.ledger if each.session == session])
         for client in evidence.clients:
             if client.session == session:
-                found += _check_chunks(client, records)
+                found += _check_commands(client, records)
                 found += _check_seen(client, stored, records)
     found += _check_agreement(evidence.clients)
     return found
@@ -303,17 +303,17 @@ class _Calls:
         self.answers: dict[_Call, Counter[Choice]] = {}
         for record in records:
             match record:
-                case ReplyCompleted():
-                    place = (record.turn, record.reply)
+                case ResponseCompleted():
+                    place = (record.turn, record.response)
                     self.plans |= {(*place, plan.call_id): plan for plan in record.plans}
                     self.names |= {(*place, call.id): call.name for call in record.body.calls}
                 case CallStarted():
-                    self.started.add(((record.turn, record.reply, record.call_id), record.run))
+                    self.started.add(((record.turn, record.response, record.call_id), record.run))
                 case QuestionAnswered():
-                    call = (record.turn, record.reply, record.call_id)
+                    call = (record.turn, record.response, record.call_id)
                     self.answers.setdefault(call, Counter())[record.choice] += 1
                 case CallEnded():
-                    call = (record.turn, record.reply, record.result.call_id)
+                    call = (record.turn, record.response, record.result.call_id)
                     self.outcomes.setdefault(call, []).append(record.result.outcome)
 
     def is_announced(self, call: _Call, run: int) -> bool:
@@ -366,7 +366,7 @@ def _check_runs(session: str, records: Sequence[Record], ledger: Sequence[Execut
 
 
 def _call_of(execution: Execution) -> _Call:
-    return (execution.turn, execution.reply, execution.call_id)
+    return (execution.turn, execution.response, execution.call_id)
 
 
 # --- queue and children ---------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def _check_queue(session: str, records: Sequence[Record]) -> Iterator[Violation]
                 waiting.remove(number)
 
 
-_OF_OWNERS = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
+_OF_NODES = (EpochStarted, StreamOpened, StreamTaken, CommandAccepted)
 """Records of a child that are not shown to the readers of its parent."""
 
 
@@ -412,7 +412,7 @@ def _check_children(
     children: dict[_Call, str] = {}
     for position, record in enumerate(records, start=1):
         if isinstance(record, ChildDelta) and record.child in journals:
-            call = (record.turn, record.reply, record.call_id)
+            call = (record.turn, record.response, record.call_id)
             children[call] = record.child
             expected = _next_shown(journals[record.child], shown.get(call, 0))
             shown[call] = record.position
@@ -423,7 +423,7 @@ def _check_children(
                 text = f"record {record.position} of {record.child!r} at position {position} is not the next of it"
                 yield Violation(Rule.CHILD_SHOWN, session, text)
         elif isinstance(record, CallEnded) and record.result.outcome is Outcome.OK:
-            call = (record.turn, record.reply, record.result.call_id)
+            call = (record.turn, record.response, record.result.call_id)
             if call in children and not _is_last_word(record, journals[children[call]], shown[call]):
                 text = f"the outcome of call {call} at position {position} is not what {children[call]!r} ended with"
                 yield Violation(Rule.CHILD_OUTCOME, session, text)
@@ -432,7 +432,7 @@ def _check_children(
 def _next_shown(stored: Sequence[StoredRecord], after: int) -> StoredRecord | None:
     """Return the next record of a child that is shown to the readers of its parent."""
     for each in stored[after:]:
-        if not isinstance(next(iter(_readable([each])), None), _OF_OWNERS):
+        if not isinstance(next(iter(_readable([each])), None), _OF_NODES):
             return each
     return None
 
@@ -443,7 +443,7 @@ def _is_last_word(ended: CallEnded, stored: Sequence[StoredRecord], shown: int) 
     child = sessions.fold(whole[:shown])
     last = child.history.entries[-1] if child.history.entries else None
     is_end = isinstance(whole[shown - 1][1], TurnEnded) if shown <= len(whole) else False
-    return is_end and isinstance(last, Step) and last.reply.text == ended.result.content
+    return is_end and isinstance(last, Step) and last.response.text == ended.result.content
 
 
 def _is_resumed(records: Sequence[Record], turn: int) -> bool:
@@ -453,20 +453,20 @@ def _is_resumed(records: Sequence[Record], turn: int) -> bool:
 # --- clients ----------------------------------------------------------------------------------------------------
 
 
-def _check_chunks(client: ClientLog, records: Sequence[Record]) -> Iterator[Violation]:
+def _check_commands(client: ClientLog, records: Sequence[Record]) -> Iterator[Violation]:
     if not client.stream:
         return
     stored = [each for each in records if isinstance(each, CommandAccepted) and each.stream == client.stream]
     numbers = {each.seqno for each in stored}
     for seqno in sorted(client.acked - numbers):
-        text = f"chunk {seqno} of {client.client} was acknowledged and is not in the journal"
+        text = f"command {seqno} of {client.client} was acknowledged and is not in the journal"
         yield Violation(Rule.ACKED_NOT_STORED, client.session, text)
-    for chunk in stored:
-        if client.sent.get(chunk.seqno) != chunk.digest:
-            text = f"chunk {chunk.seqno} of {client.client} is not what was sent"
+    for command in stored:
+        if client.sent.get(command.seqno) != command.digest:
+            text = f"command {command.seqno} of {client.client} is not what was sent"
             yield Violation(Rule.STORED_OTHERWISE, client.session, text)
     if len(numbers) != len(stored):
-        text = f"a chunk of {client.client} stands in the journal twice"
+        text = f"a command of {client.client} stands in the journal twice"
         yield Violation(Rule.STORED_OTHERWISE, client.session, text)
 
 

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from midstream.errors import EntryMovedError
-from midstream.store.contract import OWNERS, KeyValueEntry
+from midstream.store.contract import PRINCIPAL_OF, KeyValueEntry
 from midstream.testing.store_fakes import ODD_BODIES, ODD_NAMES, Storage, opened
 
 
@@ -68,11 +68,11 @@ class KeyValueContract:
         async with opened(place) as store:
             for session in ("s", "t"):
                 await store.claim(session, at=1.0)
-                for namespace in (OWNERS, "pool"):
+                for namespace in (PRINCIPAL_OF, "pool"):
                     await store.kv_put(namespace, session, b"1", expected=0, at=1.0)
             assert await store.delete("s")
-            assert [kept.key for kept in await store.kv_list(OWNERS)] == ["t"]
-            assert await store.kv_put(OWNERS, "s", b"anew", expected=0, at=2.0) == 2
+            assert [kept.key for kept in await store.kv_list(PRINCIPAL_OF)] == ["t"]
+            assert await store.kv_put(PRINCIPAL_OF, "s", b"anew", expected=0, at=2.0) == 2
             assert len(await store.kv_list("pool")) == 2
 
     async def test_a_dropped_key_starts_above_all_its_versions(self, place: Storage) -> None:

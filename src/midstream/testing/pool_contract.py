@@ -29,8 +29,8 @@ from midstream.agents.pool import Pooled, PoolLimits
 from midstream.agents.upstreams import Upstream
 from midstream.environment import World
 from midstream.errors import ModelError
-from midstream.history.messages import History, Reply, Step, Text, UserMessage
-from midstream.models.replies import Finished, ModelRequest, TextDelta
+from midstream.history.messages import History, Response, Step, Text, UserMessage
+from midstream.models.responses import Finished, ModelRequest, TextDelta
 from midstream.store.contract import KeyValue
 from midstream.store.memory import Memory, MemoryStore
 
@@ -264,7 +264,7 @@ class _Host:
         assert is_whole
         self.answer = words
         # Not the words: they would be told again with the next transcript, and count twice.
-        self.history = self.history.then(Step(Reply((Text("noted"),))))
+        self.history = self.history.then(Step(Response((Text("noted"),))))
 
     async def close(self) -> None:
         for pool in self.pools:

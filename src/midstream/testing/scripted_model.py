@@ -10,7 +10,7 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import ModelError
 from midstream.history.messages import Finish, History, Step, UserMessage
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.session.model_settings import ModelSettings
 
 
@@ -31,12 +31,12 @@ class Gate(Struct, frozen=True):
 
 
 ScriptedStep = ModelEvent | Pause | Stall | Gate | ModelError
-Reply = Sequence[ScriptedStep]
-Script = Sequence[Reply] | Callable[[ModelRequest], Reply]
+Response = Sequence[ScriptedStep]
+Script = Sequence[Response] | Callable[[ModelRequest], Response]
 
 
 def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
-    """Return the steps of a reply that says `words` in pieces (one per word, or `tokens` equal ones)."""
+    """Return the steps of a response that says `words` in pieces (one per word, or `tokens` equal ones)."""
     if tokens is None:
         pieces = [piece for piece in words.replace(" ", "\0 ").split("\0") if piece]
     else:
@@ -46,11 +46,11 @@ def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
 
 
 def calls(*requests: tuple[str, str] | tuple[str, str, str], say: str = "") -> list[ScriptedStep]:
-    """Return the steps of a reply that asks for tools: `(name, arguments)` or `(id, name, arguments)` each."""
+    """Return the steps of a response that asks for tools: `(name, arguments)` or `(id, name, arguments)` each."""
     steps: list[ScriptedStep] = [TextDelta(say)] if say else []
     for number, request in enumerate(requests, start=1):
         call_id, name, arguments = request if len(request) == 3 else (f"c{number}", *request)  # noqa: PLR2004 - the triple
-        steps.append(CallRequested(call_id, name, arguments))
+        steps.append(ToolCallRequested(call_id, name, arguments))
     return [*steps, Finished(Finish.CALLS)]
 
 
@@ -58,14 +58,14 @@ class ScriptedModel:
     """Answer each request by a script.
 
     Args:
-        script: A reply for each model call of a turn, by its number in the conversation since the last user message
+        script: A response for each model call of a turn, by its number in the conversation since the last user message
             (so a script needs no memory and a new process goes on where the old one died); or a function of the
             request. A call beyond the script says "done".
         name: What people see.
         delay_s: Seconds before each step.
         world: Whose clock it waits on.
 
-    Each reply is a sequence of events, `Pause`, `Stall`, `Gate` or a `ModelError` to raise.
+    Each response is a sequence of events, `Pause`, `Stall`, `Gate` or a `ModelError` to raise.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class ScriptedModel:
         self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        """Play the reply this request stands at."""
+        """Play the response this request stands at."""
         self.requests.append(request)
-        for step in self._reply_to(request):
+        for step in self._response_to(request):
             if self._delay_s:
                 await self._world.sleep(self._delay_s)
             match step:
@@ -98,7 +98,7 @@ class ScriptedModel:
                 case _:
                     yield step
 
-    def _reply_to(self, request: ModelRequest) -> Reply:
+    def _response_to(self, request: ModelRequest) -> Response:
         if callable(self._script):
             return self._script(request)
         number = steps_since_user(request.history)

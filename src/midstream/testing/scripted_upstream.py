@@ -34,7 +34,7 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.history.messages import Step, Text, Usage, UserMessage
-from midstream.models.replies import Finished, TextDelta, UpstreamCallStarted
+from midstream.models.responses import Finished, TextDelta, UpstreamCallStarted
 
 RETRY_AFTER_S = 2.0
 """What a rate limit of this upstream asks for."""
@@ -94,11 +94,11 @@ class ReceivedMessage(Struct, frozen=True):
 
 
 class AgentConversation(Struct):
-    """A conversation: what its agent was told, in order, and the replies to it."""
+    """A conversation: what its agent was told, in order, and the responses to it."""
 
     name: str
     heard: list[ReceivedMessage] = field(default_factory=list)
-    replies: list[str] = field(default_factory=list)
+    responses: list[str] = field(default_factory=list)
     run: int = 0
     """Number of the run under way, 0 while there is none."""
     unacked: set[str] = field(default_factory=set)
@@ -211,7 +211,7 @@ class ScriptedUpstream:
             raise UpstreamGoneError(f"there is no agent {agent!r}")
         talk = self.memory.begin()
         talk.heard += origin.heard[: int(mark)]
-        talk.replies += origin.replies[: int(mark)]
+        talk.responses += origin.responses[: int(mark)]
         self.opened.append(f"{agent}@{mark}")
         return ScriptedAgent(self, setup, talk.name, came_from=agent)
 
@@ -313,7 +313,7 @@ class ScriptedAgent(UpstreamAgent):
             if isinstance(event, Finished):
                 if trouble is Trouble.CUT:
                     return
-                talk.replies.append("".join(words))
+                talk.responses.append("".join(words))
                 if self._upstream.abilities.can_fork:
                     yield Marked(str(len(talk.heard)))
             yield event
@@ -367,5 +367,5 @@ def words_of(said: UpstreamMessage) -> str:
             case UserMessage():
                 lines += [part.text for part in entry.parts if isinstance(part, Text)]
             case Step():
-                lines += [entry.reply.text, *(result.content for result in entry.results)]
+                lines += [entry.response.text, *(result.content for result in entry.results)]
     return "\n".join(line for line in lines if line)

@@ -209,19 +209,19 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert not await store.prune("nobody", b"x", position=1, epoch=first)
             assert await _journal(store) == before
 
-    async def test_whoever_prunes_does_not_disturb_the_owner(self, place: Storage) -> None:
-        async with opened(place) as owner, opened(place) as other:
-            epoch = await owner.claim("s", at=1.0)
-            await _append(owner, "s", b"a", b"b", expected=0, epoch=epoch)
+    async def test_whoever_prunes_does_not_disturb_the_node(self, place: Storage) -> None:
+        async with opened(place) as node, opened(place) as other:
+            epoch = await node.claim("s", at=1.0)
+            await _append(node, "s", b"a", b"b", expected=0, epoch=epoch)
             blob = Blob("d", b"large")
-            await owner.append("s", Batch([b"c"], expected=2, epoch=epoch, sync=Sync.NORMAL, blobs=[blob]))
+            await node.append("s", Batch([b"c"], expected=2, epoch=epoch, sync=Sync.NORMAL, blobs=[blob]))
             assert await other.prune("s", b"abc", position=3, epoch=epoch)
-            assert await _append(owner, "s", b"d", expected=3, epoch=epoch) == 4
-            assert await owner.blob("s", "d") == b"large"
-            assert await owner.delete("s")
+            assert await _append(node, "s", b"d", expected=3, epoch=epoch) == 4
+            assert await node.blob("s", "d") == b"large"
+            assert await node.delete("s")
             assert not await other.prune("s", b"x", position=4, epoch=epoch)
-            again = await owner.claim("s", at=2.0)
-            await _append(owner, "s", b"e", expected=0, epoch=again)
+            again = await node.claim("s", at=2.0)
+            await _append(node, "s", b"e", expected=0, epoch=again)
             assert await _journal(other) == [StoredRecord(1, again, b"e")]
 
     async def test_a_session_nobody_claimed_reads_as_empty(self, place: Storage) -> None:
@@ -251,7 +251,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 assert len(await _journal(writer)) == number + 1
                 assert await _journal(reader) == await _journal(writer)
 
-    # --- owners
+    # --- nodes
 
     async def test_each_claim_raises_the_epoch_by_one(self, place: Storage) -> None:
         async with opened(place) as store:
@@ -276,7 +276,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 await _append(store, "s", b"a", expected=0, epoch=1)
             assert await store.find("s") is None
 
-    async def test_a_living_owners_session_cannot_be_claimed(self, place: Storage) -> None:
+    async def test_a_living_nodes_session_cannot_be_claimed(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             epoch = await one.claim("s", at=1.0)
             before = await one.find("s")
@@ -311,7 +311,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 epochs = [await one.claim(name, at=1.0) for name in ("s", "t")]
             assert [await other.claim(name, at=2.0) for name in ("s", "t")] == [epoch + 1 for epoch in epochs]
 
-    async def test_a_dead_owners_sessions_are_taken_over_with_all_they_hold(self, place: Storage) -> None:
+    async def test_a_dead_nodes_sessions_are_taken_over_with_all_they_hold(self, place: Storage) -> None:
         dead = place.store()
         await dead.open()
         old = await dead.claim("s", at=1.0)
@@ -365,7 +365,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await store.claim("s", at=1.0)
             assert await store.find("s") == replace(line, epoch=epoch + 1)
 
-    async def test_an_owner_is_told_how_many_others_there_are(self, place: Storage) -> None:
+    async def test_an_node_is_told_how_many_others_there_are(self, place: Storage) -> None:
         async with opened(place) as store:
             assert (await _news(store)).peers == 0
             watching = WORLD.spawn(_news(store), name="watch")
@@ -374,37 +374,37 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 assert (await _news(other)).peers == 1
             assert (await _news(store)).peers == 0
 
-    async def test_a_command_reaches_the_owner_and_its_answer_the_sender(self, place: Storage) -> None:
-        async with opened(place) as owner, opened(place) as sender, opened(place) as third:
-            await owner.claim("s", at=1.0)
+    async def test_a_command_reaches_the_node_and_its_answer_the_sender(self, place: Storage) -> None:
+        async with opened(place) as node, opened(place) as sender, opened(place) as third:
+            await node.claim("s", at=1.0)
             for body, answer in ((b"one", b"ok"), (b"\x00\xff", b"")):
                 handed = WORLD.spawn(sender.forward("s", body), name="hand over")
-                (forwarded,) = await _forwarded_commands(owner, 1)
+                (forwarded,) = await _forwarded_commands(node, 1)
                 assert (forwarded.session, forwarded.body) == ("s", body)
                 await third.answer(forwarded.number, b"not his to answer")
-                await owner.answer(forwarded.number, answer)
-                await owner.answer(forwarded.number, b"again")
+                await node.answer(forwarded.number, answer)
+                await node.answer(forwarded.number, b"again")
                 async with asyncio.timeout(NEWS_S):
                     assert await handed == answer
-            await owner.answer(10**6, b"no such letter")
+            await node.answer(10**6, b"no such letter")
 
     async def test_commands_are_told_in_their_order_and_each_once(self, place: Storage) -> None:
-        async with opened(place) as owner, opened(place) as sender:
-            await owner.claim("s", at=1.0)
+        async with opened(place) as node, opened(place) as sender:
+            await node.claim("s", at=1.0)
             handed = []
             for number in range(5):
                 handed.append(WORLD.spawn(sender.forward("s", b"%d" % number), name="hand over"))
                 await WORLD.sleep(0)
-            forwarded_commands = await _forwarded_commands(owner, 5)
+            forwarded_commands = await _forwarded_commands(node, 5)
             assert [forwarded.body for forwarded in forwarded_commands] == [
                 b"%d" % number for number in range(5)
             ]
             for forwarded in forwarded_commands:
-                await owner.answer(forwarded.number, forwarded.body)
+                await node.answer(forwarded.number, forwarded.body)
             async with asyncio.timeout(NEWS_S):
                 assert await asyncio.gather(*handed) == [forwarded.body for forwarded in forwarded_commands]
 
-    async def test_a_command_that_a_dead_owner_left_goes_to_the_next(self, place: Storage) -> None:
+    async def test_a_command_that_a_dead_node_left_goes_to_the_next(self, place: Storage) -> None:
         async with opened(place) as sender, opened(place) as heir:
             dead = place.store()
             await dead.open()
@@ -420,16 +420,16 @@ class StoreContract(KeyValueContract, ImmediateContract):
                 assert await handed == b"ok"
 
     async def test_what_a_dead_sender_had_handed_over_is_told_to_nobody(self, place: Storage) -> None:
-        async with opened(place) as owner, opened(place) as sender:
-            await owner.claim("s", at=1.0)
+        async with opened(place) as node, opened(place) as sender:
+            await node.claim("s", at=1.0)
             dead = place.store()
             await dead.open()
             left = WORLD.spawn(dead.forward("s", b"x"), name="hand over")
-            assert [forwarded.body for forwarded in await _forwarded_commands(owner, 1)] == [b"x"]
+            assert [forwarded.body for forwarded in await _forwarded_commands(node, 1)] == [b"x"]
             place.kill(dead)
-            assert await owner.claim("s", at=2.0) == 2
+            assert await node.claim("s", at=2.0) == 2
             handed = WORLD.spawn(sender.forward("s", b"y"), name="hand over")
-            assert [forwarded.body for forwarded in await _forwarded_commands(owner, 1)] == [b"y"]
+            assert [forwarded.body for forwarded in await _forwarded_commands(node, 1)] == [b"y"]
             for each in (left, handed):
                 each.cancel()
             await asyncio.gather(left, handed, return_exceptions=True)
@@ -457,19 +457,19 @@ class StoreContract(KeyValueContract, ImmediateContract):
             await asyncio.gather(sent, return_exceptions=True)
 
     async def test_a_followed_session_that_moves_or_goes_is_told(self, place: Storage) -> None:
-        async with opened(place) as owner, opened(place) as follower:
-            epoch = await owner.claim("s", at=1.0)
-            await _append(owner, "s", b"a", expected=0, epoch=epoch)
+        async with opened(place) as node, opened(place) as follower:
+            epoch = await node.claim("s", at=1.0)
+            await _append(node, "s", b"a", expected=0, epoch=epoch)
             assert (await _moved(follower, {"s": 0, "never": 0})) == {"s"}
             watching = WORLD.spawn(_moved(follower, {"s": 1}), name="watch")
             await WORLD.sleep(0)
-            await _append(owner, "s", b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
+            await _append(node, "s", b"b", expected=1, epoch=epoch, sync=Sync.NORMAL)
             assert await watching == {"s"}
             assert (await _moved(follower, {"s": 1})) == {"s"}, "as long as the follower stays behind"
-            await owner.delete("s")
+            await node.delete("s")
             assert (await _moved(follower, {"s": 2})) == {"s"}
 
-    async def test_a_dead_owners_open_turns_are_told_to_those_who_live(self, place: Storage) -> None:
+    async def test_a_dead_nodes_open_turns_are_told_to_those_who_live(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             dead = place.store()
             await dead.open()
@@ -594,7 +594,7 @@ class StoreContract(KeyValueContract, ImmediateContract):
             assert [record.body for record in await _journal(store, "t")] == [b"t"]
             assert not await store.delete("s")
 
-    async def test_a_living_owners_session_cannot_be_deleted(self, place: Storage) -> None:
+    async def test_a_living_nodes_session_cannot_be_deleted(self, place: Storage) -> None:
         async with opened(place) as one, opened(place) as other:
             epoch = await one.claim("s", at=1.0)
             await _append(one, "s", b"a", expected=0, epoch=epoch)

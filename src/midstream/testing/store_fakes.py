@@ -22,7 +22,7 @@ class Storage(Protocol):
         """Return another store of this place, not open: what another process would make."""
 
     def kill(self, store: Store) -> None:
-        """Let an open store's owner die without closing it. That store is not used again."""
+        """Let an open store's node die without closing it. That store is not used again."""
 
 
 @asynccontextmanager

@@ -52,10 +52,10 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.history.messages import Outcome, Usage, UserMessage
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     TextDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
@@ -274,7 +274,7 @@ class UpstreamContract:
         peer.run_tool("read", json.dumps(arguments), content)
         async with _connected(peer) as upstream, _fresh(upstream) as agent:
             events = await _said(agent, "one")
-            assert not [event for event in events if isinstance(event, CallRequested)]
+            assert not [event for event in events if isinstance(event, ToolCallRequested)]
             told = [event for event in events if isinstance(event, UpstreamCallStarted | UpstreamCallEnded)]
             assert [type(event) for event in told] == [UpstreamCallStarted, UpstreamCallEnded]
             started, ended = told

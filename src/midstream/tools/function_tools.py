@@ -141,7 +141,7 @@ class CallContext(Struct, frozen=True):
 
     session: str
     turn: int
-    reply: int
+    response: int
     call_id: str
     run: int = 1
     tell: Callable[[str], None] = lambda _text: None
@@ -154,7 +154,7 @@ class CallContext(Struct, frozen=True):
     @property
     def effect_key(self) -> str:
         """The same for every run of one call: hand it to a service that refuses repetitions."""
-        return f"{self.session}/{self.turn}/{self.reply}/{self.call_id}"
+        return f"{self.session}/{self.turn}/{self.response}/{self.call_id}"
 
 
 _current: contextvars.ContextVar[CallContext] = contextvars.ContextVar("midstream_call")

@@ -23,8 +23,8 @@ from midstream.demo.local.guide import (
     instructions_of,
     is_circling,
 )
-from midstream.history.messages import Call, Finish, History, Reply, Result, Step, Text, UserMessage
-from midstream.models.replies import ModelRequest
+from midstream.history.messages import Call, Finish, History, Response, Result, Step, Text, UserMessage
+from midstream.models.responses import ModelRequest
 from midstream.tools.function_tools import tool
 
 
@@ -62,11 +62,11 @@ LONG = (
 def request(text: str, *results: str, earlier: tuple[tuple[str, str], ...] = ()) -> ModelRequest:
     history = History()
     for said, answered in earlier:
-        history = history.then(UserMessage.of(said)).then(Step(Reply((Text(answered),))))
+        history = history.then(UserMessage.of(said)).then(Step(Response((Text(answered),))))
     history = history.then(UserMessage.of(text))
     for number, result in enumerate(results):
         call = Call(f"c{number}", "read_file")
-        history = history.then(Step(Reply((call,), Finish.CALLS), (Result(call.id, result),)))
+        history = history.then(Step(Response((call,), Finish.CALLS), (Result(call.id, result),)))
     return ModelRequest("", history, TOOLS)
 
 
@@ -138,7 +138,7 @@ def test_a_turn_has_a_bounded_number_of_calls() -> None:
 
 
 def test_calls_of_earlier_turns_do_not_count() -> None:
-    history = request("Read a.txt", "A").history.then(Step(Reply((Text("It says A."),))))
+    history = request("Read a.txt", "A").history.then(Step(Response((Text("It says A."),))))
     asked = ModelRequest("", history.then(UserMessage.of("Read b.txt")), TOOLS)
     found = due_call(asked)
     assert found is not None
@@ -185,10 +185,10 @@ def test_a_text_is_written_freely_and_ends() -> None:
 
 
 def test_a_text_about_a_result_is_written_with_the_result_in_sight() -> None:
-    text = "Read anna.txt and write a note called reply.txt about it"
+    text = "Read anna.txt and write a note called response.txt about it"
     spec = TOOLS[3]
     assert arguments_prompt(due(text, "Dear Anna"), spec).messages[-1]["content"].startswith("Dear Anna\n")
-    about_the_sea = "Read anna.txt and write a note called reply.txt about the sea"
+    about_the_sea = "Read anna.txt and write a note called response.txt about the sea"
     assert "Dear" not in arguments_prompt(due(about_the_sea, "Dear Anna"), spec).messages[-1]["content"]
 
 

@@ -173,7 +173,7 @@ async def test_weights_are_loaded_once_and_the_signals_stay_ours() -> None:
 
 @pytest.mark.slow
 @needs_weights
-async def test_cancelled_replies_leave_the_model_free_for_the_next() -> None:
+async def test_cancelled_responses_leave_the_model_free_for_the_next() -> None:
     engine = await load(None, 1024, World())
     for _ in range(3 * SLOTS):
         async with contextlib.aclosing(engine.chat(STORY)) as chunks, asyncio.timeout(WAIT_S):

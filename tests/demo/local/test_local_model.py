@@ -19,20 +19,20 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
+    Response,
     Result,
     Step,
     Text,
     UserMessage,
 )
 from midstream.models.model import Model
-from midstream.models.replies import (
-    CallRequested,
+from midstream.models.responses import (
     Finished,
     ModelEvent,
     ModelRequest,
-    ReplyBuilder,
+    ResponseBuilder,
     TextDelta,
+    ToolCallRequested,
 )
 from midstream.tools.function_tools import CallContext, Tool, plan_call, run_call, tool
 
@@ -43,7 +43,7 @@ real = [
     pytest.mark.skipif(not is_installed, reason="the local model is not installed: make .venv/.local"),
 ]
 HARBOUR = "The harbour opens at six. Fishing boats leave first, then the ferry.\n"
-REPLIES_MAX = 10
+RESPONSES_MAX = 10
 
 
 @pytest.fixture
@@ -89,16 +89,16 @@ async def steps_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[
     """Run a turn: ask, run the calls, ask again, until the answer."""
     known = {each.name: each for each in tools}
     request = asked(text, tools)
-    for number in range(REPLIES_MAX):
-        builder = ReplyBuilder(1, number, 1)
+    for number in range(RESPONSES_MAX):
+        builder = ResponseBuilder(1, number, 1)
         for event in await events_of(model, request):
             builder.add(event)
-        reply = builder.reply()
-        assert reply is not None
-        results = tuple([await result_of(call, known, number) for call in reply.calls])
-        step = Step(reply, results)
+        response = builder.response()
+        assert response is not None
+        results = tuple([await result_of(call, known, number) for call in response.calls])
+        step = Step(response, results)
         yield step
-        if not reply.calls:
+        if not response.calls:
             return
         request = msgspec.structs.replace(request, history=request.history.then(step))
     pytest.fail("the turn did not end")
@@ -128,7 +128,7 @@ class TestRealModel:
     pytestmark = real
 
     async def test_an_answer_is_streamed_and_the_same_every_time(self) -> None:
-        model = LocalModel(reply_tokens_max=30)
+        model = LocalModel(response_tokens_max=30)
         *words, finished = await events_of(model, asked("What is a harbour?"))
         assert len(words) >= 20
         assert all(isinstance(event, TextDelta) for event in words)
@@ -154,7 +154,7 @@ class TestRealModel:
         self, text: str, name: str, arguments: dict[str, str], tools: list[Tool]
     ) -> None:
         requested, finished = await events_of(LocalModel(), asked(text, tools))
-        assert isinstance(requested, CallRequested)
+        assert isinstance(requested, ToolCallRequested)
         assert (requested.name, json.loads(requested.arguments)) == (name, arguments)
         assert isinstance(finished, Finished)
         assert finished.finish is Finish.CALLS
@@ -166,7 +166,7 @@ class TestRealModel:
         )
         steps = [step async for step in steps_of(LocalModel(), text, tools)]
         *calling, answering = steps
-        assert [call.name for step in calling for call in step.reply.calls] == [
+        assert [call.name for step in calling for call in step.response.calls] == [
             "list_files",
             "read_file",
             "search",
@@ -174,12 +174,12 @@ class TestRealModel:
         ]
         assert {result.outcome for step in calling for result in step.results} == {Outcome.OK}
         assert len((tmp_path / "sea.txt").read_text()) > 20
-        assert len(answering.reply.text.split()) >= 60
+        assert len(answering.response.text.split()) >= 60
 
     async def test_results_are_told_in_the_answer(self, tools: list[Tool]) -> None:
         text = "List the files in the notes folder, then tell me what you see."
         steps = [step async for step in steps_of(LocalModel(), text, tools)]
-        assert "harbour.txt" in steps[-1].reply.text
+        assert "harbour.txt" in steps[-1].response.text
 
     async def test_a_tool_without_parameters_is_called_with_none(self) -> None:
         @tool(has_effects=False)
@@ -188,7 +188,7 @@ class TestRealModel:
             return ""
 
         requested = (await events_of(LocalModel(), asked("List the files.", [list_files])))[0]
-        assert requested == CallRequested("", "list_files", "{}")
+        assert requested == ToolCallRequested("", "list_files", "{}")
 
     async def test_closing_the_stream_leaves_the_model_usable(self) -> None:
         model = LocalModel()
@@ -196,7 +196,7 @@ class TestRealModel:
             async with contextlib.aclosing(model.stream(asked("Tell me a long story."))) as events:
                 async with asyncio.timeout(WAIT_S):
                     assert isinstance(await anext(events), TextDelta)
-        assert len(await events_of(LocalModel(reply_tokens_max=3), asked("hello"))) > 1
+        assert len(await events_of(LocalModel(response_tokens_max=3), asked("hello"))) > 1
 
     async def test_a_conversation_longer_than_the_context_is_rejected_with_that_reason(self) -> None:
         long = asked("word " * 6000)
@@ -204,9 +204,9 @@ class TestRealModel:
             await events_of(LocalModel(), long)
 
     async def test_other_ways_of_calling_show_the_model_the_plain_history(self, tools: list[Tool]) -> None:
-        model = LocalModel(calls="native", reply_tokens_max=10)
+        model = LocalModel(calls="native", response_tokens_max=10)
         history = (
-            asked("hi").history.then(Step(Reply((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
+            asked("hi").history.then(Step(Response((Text("Hello!"),)))).then(UserMessage.of("Who are you?"))
         )
         *words, finished = await events_of(model, ModelRequest("Be brief.", history, asked("", tools).tools))
         assert words

@@ -1,4 +1,4 @@
-"""The events of a reply of Anthropic's Messages API, as they go over the wire."""
+"""The events of a response of Anthropic's Messages API, as they go over the wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def began(model: str = "claude-1", **usage: int) -> Json:
-    """The first event of a reply."""
+    """The first event of a response."""
     counts = {"input_tokens": 7, "output_tokens": 1, **usage}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": []}
     return {
@@ -64,7 +64,7 @@ def result(index: int, content: object, *, call_id: str, kind: str, **more: obje
 
 
 def ended(stop_reason: str | None = "end_turn", **usage: int) -> list[Json]:
-    """The last two events of a reply."""
+    """The last two events of a response."""
     delta = {"stop_reason": stop_reason, "stop_sequence": None}
     counts = {"output_tokens": 9, **usage}
     return [{"type": "message_delta", "delta": delta, "usage": counts}, {"type": "message_stop"}]

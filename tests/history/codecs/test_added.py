@@ -33,7 +33,7 @@ _NAMES = {Role.USER: "me", Role.ASSISTANT: "it", Role.SYSTEM: "rules"}
 
 
 class Toy:
-    """Messages `{"who", "bits"}`; a bit is `{"say"}`, `{"do", "with", "no"}` or `{"got", "no"}`."""
+    """Messages `{"who", "bits"}`; a bit is `{"send"}`, `{"do", "with", "no"}` or `{"got", "no"}`."""
 
     name = "toy"
     layout = ResultPlacement.GROUPED
@@ -41,7 +41,7 @@ class Toy:
         roles=frozenset(_ROLES),
         role_key="who",
         user_role="me",
-        reply_role="it",
+        response_role="it",
         system_role="rules",
         content_key="bits",
     )
@@ -59,7 +59,7 @@ class Toy:
 
     def text(self, words: str, role: Role) -> Part:
         del role
-        return Part(PartKind.TEXT, {"say": words}, body=words, is_new=True)
+        return Part(PartKind.TEXT, {"send": words}, body=words, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
         raw = {"do": name, "with": arguments, "no": call_id}
@@ -80,7 +80,7 @@ class Toy:
             part.name, part.raw = name, {**part.raw, "do": name}
 
     def refill(self, part: Part, words: str) -> None:
-        key = "got" if part.kind is PartKind.RESULT else "say"
+        key = "got" if part.kind is PartKind.RESULT else "send"
         part.body, part.raw = words, {**part.raw, key: words}
 
     def bad_arguments(self, part: Part) -> Json | None:
@@ -104,9 +104,9 @@ def _part(bit: Value) -> Part:
         return Part(PartKind.CALL, bit, bit.get("no"), name_of(bit["do"]), bit.get("with"))
     if isinstance(bit, dict) and "got" in bit:
         return Part(PartKind.RESULT, bit, bit.get("no"), body=bit["got"])
-    if isinstance(bit, dict) and isinstance(bit.get("say"), str):
-        return Part(PartKind.TEXT, bit, body=bit["say"])
-    return Part(PartKind.TEXT, {"say": as_words(bit)}, body=as_words(bit), is_new=True)
+    if isinstance(bit, dict) and isinstance(bit.get("send"), str):
+        return Part(PartKind.TEXT, bit, body=bit["send"])
+    return Part(PartKind.TEXT, {"send": as_words(bit)}, body=as_words(bit), is_new=True)
 
 
 @pytest.fixture(autouse=True)
@@ -118,15 +118,15 @@ def registered() -> Iterator[None]:
 
 
 def me(words: str) -> Json:
-    return {"who": "me", "bits": [{"say": words}]}
+    return {"who": "me", "bits": [{"send": words}]}
 
 
 VALID: list[Json] = [
-    {"who": "rules", "bits": [{"say": "Be brief."}]},
+    {"who": "rules", "bits": [{"send": "Be brief."}]},
     me("hi"),
-    {"who": "it", "bits": [{"say": "Looking."}, {"do": "find", "with": {"q": "x"}, "no": "c1"}]},
+    {"who": "it", "bits": [{"send": "Looking."}, {"do": "find", "with": {"q": "x"}, "no": "c1"}]},
     {"who": "me", "bits": [{"got": "found", "no": "c1"}]},
-    {"who": "it", "bits": [{"say": "Found."}]},
+    {"who": "it", "bits": [{"send": "Found."}]},
 ]
 
 
@@ -144,7 +144,7 @@ def test_a_call_without_its_result_is_found_and_answered() -> None:
 
 
 def test_a_role_that_the_format_lacks_becomes_the_nearest_of_its_table() -> None:
-    odd = [{"who": "assistant", "bits": [{"say": "hello"}]}]
+    odd = [{"who": "assistant", "bits": [{"send": "hello"}]}]
     assert repair([me("hi"), *odd], format="toy").messages[1]["who"] == "it"
 
 

@@ -37,7 +37,7 @@ def test_an_empty_list_of_calls_beside_a_users_words_goes() -> None:
     assert [edit.code for edit in done.edits] == ["empty-calls"]
 
 
-def test_calls_beside_a_users_words_make_it_a_reply() -> None:
+def test_calls_beside_a_users_words_make_it_a_response() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "t", "arguments": "{}"}}
     asked = {"role": "user", "content": "w", "tool_calls": [call]}
     history = [

@@ -36,7 +36,7 @@ def test_items_of_every_kind_survive(item: dict[str, object]) -> None:
     assert form.build(form.parse(item, 0)) == item
 
 
-def test_a_reply_of_one_foreign_chunk_without_an_id_becomes_a_plain_text() -> None:
+def test_a_response_of_one_foreign_chunk_without_an_id_becomes_a_plain_text() -> None:
     chunk = {"type": "input_text", "text": "a"}
     item: dict[str, object] = {"type": "message", "role": "assistant", "content": [chunk]}
     history = [{"role": "user", "content": "q"}, item]

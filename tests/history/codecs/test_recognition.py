@@ -8,9 +8,14 @@ from midstream import check, repair
 from midstream.errors import UnreadableHistoryError
 from midstream.history.codecs.recognition import candidates_for
 from tests.history.repair.histories import FORMATS, Script
-from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
-CHAT = [user("q"), chat_reply(chat_call("c1")), tool("c1", "m1x"), {"role": "assistant", "content": "done"}]
+CHAT = [
+    user("q"),
+    chat_response(chat_call("c1")),
+    tool("c1", "m1x"),
+    {"role": "assistant", "content": "done"},
+]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -26,7 +31,8 @@ def test_a_broken_list_is_mended_in_its_own_shape() -> None:
     assert done.messages[2]["role"] == "tool"
     assert [finding.code for finding in check([*CHAT[:2], user("and now?")])] == ["dangling-call"]
     assert (
-        repair([user("q"), reply(use("a")), user("more")]).messages[2]["content"][0]["type"] == "tool_result"
+        repair([user("q"), response(use("a")), user("more")]).messages[2]["content"][0]["type"]
+        == "tool_result"
     )
     assert repair(CHAT, profile="anthropic").messages[1] == CHAT[1]
 
@@ -43,7 +49,7 @@ def test_a_list_of_plain_words_with_a_fault_in_some_format_is_refused_with_the_c
 
 
 def test_a_list_of_several_formats_is_refused_with_the_candidates() -> None:
-    mixed = [*CHAT, user("more"), reply(use("a")), user([result("a")]), reply(text("done"))]
+    mixed = [*CHAT, user("more"), response(use("a")), user([result("a")]), response(text("done"))]
     with pytest.raises(
         UnreadableHistoryError, match=r"(openai-chat, anthropic|anthropic, openai-chat); name"
     ):
@@ -55,10 +61,10 @@ def test_a_list_of_several_formats_is_refused_with_the_candidates() -> None:
     ("messages", "names"),
     [
         (CHAT, ("openai-chat",)),
-        ([user("q"), reply(use("a"))], ("anthropic",)),
+        ([user("q"), response(use("a"))], ("anthropic",)),
         ([user("q")], ("openai-chat", "anthropic", "openai-responses", "mistral")),
         ([{"role": "system", "content": "s"}, user("q")], ("openai-chat", "openai-responses", "mistral")),
-        ([user("q"), reply(use("a")), tool("b")], ("anthropic", "openai-chat")),
+        ([user("q"), response(use("a")), tool("b")], ("anthropic", "openai-chat")),
     ],
 )
 def test_the_marks_of_messages_name_their_format(messages: list[object], names: tuple[str, ...]) -> None:

@@ -49,9 +49,9 @@ class Script:
             thought = chance.random() < 0.3
             text = self.word() if chance.random() < 0.5 else None
             calls = [self._call() for _ in range(chance.choice((1, 1, 1, 2, 3)))]
-            self.reply(thought=thought, text=text, calls=calls)
+            self.response(thought=thought, text=text, calls=calls)
             self.results([(call, self.word()) for call in calls])
-        self.reply(thought=chance.random() < 0.2, text=self.word(), calls=[])
+        self.response(thought=chance.random() < 0.2, text=self.word(), calls=[])
 
     def _call(self) -> Json:
         self.count += 1
@@ -82,10 +82,10 @@ class Script:
             case _:
                 self.messages.append({"role": "user", "content": words})
 
-    def reply(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
-        getattr(self, "_reply_" + self.form.replace("-", "_"))(thought=thought, text=text, calls=calls)
+    def response(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+        getattr(self, "_response_" + self.form.replace("-", "_"))(thought=thought, text=text, calls=calls)
 
-    def _reply_anthropic(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_anthropic(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         blocks: list[Json] = []
         if thought:
             blocks.append({"type": "thinking", "thinking": "hm", "signature": f"sig{self.count}.EqQB"})
@@ -94,7 +94,7 @@ class Script:
         blocks += [{"type": "tool_use", "id": c["id"], "name": c["name"], "input": c["args"]} for c in calls]
         self.messages.append({"role": "assistant", "content": blocks})
 
-    def _reply_bedrock(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_bedrock(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         blocks: list[Json] = []
         if thought:
             blocks.append(
@@ -105,14 +105,14 @@ class Script:
         blocks += [{"toolUse": {"toolUseId": c["id"], "name": c["name"], "input": c["args"]}} for c in calls]
         self.messages.append({"role": "assistant", "content": blocks})
 
-    def _reply_gemini(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_gemini(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         parts: list[Json] = [{"text": "hm", "thought": True}] if thought else []
         if text:
             parts.append({"text": text})
         parts += [{"functionCall": {"name": c["name"], "args": c["args"]}} for c in calls]
         self.messages.append({"role": "model", "parts": parts})
 
-    def _reply_pydantic_ai(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_pydantic_ai(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         parts: list[Json] = [{"content": "hm", "part_kind": "thinking"}] if thought else []
         if text:
             parts.append({"content": text, "part_kind": "text"})
@@ -122,12 +122,12 @@ class Script:
         ]
         self.messages.append({"parts": parts, "kind": "response"})
 
-    def _reply_langchain(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_langchain(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         made = [{"name": c["name"], "args": c["args"], "id": c["id"], "type": "tool_call"} for c in calls]
         data = {"content": text or "", "type": "ai", "tool_calls": made, "invalid_tool_calls": []}
         self.messages.append({"type": "ai", "data": data})
 
-    def _reply_openai_chat(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_openai_chat(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         message: Json = {"role": "assistant", "content": text}
         if calls:
             message["tool_calls"] = [
@@ -140,9 +140,9 @@ class Script:
             ]
         self.messages.append(message)
 
-    _reply_mistral = _reply_openai_chat
+    _response_mistral = _response_openai_chat
 
-    def _reply_openai_responses(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
+    def _response_openai_responses(self, *, thought: bool, text: str | None, calls: list[Json]) -> None:
         if thought:
             self.messages.append({"type": "reasoning", "id": f"rs_{self.count}", "summary": []})
         if text:

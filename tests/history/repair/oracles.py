@@ -40,7 +40,7 @@ def _call(call_id: Any, name: Any, arguments: Any) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def _reply(text: str, calls: list[Json]) -> Json:
+def _response(text: str, calls: list[Json]) -> Json:
     message: Json = {"role": "assistant", "content": text or None}
     if calls:
         message["tool_calls"] = calls
@@ -53,7 +53,7 @@ def _of_anthropic(message: Json) -> list[Json]:
     if message["role"] == "assistant":
         calls = [_call(b["id"], b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
         text = "".join(b.get("text", "") for b in blocks if b["type"] == "text")
-        return [_reply(text, calls)]
+        return [_response(text, calls)]
     return _grouped(
         blocks, lambda b: b.get("tool_use_id") if b["type"] == "tool_result" else None, message["role"]
     )
@@ -64,7 +64,7 @@ def _of_bedrock(message: Json) -> list[Json]:
     if message["role"] == "assistant":
         uses = [b["toolUse"] for b in blocks if "toolUse" in b]
         text = "".join(b.get("text", "") for b in blocks)
-        return [_reply(text, [_call(u["toolUseId"], u["name"], u["input"]) for u in uses])]
+        return [_response(text, [_call(u["toolUseId"], u["name"], u["input"]) for u in uses])]
     return _grouped(blocks, lambda b: b.get("toolResult", {}).get("toolUseId"), "user")
 
 
@@ -76,7 +76,7 @@ def _of_pydantic_ai(message: Json) -> list[Json]:
             for p in parts
             if p["part_kind"] == "tool-call"
         ]
-        return [_reply("".join(p["content"] for p in parts if p["part_kind"] == "text"), calls)]
+        return [_response("".join(p["content"] for p in parts if p["part_kind"] == "text"), calls)]
     return _grouped(
         parts, lambda p: p.get("tool_call_id") if p["part_kind"] == "tool-return" else None, "user"
     )
@@ -98,7 +98,7 @@ def _of_langchain(message: Json) -> list[Json]:
     role = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}[message["type"]]
     if role == "assistant":
         calls = [_call(c["id"], c["name"], c["args"]) for c in inner.get("tool_calls") or []]
-        return [_reply(inner["content"] if isinstance(inner["content"], str) else "words", calls)]
+        return [_response(inner["content"] if isinstance(inner["content"], str) else "words", calls)]
     made: Json = {"role": role, "content": inner["content"]}
     if role == "tool":
         made["tool_call_id"] = inner["tool_call_id"]

@@ -26,7 +26,7 @@ def user(content: Any) -> Json:
     return {"role": "user", "content": content}
 
 
-def reply(*blocks: Json) -> Json:
+def response(*blocks: Json) -> Json:
     return {"role": "assistant", "content": list(blocks)}
 
 
@@ -50,7 +50,7 @@ def chat_call(call_id: Any, arguments: Any = "{}", name: str = "run") -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def chat_reply(*calls: Json, content: Any = None, **more: Any) -> Json:
+def chat_response(*calls: Json, content: Any = None, **more: Any) -> Json:
     return {"role": "assistant", "content": content, "tool_calls": list(calls), **more}
 
 
@@ -89,131 +89,150 @@ FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content
 
 ANTHROPIC = [
     Case(
-        "killed in a tool", "anthropic", [user("m2x"), reply(use("a")), user("m3x")], codes=("dangling-call",)
+        "killed in a tool",
+        "anthropic",
+        [user("m2x"), response(use("a")), user("m3x")],
+        codes=("dangling-call",),
     ),
     Case(
         "killed at the end",
         "anthropic",
-        [user("m2x"), reply(text("m4x"), use("a"))],
+        [user("m2x"), response(text("m4x"), use("a"))],
         codes=("dangling-call",),
     ),
-    Case("prompt before result", "anthropic", [user("q"), reply(use("a")), user([text("m2x"), result("a")])]),
-    Case("queued prompt", "anthropic", [user("q"), reply(use("a")), user("m2x"), user([result("a")])]),
+    Case(
+        "prompt before result", "anthropic", [user("q"), response(use("a")), user([text("m2x"), result("a")])]
+    ),
+    Case("queued prompt", "anthropic", [user("q"), response(use("a")), user("m2x"), user([result("a")])]),
     Case(
         "empty text kept by the api",
         "anthropic",
-        [user("m2x"), reply(text(""), use("a")), user([result("a")])],
+        [user("m2x"), response(text(""), use("a")), user([result("a")])],
     ),
-    Case("only an empty text", "anthropic", [user("m2x"), reply(text("")), user("m3x")]),
+    Case("only an empty text", "anthropic", [user("m2x"), response(text("")), user("m3x")]),
     Case(
         "arguments as a string",
         "anthropic",
-        [user("q"), reply(use("a", '{"p": "m2x"}')), user([result("a")])],
+        [user("q"), response(use("a", '{"p": "m2x"}')), user([result("a")])],
     ),
-    Case("cut arguments", "anthropic", [user("q"), reply(use("a", '{"p": "m2x')), user("m3x")]),
-    Case("empty arguments", "anthropic", [user("q"), reply(use("a", "")), user([result("a")])]),
+    Case("cut arguments", "anthropic", [user("q"), response(use("a", '{"p": "m2x')), user("m3x")]),
+    Case("empty arguments", "anthropic", [user("q"), response(use("a", "")), user([result("a")])]),
     Case(
-        "odd id", "anthropic", [user("q"), reply(use("functions.run:0")), user([result("functions.run:0")])]
+        "odd id",
+        "anthropic",
+        [user("q"), response(use("functions.run:0")), user([result("functions.run:0")])],
     ),
     Case(
         "empty ids",
         "anthropic",
-        [user("q"), reply(use(""), use("")), user([result("", "m2x"), result("", "m3x")])],
+        [user("q"), response(use(""), use("")), user([result("", "m2x"), result("", "m3x")])],
     ),
-    Case("id used again", "anthropic", [user("q"), *[reply(use("a")), user([result("a")])] * 3]),
+    Case("id used again", "anthropic", [user("q"), *[response(use("a")), user([result("a")])] * 3]),
     Case(
         "orphan first",
         "anthropic",
-        [user([result("a", "m2x"), text("m3x")]), reply(text("m4x")), user("m5x")],
+        [user([result("a", "m2x"), text("m3x")]), response(text("m4x")), user("m5x")],
     ),
     Case(
         "error without words",
         "anthropic",
-        [user("q"), reply(use("a")), user([result("a", "", is_error=True)])],
+        [user("q"), response(use("a")), user([result("a", "", is_error=True)])],
     ),
-    Case("blank in result", "anthropic", [user("q"), reply(use("a")), user([result("a", [text("")])])]),
+    Case("blank in result", "anthropic", [user("q"), response(use("a")), user([result("a", [text("")])])]),
     Case(
-        "image in an orphan", "anthropic", [user("q"), reply(text("ok")), user([result("z", [text("m2x")])])]
+        "image in an orphan",
+        "anthropic",
+        [user("q"), response(text("ok")), user([result("z", [text("m2x")])])],
     ),
     Case(
         "two different results",
         "anthropic",
-        [user("q"), reply(use("a")), user([result("a"), result("a", "m2x")])],
+        [user("q"), response(use("a")), user([result("a"), result("a", "m2x")])],
     ),
     Case(
         "second result later",
         "anthropic",
-        [user("q"), reply(use("a")), user([result("a")]), user([result("a", "m2x")])],
+        [user("q"), response(use("a")), user([result("a")]), user([result("a", "m2x")])],
     ),
     Case(
         "unsigned thinking",
         "anthropic",
-        [user("m2x"), reply({"type": "thinking", "thinking": "hm"}, text("m3x"))],
+        [user("m2x"), response({"type": "thinking", "thinking": "hm"}, text("m3x"))],
     ),
-    Case("thinking alone", "anthropic", [user("m2x"), reply(thought()), user("m3x")]),
-    Case("thinking, then words apart", "anthropic", [user("q"), reply(thought()), reply(text("m2x"))]),
+    Case("thinking alone", "anthropic", [user("m2x"), response(thought()), user("m3x")]),
+    Case("thinking, then words apart", "anthropic", [user("q"), response(thought()), response(text("m2x"))]),
     Case(
         "two responses in one",
         "anthropic",
         [
             user("q"),
-            reply(thought(), use("a"), thought("so", "sig2.EqQB"), use("b")),
+            response(thought(), use("a"), thought("so", "sig2.EqQB"), use("b")),
             user([result("a"), result("b", "m2x")]),
         ],
         codes=("spliced-thinking",),
     ),
     Case(
-        "half a character in thinking", "anthropic", [user("m2x"), reply(thought("hm \ud83d"), text("m3x"))]
+        "half a character in thinking",
+        "anthropic",
+        [user("m2x"), response(thought("hm \ud83d"), text("m3x"))],
     ),
-    Case("search cut", "anthropic", [user("q"), reply(text("m2x"), SEARCH), user("m4x")]),
+    Case("search cut", "anthropic", [user("q"), response(text("m2x"), SEARCH), user("m4x")]),
     Case(
         "search result in the next message",
         "anthropic",
-        [user("q"), reply(SEARCH), reply(FOUND, text("m2x"))],
+        [user("q"), response(SEARCH), response(FOUND, text("m2x"))],
     ),
-    Case("search result alone", "anthropic", [user("q"), reply(FOUND, text("m2x"))]),
+    Case("search result alone", "anthropic", [user("q"), response(FOUND, text("m2x"))]),
     Case("system in the list", "anthropic", [{"role": "system", "content": "m2x"}, user("m3x")]),
     Case(
         "system later",
         "anthropic",
-        [user("m3x"), reply(text("a")), {"role": "system", "content": "m2x"}, user("q")],
+        [user("m3x"), response(text("a")), {"role": "system", "content": "m2x"}, user("q")],
     ),
     Case(
         "system between call and result",
         "anthropic",
-        [user("m3x"), reply(use("a")), {"role": "system", "content": "m2x"}, user([result("a")])],
+        [user("m3x"), response(use("a")), {"role": "system", "content": "m2x"}, user([result("a")])],
     ),
-    Case("starts with a reply", "anthropic", [reply(text("m2x")), user("m3x")]),
-    Case("starts with a call", "anthropic", [reply(use("a")), user([result("a", "m2x")])]),
+    Case("starts with a response", "anthropic", [response(text("m2x")), user("m3x")]),
+    Case("starts with a call", "anthropic", [response(use("a")), user([result("a", "m2x")])]),
     Case("call in a user's message", "anthropic", [user([text("m2x"), use("a")]), user([result("a")])]),
-    Case("result in a reply", "anthropic", [user("q"), reply(use("a"), result("a", "m2x")), user("m3x")]),
+    Case(
+        "result in a response", "anthropic", [user("q"), response(use("a"), result("a", "m2x")), user("m3x")]
+    ),
     Case(
         "tool role",
         "anthropic",
-        [user("m3x"), reply(text("a")), {"role": "tool", "content": "m2x"}, user("q")],
+        [user("m3x"), response(text("a")), {"role": "tool", "content": "m2x"}, user("q")],
     ),
     Case("null content", "anthropic", [user("m3x"), {"role": "assistant", "content": None}, user("m2x")]),
     Case("a string as a message", "anthropic", ["m2x", user("m3x")]),
     Case(
         "parallel results split",
         "anthropic",
-        [user("q"), reply(use("a"), use("b")), user([result("a")]), user("m4x"), user([result("b", "m2x")])],
+        [
+            user("q"),
+            response(use("a"), use("b")),
+            user([result("a")]),
+            user("m4x"),
+            user([result("b", "m2x")]),
+        ],
     ),
     Case(
-        "calls in two replies",
+        "calls in two responses",
         "anthropic",
-        [user("q"), reply(use("a")), reply(use("b")), user([result("a"), result("b")])],
+        [user("q"), response(use("a")), response(use("b")), user([result("a"), result("b")])],
     ),
     Case(
         "mixed through minimax",
         "anthropic",
-        [user("q"), reply(use("a")), user([result("a"), text("m2x")])],
+        [user("q"), response(use("a")), user([result("a"), text("m2x")])],
         "minimax",
     ),
     Case(
         "alternation on bedrock",
         "anthropic",
-        [user("m2x"), user("m3x"), reply(text("a")), reply(text("m4x"))],
+        [user("m2x"), user("m3x"), response(text("a")), response(text("m4x"))],
         "bedrock-claude",
     ),
 ]
@@ -221,17 +240,19 @@ CHAT = [
     Case(
         "killed",
         "openai-chat",
-        [user("m2x"), chat_reply(chat_call("a"), chat_call("b")), tool("b"), user("m3x")],
+        [user("m2x"), chat_response(chat_call("a"), chat_call("b")), tool("b"), user("m3x")],
     ),
-    Case("empty calls", "openai-chat", [user("m2x"), chat_reply(content="m3x")]),
-    Case("null result", "openai-chat", [user("m2x"), chat_reply(chat_call("a")), tool("a", None)]),
+    Case("empty calls", "openai-chat", [user("m2x"), chat_response(content="m3x")]),
+    Case("null result", "openai-chat", [user("m2x"), chat_response(chat_call("a")), tool("a", None)]),
     Case(
         "result as an object",
         "openai-chat",
-        [user("m2x"), chat_reply(chat_call("a")), tool("a", {"k": "m3x"})],
+        [user("m2x"), chat_response(chat_call("a")), tool("a", {"k": "m3x"})],
     ),
     Case(
-        "cut arguments", "openai-chat", [user("m2x"), chat_reply(chat_call("a", '{"p": "m3x')), user("m4x")]
+        "cut arguments",
+        "openai-chat",
+        [user("m2x"), chat_response(chat_call("a", '{"p": "m3x')), user("m4x")],
     ),
     Case("hollow", "openai-chat", [user("m2x"), {"role": "assistant", "content": None}, user("m3x")]),
     Case(
@@ -239,32 +260,32 @@ CHAT = [
         "openai-chat",
         [user("m2x"), {"role": "assistant", "content": "", "reasoning_content": "m3x"}],
     ),
-    Case("long id", "openai-chat", [user("m2x"), chat_reply(chat_call("c" * 80)), tool("c" * 80)]),
+    Case("long id", "openai-chat", [user("m2x"), chat_response(chat_call("c" * 80)), tool("c" * 80)]),
     Case(
         "one id for all",
         "openai-chat",
-        [user("q"), chat_reply(chat_call("x"), chat_call("x", name="b")), tool("x"), tool("x", "m2x")],
+        [user("q"), chat_response(chat_call("x"), chat_call("x", name="b")), tool("x"), tool("x", "m2x")],
     ),
     Case(
         "call, text, result",
         "openai-chat",
-        [user("q"), chat_reply(chat_call("a")), {"role": "assistant", "content": "m2x"}, tool("a")],
+        [user("q"), chat_response(chat_call("a")), {"role": "assistant", "content": "m2x"}, tool("a")],
     ),
     Case(
         "retry wrote twice",
         "openai-chat",
-        [user("q"), chat_reply(chat_call("a")), chat_reply(chat_call("a")), tool("a")],
+        [user("q"), chat_response(chat_call("a")), chat_response(chat_call("a")), tool("a")],
     ),
     Case("result of nothing", "openai-chat", [user("q"), tool("z", "m2x"), user("m3x")]),
     Case(
         "window cut", "openai-chat", [tool("z", "m2x"), {"role": "assistant", "content": "m3x"}, user("m4x")]
     ),
-    Case("starts with a call", "openai-chat", [chat_reply(chat_call("a")), tool("a", "m2x"), user("m3x")]),
-    Case("wrong id, one open", "openai-chat", [user("q"), chat_reply(chat_call("a")), tool("b", "m2x")]),
+    Case("starts with a call", "openai-chat", [chat_response(chat_call("a")), tool("a", "m2x"), user("m3x")]),
+    Case("wrong id, one open", "openai-chat", [user("q"), chat_response(chat_call("a")), tool("b", "m2x")]),
     Case(
         "result without id",
         "openai-chat",
-        [user("q"), chat_reply(chat_call("a")), {"role": "tool", "content": "m2x"}],
+        [user("q"), chat_response(chat_call("a")), {"role": "tool", "content": "m2x"}],
     ),
     Case(
         "old function calls",
@@ -280,9 +301,9 @@ CHAT = [
         "openai-chat",
         [
             user("q"),
-            chat_reply(chat_call("a"), reasoning_content="m2x"),
+            chat_response(chat_call("a"), reasoning_content="m2x"),
             tool("a"),
-            chat_reply(chat_call("b")),
+            chat_response(chat_call("b")),
             tool("b"),
         ],
         "deepseek",
@@ -295,14 +316,17 @@ CHAT = [
             user("q"),
             {"role": "system", "content": "m2x"},
             user("m3x"),
-            chat_reply(chat_call("a")),
+            chat_response(chat_call("a")),
             tool("a"),
             user("m4x"),
         ],
         "strict-template",
     ),
     Case(
-        "mistral ids", "mistral", [user("q"), chat_reply(chat_call("call_1")), tool("call_1")], "mistral-v3"
+        "mistral ids",
+        "mistral",
+        [user("q"), chat_response(chat_call("call_1")), tool("call_1")],
+        "mistral-v3",
     ),
 ]
 RESPONSES = [
@@ -401,17 +425,17 @@ def bed_result(call_id: str, content: Any = None, **more: Any) -> Json:
 
 
 BEDROCK = [
-    Case("killed", "bedrock", [user([{"text": "m2x"}]), reply(bed_use("a")), user([{"text": "m3x"}])]),
-    Case("blank", "bedrock", [user([{"text": "m2x"}]), reply({"text": " "}), user([{"text": "m3x"}])]),
+    Case("killed", "bedrock", [user([{"text": "m2x"}]), response(bed_use("a")), user([{"text": "m3x"}])]),
+    Case("blank", "bedrock", [user([{"text": "m2x"}]), response({"text": " "}), user([{"text": "m3x"}])]),
     Case(
         "empty error",
         "bedrock",
-        [user([{"text": "m2x"}]), reply(bed_use("a")), user([bed_result("a", [], status="error")])],
+        [user([{"text": "m2x"}]), response(bed_use("a")), user([bed_result("a", [], status="error")])],
     ),
     Case(
         "mixed on mistral",
         "bedrock",
-        [user([{"text": "q"}]), reply(bed_use("a")), user([bed_result("a"), {"text": "m2x"}])],
+        [user([{"text": "q"}]), response(bed_use("a")), user([bed_result("a"), {"text": "m2x"}])],
         "bedrock-mistral",
     ),
     Case(
@@ -419,7 +443,7 @@ BEDROCK = [
         "bedrock",
         [
             user([{"text": "q"}]),
-            reply(bed_use("a")),
+            response(bed_use("a")),
             user([bed_result("a"), bed_result("b", [{"text": "m2x"}])]),
         ],
     ),
@@ -428,7 +452,7 @@ BEDROCK = [
         "bedrock",
         [
             user([{"text": "q"}]),
-            reply({"reasoningContent": {"reasoningText": {"text": "hm"}}}, {"text": "m2x"}),
+            response({"reasoningContent": {"reasoningText": {"text": "hm"}}}, {"text": "m2x"}),
         ],
     ),
     Case(
@@ -443,7 +467,7 @@ def request(*parts: Json) -> Json:
     return {"kind": "request", "parts": list(parts)}
 
 
-def response(*parts: Json) -> Json:
+def model_response(*parts: Json) -> Json:
     return {"kind": "response", "parts": list(parts)}
 
 
@@ -451,17 +475,17 @@ PROMPT = {"part_kind": "user-prompt", "content": "m2x"}
 TOOL_CALL = {"part_kind": "tool-call", "tool_name": "run", "args": '{"p": "m3x"}', "tool_call_id": "a"}
 TOOL_RETURN = {"part_kind": "tool-return", "tool_name": "run", "content": "m4x", "tool_call_id": "a"}
 PYDANTIC_AI = [
-    Case("aborted", "pydantic-ai", [request(PROMPT), response(TOOL_CALL), request(PROMPT)]),
-    Case("empty response", "pydantic-ai", [request(PROMPT), response(), request(PROMPT)]),
+    Case("aborted", "pydantic-ai", [request(PROMPT), model_response(TOOL_CALL), request(PROMPT)]),
+    Case("empty response", "pydantic-ai", [request(PROMPT), model_response(), request(PROMPT)]),
     Case(
         "late return",
         "pydantic-ai",
-        [request(PROMPT), response(TOOL_CALL), request(PROMPT), request(TOOL_RETURN)],
+        [request(PROMPT), model_response(TOOL_CALL), request(PROMPT), request(TOOL_RETURN)],
     ),
     Case(
         "returned twice",
         "pydantic-ai",
-        [request(PROMPT), response(TOOL_CALL), request(TOOL_RETURN, TOOL_RETURN)],
+        [request(PROMPT), model_response(TOOL_CALL), request(TOOL_RETURN, TOOL_RETURN)],
     ),
     Case("return of nothing", "pydantic-ai", [request(PROMPT), request(TOOL_RETURN)]),
 ]

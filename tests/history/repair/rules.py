@@ -37,10 +37,10 @@ def has_surrogates(value: Any) -> bool:
 
 
 def pairs(turns: list[tuple[str, list[Any]]], *, joined: bool) -> list[str]:
-    """Turns are ("reply", call ids) or ("user", [result id or None for words])."""
+    """Turns are ("response", call ids) or ("user", [result id or None for words])."""
     found: list[str] = []
     for place, (who, items) in enumerate(turns):
-        if who == "reply":
+        if who == "response":
             if len(set(items)) != len(items):
                 found.append(f"UNIQUE in {place}: {items}")
             here: list[Any] = []
@@ -53,7 +53,7 @@ def pairs(turns: list[tuple[str, list[Any]]], *, joined: bool) -> list[str]:
             answers = here[: len(items)]
             if sorted(map(repr, answers)) != sorted(map(repr, items)):
                 found.append(f"PAIR at {place}: asked {items}, got {here}")
-        elif place == 0 or turns[place - 1][0] != "reply":
+        elif place == 0 or turns[place - 1][0] != "response":
             before = place - 1
             while joined and before >= 0 and turns[before][0] == "user":
                 before -= 1
@@ -93,7 +93,7 @@ def anthropic(messages: list[Json], profile: str) -> list[str]:
             blocks = []
         found += _anthropic_blocks(blocks, place, seen, role)
         if role == "assistant":
-            turns.append(("reply", [b.get("id") for b in blocks if b.get("type") == "tool_use"]))
+            turns.append(("response", [b.get("id") for b in blocks if b.get("type") == "tool_use"]))
         else:
             items = [b.get("tool_use_id") if b.get("type") == "tool_result" else None for b in blocks]
             if None in items and any(item is not None for item in items[items.index(None) :]):
@@ -197,7 +197,7 @@ def bedrock(messages: list[Json], profile: str) -> list[str]:
                         found.append(f"BLANK in result at {place}")
         if profile == "bedrock-mistral" and None in items and any(items):
             found.append(f"MIXED at {place}")
-        turns.append(("reply", calls) if role == "assistant" else ("user", items))
+        turns.append(("response", calls) if role == "assistant" else ("user", items))
     return found + pairs(turns, joined=False)
 
 
@@ -257,7 +257,7 @@ def chat(messages: list[Json], profile: str) -> list[str]:
         elif role == "function":
             expected = []
         elif role == "assistant":
-            expected = _chat_reply(message, place, profile, all_ids, found)
+            expected = _chat_response(message, place, profile, all_ids, found)
         elif role not in ("system", "developer", "user"):
             found.append(f"ROLE at {place}")
         elif message.get("content") is None or message.get("content") == []:
@@ -267,8 +267,8 @@ def chat(messages: list[Json], profile: str) -> list[str]:
     return found + _chat_order(messages, profile)
 
 
-def _chat_reply(message: Json, place: int, profile: str, all_ids: set[str], found: list[str]) -> list[Any]:
-    """Judge a reply; return the ids that must be answered next."""
+def _chat_response(message: Json, place: int, profile: str, all_ids: set[str], found: list[str]) -> list[Any]:
+    """Judge a response; return the ids that must be answered next."""
     calls = message.get("tool_calls")
     if calls is not None and not calls:
         found.append(f"EMPTYCALLS at {place}")
@@ -392,11 +392,11 @@ def pydantic_ai(messages: list[Json], profile: str) -> list[str]:
                     good = False
                 if not good or not call.get("tool_name"):
                     found.append(f"CALL at {place}")
-            turns.append(("reply", [p["tool_call_id"] for p in calls]))
+            turns.append(("response", [p["tool_call_id"] for p in calls]))
         else:
             items = [p.get("tool_call_id") if p["part_kind"] == "tool-return" else None for p in parts]
             turns.append(("user", items))
-    if turns and turns[0][0] == "reply" and turns[0][1]:
+    if turns and turns[0][0] == "response" and turns[0][1]:
         found.append("FIRST")
     return found + pairs(turns, joined=True)
 

@@ -57,7 +57,7 @@ class Broken:
 
 
 def told(pair: Pair, messages: list[Any], **more: Any) -> Repaired:
-    """Repair for a pair. DeepSeek is told that it thinks: else it looks whether any reply of the list does."""
+    """Repair for a pair. DeepSeek is told that it thinks: else it looks whether any response of the list does."""
     thinking = True if pair[1] == "deepseek" else None
     return repair(messages, format=pair[0], profile=pair[1], thinking=thinking, **more)
 

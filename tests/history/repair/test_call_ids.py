@@ -3,12 +3,12 @@ from __future__ import annotations
 from midstream.history.repair.call_ids import settle_ids
 from midstream.history.repair.pairing import Pairing
 from tests.history.repair.makers import codes, task_for, turns_for
-from tests.history.repair.reported import reply, result, use, user
+from tests.history.repair.reported import response, result, use, user
 
 
 def ids_after(profile: str | None, *ids: str) -> list[str]:
     task = task_for(profile=profile)
-    messages = [message for each in ids for message in (reply(use(each)), user([result(each)]))]
+    messages = [message for each in ids for message in (response(use(each)), user([result(each)]))]
     pairing = Pairing(turns_for(task, messages), task)
     pairing.run()
     settle_ids(pairing.turns, pairing.calls, task)
@@ -37,7 +37,7 @@ def test_nine_characters_are_the_same_nine_every_time() -> None:
 
 def test_an_id_that_will_do_stays() -> None:
     task = task_for()
-    pairing = Pairing(turns_for(task, [reply(use("toolu_1")), user([result("toolu_1")])]), task)
+    pairing = Pairing(turns_for(task, [response(use("toolu_1")), user([result("toolu_1")])]), task)
     pairing.run()
     settle_ids(pairing.turns, pairing.calls, task)
     assert codes(task) == []

@@ -4,25 +4,25 @@ from typing import Any
 
 from midstream.history.operations import repair
 from midstream.history.repair.edges import settle_edges
-from midstream.history.repair.placeholders import FIRST, GO_ON, INTERRUPTED, NO_REPLY
+from midstream.history.repair.placeholders import FIRST, GO_ON, INTERRUPTED, NO_RESPONSE
 from tests.history.repair.makers import codes, task_for, turns_for
-from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 
-def test_a_reply_may_not_begin() -> None:
+def test_a_response_may_not_begin() -> None:
     task = task_for()
-    turns = settle_edges(turns_for(task, [reply(text("hi"))]), task)
+    turns = settle_edges(turns_for(task, [response(text("hi"))]), task)
     assert [task.form.build(turn) for turn in turns[:1]] == [{"role": "user", "content": FIRST}]
-    assert codes(task) == ["starts-with-reply"]
+    assert codes(task) == ["starts-with-response"]
 
 
 def test_neighbours_of_one_role_are_parted_and_neither_is_changed() -> None:
     task = task_for(profile="bedrock-claude")
-    messages = [user("a"), user("b"), reply(text("c")), reply(text("d"))]
+    messages = [user("a"), user("b"), response(text("c")), response(text("d"))]
     turns = settle_edges(turns_for(task, messages), task)
     assert [turn.source if not turn.is_changed else turn.parts[0].body for turn in turns] == [
         messages[0],
-        NO_REPLY,
+        NO_RESPONSE,
         messages[1],
         messages[2],
         GO_ON,
@@ -32,18 +32,18 @@ def test_neighbours_of_one_role_are_parted_and_neither_is_changed() -> None:
 
 def test_results_and_words_are_parted_where_they_may_not_share_a_message() -> None:
     task = task_for(profile="minimax")
-    messages = [user("q"), reply(use("a")), user([result("a"), text("b")])]
+    messages = [user("q"), response(use("a")), user([result("a"), text("b")])]
     turns = settle_edges(turns_for(task, messages), task)
     assert [task.form.build(turn) for turn in turns[2:]] == [user([result("a")]), user([text("b")])]
 
 
 def test_a_template_gets_results_right_after_their_call_also_where_words_came_with_them() -> None:
-    history = [user("q"), reply(use("a12345678")), user([result("a12345678"), text("b")])]
+    history = [user("q"), response(use("a12345678")), user([result("a12345678"), text("b")])]
     done = repair(history, profile="strict-template")
     assert done.messages == [
         *history[:2],
         user([result("a12345678")]),
-        {"role": "assistant", "content": NO_REPLY},
+        {"role": "assistant", "content": NO_RESPONSE},
         user([text("b")]),
     ]
 
@@ -52,7 +52,11 @@ def test_a_template_gets_each_prompt_of_a_request_in_its_turn() -> None:
     prompts = [{"part_kind": "user-prompt", "content": words} for words in ("a", "b")]
     history = [{"kind": "request", "parts": prompts}]
     done = repair(history, format="pydantic-ai", profile="strict-template")
-    assert [part["content"] for message in done.messages for part in message["parts"]] == ["a", NO_REPLY, "b"]
+    assert [part["content"] for message in done.messages for part in message["parts"]] == [
+        "a",
+        NO_RESPONSE,
+        "b",
+    ]
     assert repair(history, format="pydantic-ai").messages is history
 
 
@@ -65,7 +69,7 @@ def test_what_a_hosted_tool_did_is_nobodys_turn() -> None:
     assert repair(history, format="openai-responses", profile="strict-template").messages is history
 
 
-def test_a_reply_of_thoughts_alone_gets_a_word_that_a_template_can_show() -> None:
+def test_a_response_of_thoughts_alone_gets_a_word_that_a_template_can_show() -> None:
     history: list[Any] = [
         {"role": "user", "parts": [{"text": "q"}]},
         {"role": "model", "parts": [{"text": "hm", "thought": True}]},
@@ -87,8 +91,8 @@ def test_a_prefill_does_not_end_in_white_space() -> None:
     assert repair(history, format="openai-chat", prefill=True).messages is history
 
 
-def test_older_templates_of_mistral_want_a_reply_between_a_result_and_a_user() -> None:
-    history = [user("q"), chat_reply(chat_call("abcdefgh1")), tool("abcdefgh1"), user("and now?")]
+def test_older_templates_of_mistral_want_a_response_between_a_result_and_a_user() -> None:
+    history = [user("q"), chat_response(chat_call("abcdefgh1")), tool("abcdefgh1"), user("and now?")]
     assert repair(history, format="mistral", profile="mistral-v3").messages is history
     done = repair(history, format="mistral", profile="mistral-legacy")
     assert [message["role"] for message in done.messages] == [
@@ -103,7 +107,7 @@ def test_older_templates_of_mistral_want_a_reply_between_a_result_and_a_user() -
 
 
 def test_blank_text_goes_behind_a_proxy_that_speaks_to_anthropic() -> None:
-    history = [user("q"), chat_reply(chat_call("a"), content=" "), tool("a"), user([text(" "), text("w")])]
+    history = [user("q"), chat_response(chat_call("a"), content=" "), tool("a"), user([text(" "), text("w")])]
     assert repair(history, format="openai-chat").messages is history
     asked: Any
     for asked in ({"model": "anthropic/claude-opus-4.5"}, {"profile": "claude-proxy"}):

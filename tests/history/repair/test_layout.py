@@ -7,7 +7,7 @@ from midstream.history.repair.pairing import Pairing
 from midstream.history.repair.placeholders import DENIED, NOT_STARTED, UNKNOWN
 from midstream.history.repair.shared_state import Task
 from tests.history.repair.makers import codes, task_for, turns_for
-from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 
 def laid_out(task: Task, messages: list[Any]) -> list[Any]:
@@ -18,7 +18,7 @@ def laid_out(task: Task, messages: list[Any]) -> list[Any]:
 
 def test_a_dangling_call_is_told_apart_by_what_is_known_of_it() -> None:
     task = task_for("openai-chat", outcomes={"a": "denied"})
-    calls = chat_reply(chat_call("a"), chat_call("b"))
+    calls = chat_response(chat_call("a"), chat_call("b"))
     messages = laid_out(task, [user("q"), calls])
     assert [message["content"] for message in messages[2:]] == [DENIED, UNKNOWN]
 
@@ -31,7 +31,7 @@ def test_a_call_that_was_cut_while_it_was_written_was_not_executed() -> None:
 
 def test_a_live_tail_is_left_alone() -> None:
     task = task_for(is_live=True)
-    messages = [user("q"), reply(use("a"), use("b")), user([result("a")])]
+    messages = [user("q"), response(use("a"), use("b")), user([result("a")])]
     assert laid_out(task, messages) == messages
     assert codes(task) == []
 
@@ -39,7 +39,7 @@ def test_a_live_tail_is_left_alone() -> None:
 def test_a_late_result_moves_as_the_object_it_is() -> None:
     task = task_for("openai-chat")
     late = tool("a")
-    done = laid_out(task, [user("q"), chat_reply(chat_call("a")), user("w"), late])
+    done = laid_out(task, [user("q"), chat_response(chat_call("a")), user("w"), late])
     assert done[2] is late
     assert codes(task) == ["misplaced-result"]
 
@@ -54,7 +54,7 @@ def test_an_orphan_keeps_its_words_where_it_stood() -> None:
 
 
 def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_the_others() -> None:
-    calls = chat_reply(chat_call("a"), chat_call("b"), chat_call("c"))
+    calls = chat_response(chat_call("a"), chat_call("b"), chat_call("c"))
     at_once = laid_out(task_for("openai-chat"), [calls, user("w"), tool("b", "late")])
     assert [message.get("tool_call_id") for message in at_once] == [None, "a", "b", "c", None]
     stored = laid_out(task_for("openai-chat"), [calls])
@@ -62,33 +62,35 @@ def test_late_results_stand_in_the_order_of_their_calls_with_what_stands_in_for_
 
 
 def test_where_results_come_one_by_one_a_stand_in_comes_alone_too() -> None:
-    first = [reply(use("a"), use("b")), user([result("a")]), user([result("b")])]
-    second = [reply(use("c"), use("d")), user([result("c")])]
+    first = [response(use("a"), use("b")), user([result("a")]), user([result("b")])]
+    second = [response(use("c"), use("d")), user([result("c")])]
     messages = laid_out(task_for(), [user("q"), *first, *second])
     assert messages[:-1] == [user("q"), *first, *second]
     assert messages[-1]["content"][0]["tool_use_id"] == "d"
 
 
-def test_an_orphan_behind_a_live_reply_ends_it() -> None:
+def test_an_orphan_behind_a_live_response_ends_it() -> None:
     task = task_for("openai-chat", is_live=True)
-    messages = laid_out(task, [user("q"), chat_reply(chat_call("a"), chat_call("b")), tool("x"), tool("y")])
+    messages = laid_out(
+        task, [user("q"), chat_response(chat_call("a"), chat_call("b")), tool("x"), tool("y")]
+    )
     assert [message["role"] for message in messages[2:]] == ["tool", "tool", "user", "user"]
 
 
 def test_a_moved_result_joins_the_others_so_that_going_on_finds_the_same_layout() -> None:
     moved = [
         user("q"),
-        reply(use("a"), use("b")),
+        response(use("a"), use("b")),
         user([result("a")]),
-        reply(text("so")),
+        response(text("so")),
         user([result("b")]),
     ]
     going_on = [
-        reply(text("on")),
+        response(text("on")),
         user("w"),
-        reply(use("c"), use("d")),
+        response(use("c"), use("d")),
         user([result("c")]),
-        reply(text("end")),
+        response(text("end")),
     ]
     at_once = laid_out(task_for(), [*moved, *going_on])
     assert at_once == laid_out(task_for(), [*laid_out(task_for(), moved), *going_on])

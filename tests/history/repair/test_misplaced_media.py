@@ -4,7 +4,7 @@ from typing import Any
 
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.placeholders import ATTACHED, ATTACHED_BELOW
-from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
 PIXEL = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 LINK = {"type": "image_url", "image_url": {"url": "https://x.test/a.png"}}
@@ -18,40 +18,40 @@ def repaired(messages: list[Any], form: str = "anthropic", profile: str | None =
 
 def test_a_failed_result_holds_words_only_and_its_image_stands_behind_it() -> None:
     failed = result("a", [text("no"), PIXEL], is_error=True)
-    messages = [user("q"), reply(use("a")), user([failed, text("so?")])]
+    messages = [user("q"), response(use("a")), user([failed, text("so?")])]
     answer = repaired(messages)[2]["content"]
     assert answer == [result("a", "no", is_error=True), text(ATTACHED), PIXEL, text("so?")]
-    only = [user("q"), reply(use("a")), user([result("a", [PIXEL], is_error=True)])]
+    only = [user("q"), response(use("a")), user([result("a", [PIXEL], is_error=True)])]
     assert repaired(only)[2]["content"][0]["content"] == ATTACHED_BELOW
 
 
 def test_a_result_that_did_not_fail_keeps_its_image() -> None:
-    messages = [user("q"), reply(use("a")), user([result("a", [text("w"), PIXEL])])]
+    messages = [user("q"), response(use("a")), user([result("a", [text("w"), PIXEL])])]
     assert repair(messages).messages is messages
 
 
-def test_an_image_in_a_reply_is_the_users() -> None:
-    messages = [user("q"), reply(text("here"), PIXEL), user("thanks")]
+def test_an_image_in_a_response_is_the_users() -> None:
+    messages = [user("q"), response(text("here"), PIXEL), user("thanks")]
     assert repaired(messages) == [
         user("q"),
-        reply(text("here")),
+        response(text("here")),
         user([text(ATTACHED), PIXEL]),
         user("thanks"),
     ]
 
 
-def test_the_results_of_a_reply_come_before_what_it_could_not_show() -> None:
-    messages = [user("q"), reply(text("here"), PIXEL, use("a")), user([result("a")])]
+def test_the_results_of_a_response_come_before_what_it_could_not_show() -> None:
+    messages = [user("q"), response(text("here"), PIXEL, use("a")), user([result("a")])]
     assert repaired(messages) == [
         user("q"),
-        reply(text("here"), use("a")),
+        response(text("here"), use("a")),
         user([result("a")]),
         user([text(ATTACHED), PIXEL]),
     ]
 
 
 def test_a_tool_message_is_text_and_the_images_of_all_follow_the_last() -> None:
-    asked = chat_reply(chat_call("a"), chat_call("b"))
+    asked = chat_response(chat_call("a"), chat_call("b"))
     messages = [user("q"), asked, tool("a", [LINK]), tool("b", [text("w"), LINK])]
     shown = {"role": "user", "content": [text(ATTACHED), LINK, text(ATTACHED), LINK]}
     assert repaired(messages, "openai-chat") == [
@@ -64,11 +64,11 @@ def test_a_tool_message_is_text_and_the_images_of_all_follow_the_last() -> None:
 
 
 def test_who_takes_images_in_tool_messages_gets_them() -> None:
-    messages = [user("q"), chat_reply(chat_call("a")), tool("a", [LINK])]
+    messages = [user("q"), chat_response(chat_call("a")), tool("a", [LINK])]
     assert repair(messages, format="openai-chat", profile="kimi").messages is messages
 
 
-def test_an_orphan_in_a_reply_leaves_its_image_to_the_user() -> None:
+def test_an_orphan_in_a_response_leaves_its_image_to_the_user() -> None:
     image = {"image": {"format": "png", "source": {"bytes": "AA=="}}}
     orphan = {"toolResult": {"toolUseId": "x", "content": [{"text": "w"}, image]}}
     messages = [{"role": "user", "content": [{"text": "q"}]}, {"role": "assistant", "content": [orphan]}]
@@ -77,6 +77,6 @@ def test_an_orphan_in_a_reply_leaves_its_image_to_the_user() -> None:
 
 def test_a_chunk_of_no_known_type_in_a_result_becomes_words_at_once() -> None:
     answer = {"role": "tool", "tool_call_id": "a", "content": [{"type": " ", "text": "w"}]}
-    done = repair([user("q"), chat_reply(chat_call("a")), answer], format="openai-chat")
+    done = repair([user("q"), chat_response(chat_call("a")), answer], format="openai-chat")
     assert isinstance(done.messages[2]["content"], str)
     assert repair(done.messages, format="openai-chat").messages is done.messages

@@ -7,10 +7,10 @@ import pytest
 from midstream.history.codecs.format_registry import format_named
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.mixed_formats import shape_of, unread_words
-from tests.history.repair.reported import chat_call, chat_reply, reply, result, text, tool, use, user
+from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 
-CHAT = [chat_reply(chat_call("a", '{"x": "m1x"}')), tool("a", "m2x")]
-ANTHROPIC = [reply(use("a", {"x": "m1x"})), user([result("a", "m2x")])]
+CHAT = [chat_response(chat_call("a", '{"x": "m1x"}')), tool("a", "m2x")]
+ANTHROPIC = [response(use("a", {"x": "m1x"})), user([result("a", "m2x")])]
 GEMINI = [
     {"role": "model", "parts": [{"functionCall": {"name": "run", "args": {"x": "m1x"}}}]},
     {"role": "user", "parts": [{"functionResponse": {"name": "run", "response": {"result": "m2x"}}}]},

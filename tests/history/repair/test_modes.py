@@ -15,10 +15,10 @@ from tests.history.repair.reported import (
     TOOL_CALL,
     TOOL_RETURN,
     chat_call,
-    chat_reply,
+    chat_response,
     item,
+    model_response,
     output,
-    reply,
     request,
     response,
     result,
@@ -30,8 +30,8 @@ from tests.history.repair.reported import (
 
 
 def test_rollback_ends_with_the_last_complete_step() -> None:
-    whole = [user("q"), reply(use("a")), user([result("a")]), reply(text("done"))]
-    done = repair([*whole, user("more"), reply(use("b")), user("hello?")], mode="rollback")
+    whole = [user("q"), response(use("a")), user([result("a")]), response(text("done"))]
+    done = repair([*whole, user("more"), response(use("b")), user("hello?")], mode="rollback")
     assert done.messages == [*whole, user("more")]
     assert done.is_lossy
 
@@ -42,17 +42,17 @@ def test_rollback_of_a_good_history_is_that_history() -> None:
 
 
 def test_rollback_says_what_was_lost() -> None:
-    done = repair([user("q"), reply(text("let me"), use("b")), user("hello?")], mode="rollback")
+    done = repair([user("q"), response(text("let me"), use("b")), user("hello?")], mode="rollback")
     assert [edit.lost for edit in done.edits] == ["let me\nrun({})", "hello?"]
 
 
 def test_drop_keeps_every_word_of_the_user_and_every_complete_step() -> None:
     asked, more = user("q"), user("more")
-    whole = [asked, reply(use("a")), user([result("a")]), reply(text("done")), more]
+    whole = [asked, response(use("a")), user([result("a")]), response(text("done")), more]
     broken = [
         *whole[:4],
         more,
-        reply(text("let me"), use("b"), use("c")),
+        response(text("let me"), use("b"), use("c")),
         user([result("b", "half"), text("stop")]),
     ]
     done = repair(broken, mode="drop")
@@ -65,12 +65,14 @@ def test_drop_keeps_every_word_of_the_user_and_every_complete_step() -> None:
 
 
 def test_drop_of_an_open_call_leaves_its_question() -> None:
-    assert repair([user("q"), reply(use("a"))], mode="drop").messages == [user("q")]
-    assert repair([user("q"), reply(use("a"))], mode="drop", live_tail=True).messages[1:] == [reply(use("a"))]
+    assert repair([user("q"), response(use("a"))], mode="drop").messages == [user("q")]
+    assert repair([user("q"), response(use("a"))], mode="drop", live_tail=True).messages[1:] == [
+        response(use("a"))
+    ]
 
 
 def test_drop_takes_a_result_that_stands_elsewhere_for_none() -> None:
-    late = [user("q"), chat_reply(chat_call("a")), user("hello?"), tool("a", "m1x"), user("next")]
+    late = [user("q"), chat_response(chat_call("a")), user("hello?"), tool("a", "m1x"), user("next")]
     done = repair(late, mode="drop")
     assert done.messages == [user("q"), user("hello?"), user("next")]
     assert [edit.lost for edit in done.edits] == ["run({})", "m1x"]
@@ -98,13 +100,13 @@ def test_sanitize_does_what_the_passes_of_tunacode_do() -> None:
     said = {"part_kind": "text", "content": "done"}
     history = [
         request(system, PROMPT) | {"run_id": "r1"},
-        response(TOOL_CALL),
+        model_response(TOOL_CALL),
         request(TOOL_RETURN),
-        response(said),
+        model_response(said),
         request(PROMPT),
-        response(),
+        model_response(),
         request({**PROMPT, "content": "again"}),
-        response({**said, "content": "half a"}, TOOL_CALL | {"tool_call_id": "other"}),
+        model_response({**said, "content": "half a"}, TOOL_CALL | {"tool_call_id": "other"}),
         prompt("pydantic-ai"),
     ]
     done = repair(history, mode="sanitize")
@@ -112,7 +114,7 @@ def test_sanitize_does_what_the_passes_of_tunacode_do() -> None:
         request(PROMPT),
         *history[1:4],
         request({**PROMPT, "content": "again"}),
-        response({**said, "content": "half a"}),
+        model_response({**said, "content": "half a"}),
         history[8],
     ]
     assert {edit.code for edit in done.edits} == {"sanitized"}
@@ -123,8 +125,8 @@ def test_sanitize_does_what_the_passes_of_tunacode_do() -> None:
     assert repair(done.messages, mode="sanitize").messages is done.messages
 
 
-def test_sanitize_keeps_results_that_no_reply_followed() -> None:
-    finished = [user("q"), reply(use("a")), user([result("a")]), user("and now?")]
+def test_sanitize_keeps_results_that_no_response_followed() -> None:
+    finished = [user("q"), response(use("a")), user([result("a")]), user("and now?")]
     assert repair(finished, mode="sanitize").messages is finished
 
 
@@ -133,7 +135,7 @@ def test_sanitize_leaves_out_system_messages_and_open_calls_of_a_chat() -> None:
         {"role": "system", "content": "be brief"},
         user("first"),
         user("second"),
-        chat_reply(chat_call("a"), content="let me"),
+        chat_response(chat_call("a"), content="let me"),
         user("third"),
     ]
     done = repair(history, mode="sanitize")
@@ -142,7 +144,13 @@ def test_sanitize_leaves_out_system_messages_and_open_calls_of_a_chat() -> None:
 
 
 def test_places_in_edits_are_those_of_the_list_that_was_given() -> None:
-    history = [user("q"), reply(use("a")), reply(text("")), user("more"), reply(text("ok"), text(" "))]
+    history = [
+        user("q"),
+        response(use("a")),
+        response(text("")),
+        user("more"),
+        response(text("ok"), text(" ")),
+    ]
     done = repair(history, mode="drop", format="anthropic")
     assert [(edit.code, edit.at) for edit in done.edits if edit.at == 4] == [("blank-text", 4)]
 

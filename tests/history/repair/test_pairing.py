@@ -6,7 +6,7 @@ from midstream.history.operations import repair
 from midstream.history.repair.pairing import Pairing
 from midstream.history.repair.placeholders import UNKNOWN
 from tests.history.repair.makers import codes, task_for, turns_for
-from tests.history.repair.reported import chat_call, chat_reply, reply, result, thought, tool, use, user
+from tests.history.repair.reported import chat_call, chat_response, response, result, thought, tool, use, user
 
 
 def answers(form: str, messages: list[Any]) -> tuple[list[Any], list[str]]:
@@ -17,40 +17,40 @@ def answers(form: str, messages: list[Any]) -> tuple[list[Any], list[str]]:
 
 
 def test_one_constant_id_pairs_by_order() -> None:
-    calls = chat_reply(chat_call("x"), chat_call("x", name="other"))
+    calls = chat_response(chat_call("x"), chat_call("x", name="other"))
     assert answers("openai-chat", [calls, tool("x", "1"), tool("x", "2")]) == ([["1"], ["2"]], [])
 
 
-def test_a_result_belongs_to_the_latest_reply_that_waits() -> None:
-    messages = [chat_reply(chat_call("x")), user("hm"), chat_reply(chat_call("x")), tool("x", "1")]
+def test_a_result_belongs_to_the_latest_response_that_waits() -> None:
+    messages = [chat_response(chat_call("x")), user("hm"), chat_response(chat_call("x")), tool("x", "1")]
     assert answers("openai-chat", messages)[0] == [[], ["1"]]
 
 
 def test_the_one_open_call_gets_the_result_with_a_foreign_id() -> None:
-    assert answers("anthropic", [reply(use("a")), user([result("b", "1")])]) == (
+    assert answers("anthropic", [response(use("a")), user([result("b", "1")])]) == (
         [["1"]],
         ["foreign-result-id"],
     )
 
 
 def test_two_open_calls_get_no_result_by_guessing() -> None:
-    assert answers("anthropic", [reply(use("a"), use("b")), user([result("c", "1")])])[0] == [[], []]
+    assert answers("anthropic", [response(use("a"), use("b")), user([result("c", "1")])])[0] == [[], []]
 
 
 def test_a_call_written_twice_is_one_call() -> None:
     found, told = answers(
-        "openai-chat", [chat_reply(chat_call("a")), chat_reply(chat_call("a")), tool("a", "1")]
+        "openai-chat", [chat_response(chat_call("a")), chat_response(chat_call("a")), tool("a", "1")]
     )
     assert (found, told) == ([["1"]], ["repeated-call"])
 
 
 def test_a_real_result_takes_the_place_of_its_stand_in() -> None:
-    messages = [reply(use("a")), user([result("a", UNKNOWN)]), user("and?"), user([result("a", "1")])]
+    messages = [response(use("a")), user([result("a", UNKNOWN)]), user("and?"), user([result("a", "1")])]
     assert answers("anthropic", messages) == ([["1"]], ["late-result"])
 
 
 def test_a_result_that_came_before_its_call_is_found() -> None:
-    assert answers("openai-chat", [tool("a", "1"), chat_reply(chat_call("a"))])[0] == [["1"]]
+    assert answers("openai-chat", [tool("a", "1"), chat_response(chat_call("a"))])[0] == [["1"]]
 
 
 def test_functions_without_ids_pair_by_name() -> None:
@@ -62,14 +62,14 @@ def test_functions_without_ids_pair_by_name() -> None:
 
 def test_results_know_their_calls() -> None:
     task = task_for()
-    pairing = Pairing(turns_for(task, [reply(use("a")), user([result("a")])]), task)
+    pairing = Pairing(turns_for(task, [response(use("a")), user([result("a")])]), task)
     turns = pairing.run()
     found = turns[1].parts[0]
     assert found.owner == id(turns[0].parts[0])
 
 
 def test_a_late_result_under_a_foreign_id_takes_the_place_of_its_stand_in() -> None:
-    messages = [reply(use("a")), user([result("a", UNKNOWN)]), user([result("b", "late")])]
+    messages = [response(use("a")), user([result("a", UNKNOWN)]), user([result("b", "late")])]
     assert answers("anthropic", messages) == ([["late"]], ["foreign-result-id", "late-result"])
 
 
@@ -94,8 +94,8 @@ def test_a_result_whose_id_a_call_bears_belongs_to_no_call_without_one() -> None
     assert found == [[], [{"result": "1"}]]
 
 
-def test_of_two_copies_of_a_reply_the_one_that_is_signed_stays() -> None:
-    bare, signed = reply(thought("hm", None), use("a")), reply(thought(), use("a"))
+def test_of_two_copies_of_a_response_the_one_that_is_signed_stays() -> None:
+    bare, signed = response(thought("hm", None), use("a")), response(thought(), use("a"))
     done = repair([user("q"), bare, signed, user([result("a")])])
     assert done.messages == [user("q"), signed, user([result("a")])]
     assert "repeated-call" in [edit.code for edit in done.edits]
@@ -103,13 +103,13 @@ def test_of_two_copies_of_a_reply_the_one_that_is_signed_stays() -> None:
 
 def test_the_result_of_a_function_under_a_tools_id_is_the_tools() -> None:
     answer = {"role": "function", "tool_call_id": "a", "name": "run", "content": "w"}
-    done = repair([user("q"), chat_reply(chat_call("a")), answer], format="openai-chat")
+    done = repair([user("q"), chat_response(chat_call("a")), answer], format="openai-chat")
     assert done.messages[2] == {"role": "tool", "tool_call_id": "a", "name": "run", "content": "w"}
 
 
 def test_a_result_without_an_id_that_answers_a_call_takes_its_kind() -> None:
     answer = {"role": "function", "name": "run", "content": "w"}
-    done = repair([user("q"), chat_reply(chat_call("a")), answer], format="openai-chat")
+    done = repair([user("q"), chat_response(chat_call("a")), answer], format="openai-chat")
     assert done.messages[2] == {"role": "tool", "tool_call_id": "a", "name": "run", "content": "w"}
     old = {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": "{}"}}
     done = repair([user("q"), old, tool("a", "w")], format="openai-chat")

@@ -8,7 +8,7 @@ from midstream.errors import InvalidHistoryError
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.parsing import has_surrogates, mended_text
 from tests.history.repair.histories import FORMATS
-from tests.history.repair.reported import reply, text, thought, user
+from tests.history.repair.reported import response, text, thought, user
 
 
 def test_half_characters_are_replaced_and_halves_that_fit_are_joined() -> None:
@@ -18,7 +18,7 @@ def test_half_characters_are_replaced_and_halves_that_fit_are_joined() -> None:
 
 
 def test_signed_thinking_that_had_to_change_goes() -> None:
-    done = repair([user("q"), reply(thought("hm \ud83d"), text("a"))])
+    done = repair([user("q"), response(thought("hm \ud83d"), text("a"))])
     assert done.messages[1]["content"] == [text("a")]
     assert not has_surrogates(done.messages)
 

@@ -4,7 +4,7 @@ from midstream.history.operations import repair
 from midstream.history.repair.placeholders import NO_REASONING, SENTINEL
 from tests.history.repair.reported import (
     chat_call,
-    chat_reply,
+    chat_response,
     fcall,
     fresponse,
     human,
@@ -44,7 +44,7 @@ def test_only_the_first_call_of_a_step_in_progress_gets_the_stand_in() -> None:
 
 
 def test_deepseek_gets_a_placeholder_while_it_thinks() -> None:
-    history = [user("q"), chat_reply(chat_call("a")), tool("a")]
+    history = [user("q"), chat_response(chat_call("a")), tool("a")]
     done = repair(history, format="openai-chat", profile="deepseek", thinking=True)
     assert done.messages[1]["reasoning_content"] == NO_REASONING
     assert repair(history, format="openai-chat", profile="deepseek").messages is history
@@ -67,19 +67,19 @@ def test_reasoning_goes_where_a_repair_takes_the_id_of_its_message() -> None:
     assert repair(done.messages, format="openai-responses").messages is done.messages
 
 
-def test_a_provider_that_wants_reasoning_on_every_reply_gets_it() -> None:
+def test_a_provider_that_wants_reasoning_on_every_response_gets_it() -> None:
     thoughtful = {"role": "assistant", "content": "m1x", "reasoning_content": "hm"}
     history = [
         user("q"),
-        chat_reply(chat_call("a")),
+        chat_response(chat_call("a")),
         tool("a"),
         {"role": "assistant", "content": "m2x"},
         user("w"),
     ]
     for profile in (None, "deepseek", "kimi"):
         done = repair(history, format="openai-chat", profile=profile, thinking="every")
-        replies = [message for message in done.messages if message["role"] == "assistant"]
-        assert [message.get("reasoning_content") for message in replies] == [NO_REASONING] * 2
+        responses = [message for message in done.messages if message["role"] == "assistant"]
+        assert [message.get("reasoning_content") for message in responses] == [NO_REASONING] * 2
         assert {edit.code for edit in done.edits} == {"missing-reasoning"}
         again = repair(done.messages, format="openai-chat", profile=profile, thinking="every")
         assert again.messages is done.messages

@@ -4,12 +4,12 @@ from midstream.history.codecs.codec_spec import Role
 from midstream.history.repair.placeholders import UNKNOWN
 from midstream.history.repair.shared_state import is_silent, is_text, stands_in
 from tests.history.repair.makers import task_for, turns_for
-from tests.history.repair.reported import reply, result, text, use, user
+from tests.history.repair.reported import response, result, text, use, user
 
 
 def test_calls_and_results_are_silent() -> None:
     task = task_for()
-    turns = turns_for(task, [user("q"), reply(use("a")), user([result("a")]), reply(text("b"))])
+    turns = turns_for(task, [user("q"), response(use("a")), user([result("a")]), response(text("b"))])
     assert [is_silent(turn) for turn in turns] == [False, True, True, False]
 
 

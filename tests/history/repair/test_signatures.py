@@ -3,7 +3,7 @@ from __future__ import annotations
 import base64
 
 from midstream.history.repair.signatures import odd_signatures
-from tests.history.repair.reported import reply, text, thought, user
+from tests.history.repair.reported import response, text, thought, user
 
 
 def signature(size: int) -> str:
@@ -12,27 +12,30 @@ def signature(size: int) -> str:
 
 def test_a_signature_cut_at_capture_is_odd_beside_whole_ones() -> None:
     cut = signature(90)[:24]
-    history = [reply(thought(signature=signature(80)), text("a")), reply(thought(signature=cut), text("b"))]
+    history = [
+        response(thought(signature=signature(80)), text("a")),
+        response(thought(signature=cut), text("b")),
+    ]
     assert odd_signatures(history) == {cut}
 
 
 def test_signatures_that_all_look_alike_are_left_alone() -> None:
-    history = [user("q"), reply(thought(signature="sig_1")), reply(thought(signature="sig_2"))]
+    history = [user("q"), response(thought(signature="sig_1")), response(thought(signature="sig_2"))]
     assert odd_signatures(history) == frozenset()
 
 
 def test_newer_signatures_with_a_version_before_them_are_as_good_as_older_ones() -> None:
     newer = base64.b64encode(bytes([8, 2, 0x12, 90]) + bytes([7]) * 90).decode()
     assert newer.startswith("CAIS")
-    history = [reply(thought(signature=signature(80))), reply(thought(signature=newer))]
+    history = [response(thought(signature=signature(80))), response(thought(signature=newer))]
     assert odd_signatures(history) == frozenset()
-    assert odd_signatures([*history, reply(thought(signature=newer[:24]))]) == {newer[:24]}
+    assert odd_signatures([*history, response(thought(signature=newer[:24]))]) == {newer[:24]}
 
 
 def test_a_signature_is_odd_under_whatever_role_it_stands() -> None:
     cut = signature(90)[:24]
     history = [
-        reply(thought(signature=signature(80))),
+        response(thought(signature=signature(80))),
         {"role": "model", "content": [thought(signature=cut)]},
     ]
     assert odd_signatures(history) == {cut}

@@ -7,7 +7,7 @@ import pytest
 from midstream.history.codecs.format_registry import format_named
 from midstream.history.operations import repair_by_name as repair
 from midstream.history.repair.system_prompts import with_words, words_of_system
-from tests.history.repair.reported import reply, text, user
+from tests.history.repair.reported import response, text, user
 from tests.spec import spec
 
 
@@ -21,7 +21,7 @@ def test_the_first_ones_go_into_the_parameter() -> None:
 
 
 def test_a_later_one_stays_in_its_place_as_marked_words() -> None:
-    done = repair([user("q"), reply(text("a")), system("be brief"), user("w")], format="anthropic")
+    done = repair([user("q"), response(text("a")), system("be brief"), user("w")], format="anthropic")
     assert done.messages[2] == user("[system message] be brief")
     assert done.system is None
 
@@ -42,7 +42,7 @@ def test_a_system_parameter_keeps_its_shape() -> None:
     assert words_of_system([{"text": "a"}, {"text": "b"}]) == "a\nb"
 
 
-def test_chat_takes_system_prompts_anywhere_and_mistral_not_after_a_reply() -> None:
+def test_chat_takes_system_prompts_anywhere_and_mistral_not_after_a_response() -> None:
     history = [user("q"), {"role": "assistant", "content": "a"}, system("b"), user("w")]
     assert repair(history, format="openai-chat").messages is history
     assert repair(history, format="mistral").messages[2] == user("[system message] b")
@@ -77,7 +77,7 @@ def test_one_after_a_prompt_is_where_mistral_takes_it_and_a_template_does_not() 
 
 def test_a_request_of_system_prompts_alone_does_not_begin_for_the_user() -> None:
     done = repair([prompt(("system-prompt", "s")), ANSWER], format="pydantic-ai")
-    assert [edit.code for edit in done.edits] == ["starts-with-reply"]
+    assert [edit.code for edit in done.edits] == ["starts-with-response"]
     assert done.messages[0] == prompt(("system-prompt", "s"))
     assert done.messages[1]["parts"][0]["part_kind"] == "user-prompt"
 
@@ -92,7 +92,7 @@ def test_a_template_is_told_the_same_prompt_once() -> None:
 
 
 def test_one_that_an_earlier_repair_kept_as_words_was_said_before() -> None:
-    history = [user("q"), reply(text("a")), system("be brief"), user("w")]
+    history = [user("q"), response(text("a")), system("be brief"), user("w")]
     stored = repair(history, format="anthropic").messages
     assert repair([*stored, system("be brief")], format="anthropic").messages == stored
 
@@ -103,7 +103,7 @@ def test_what_says_nothing_is_not_before_the_first_one() -> None:
 
 
 def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
-    history = [user("q"), reply(text("a")), user("w"), system("be brief"), reply(text("b"))]
+    history = [user("q"), response(text("a")), user("w"), system("be brief"), response(text("b"))]
     assert repair(history, format="anthropic", model="claude-opus-4-8").messages is history
     assert repair(history, format="anthropic", model="claude-opus-4-5").messages[3] == user(
         "[system message] be brief"
@@ -111,11 +111,11 @@ def test_a_model_that_takes_one_in_mid_list_gets_it_there() -> None:
     assert repair(history, profile="vertex", model="claude-opus-4-8").messages is not history
 
 
-def test_not_behind_a_reply_and_not_at_the_end_where_a_prompt_follows() -> None:
+def test_not_behind_a_response_and_not_at_the_end_where_a_prompt_follows() -> None:
     for history in (
-        [user("q"), reply(text("a")), system("be brief"), reply(text("b"))],
+        [user("q"), response(text("a")), system("be brief"), response(text("b"))],
         [user("q"), system("be brief")],
-        [user("q"), system("be brief"), system("be kind"), reply(text("b"))],
+        [user("q"), system("be brief"), system("be kind"), response(text("b"))],
     ):
         done = repair(history, format="anthropic", model="claude-opus-5")
         assert "system" not in [message["role"] for message in done.messages]

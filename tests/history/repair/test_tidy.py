@@ -6,7 +6,7 @@ from midstream.history.operations import repair
 from midstream.history.repair.placeholders import INTERRUPTED, UNKNOWN
 from midstream.history.repair.tidy import tidy_turns
 from tests.history.repair.makers import codes, task_for, turns_for
-from tests.history.repair.reported import FOUND, SEARCH, reply, text, thought, use, user
+from tests.history.repair.reported import FOUND, SEARCH, response, text, thought, use, user
 
 
 def tidied(messages: list[Any], profile: str | None = None) -> tuple[list[Any], list[str]]:
@@ -15,22 +15,22 @@ def tidied(messages: list[Any], profile: str | None = None) -> tuple[list[Any], 
     return [task.form.build(turn) if turn.is_changed else turn.source for turn in turns], codes(task)
 
 
-def test_thinking_of_a_cut_reply_stays_with_a_word_after_it() -> None:
-    done, told = tidied([user("q"), reply(thought())])
+def test_thinking_of_a_cut_response_stays_with_a_word_after_it() -> None:
+    done, told = tidied([user("q"), response(thought())])
     assert done[1]["content"] == [thought(), text(INTERRUPTED)]
     assert told == ["thinking-last"]
 
 
-def test_a_reply_stored_in_pieces_is_one_again() -> None:
-    done, told = tidied([user("q"), reply(thought()), reply(text("a"), use("c"))])
-    assert done[1:] == [reply(thought(), text("a"), use("c"))]
-    assert told == ["split-reply"]
+def test_a_response_stored_in_pieces_is_one_again() -> None:
+    done, told = tidied([user("q"), response(thought()), response(text("a"), use("c"))])
+    assert done[1:] == [response(thought(), text("a"), use("c"))]
+    assert told == ["split-response"]
 
 
-def test_a_result_inside_a_reply_does_not_hide_that_the_reply_goes_on() -> None:
+def test_a_result_inside_a_response_does_not_hide_that_the_response_goes_on() -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}
-    spliced = reply(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
-    once = repair([user("hi"), spliced, reply(text("so"))], format="anthropic", profile="openai-chat")
+    spliced = response(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
+    once = repair([user("hi"), spliced, response(text("so"))], format="anthropic", profile="openai-chat")
     again = repair(once.messages, format="anthropic", profile="openai-chat")
     assert once.messages[-1]["content"][-1] == text("so")
     assert again.edits == ()
@@ -38,8 +38,8 @@ def test_a_result_inside_a_reply_does_not_hide_that_the_reply_goes_on() -> None:
 
 def test_thinking_that_stands_last_once_the_results_are_moved_gets_a_word_in_the_same_pass() -> None:
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "a tree"}
-    spliced = reply(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
-    following = reply(thought("so", "R2.EqQBCkYICxgCKkA"), text("so"))
+    spliced = response(use("c1"), thought("hm", "R1.EqQBCkYICxgCKkA"), result)
+    following = response(thought("so", "R2.EqQBCkYICxgCKkA"), text("so"))
     once = repair([user("hi"), spliced, following], format="anthropic", profile="openai-chat")
     assert "thinking-last" in [edit.code for edit in once.edits]
     assert repair(once.messages, format="anthropic", profile="openai-chat").edits == ()
@@ -47,13 +47,13 @@ def test_thinking_that_stands_last_once_the_results_are_moved_gets_a_word_in_the
 
 def test_thinking_of_two_responses_is_taken_apart() -> None:
     second = thought("so", "sig2.EqQB")
-    done, told = tidied([user("q"), reply(thought(), use("a"), second, use("b"))])
-    assert done[1:] == [reply(thought(), use("a")), reply(second, use("b"))]
+    done, told = tidied([user("q"), response(thought(), use("a"), second, use("b"))])
+    assert done[1:] == [response(thought(), use("a")), response(second, use("b"))]
     assert told == ["spliced-thinking"]
 
 
 def test_a_hosted_call_that_was_cut_is_closed() -> None:
-    done, _ = tidied([user("q"), reply(SEARCH, text("a"))])
+    done, _ = tidied([user("q"), response(SEARCH, text("a"))])
     error = {"type": "web_search_tool_result_error", "error_code": "unavailable"}
     closed = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": error}
     assert done[1]["content"] == [SEARCH, closed, text("a")]
@@ -61,56 +61,59 @@ def test_a_hosted_call_that_was_cut_is_closed() -> None:
 
 def test_an_unknown_hosted_call_becomes_words() -> None:
     odd = SEARCH | {"name": "new_tool"}
-    done, _ = tidied([user("q"), reply(odd, text("a"))])
+    done, _ = tidied([user("q"), response(odd, text("a"))])
     assert done[1]["content"][0]["text"].endswith('new_tool {"query": "m3x"}')
     assert UNKNOWN not in str(done)
 
 
 def test_a_hosted_pair_is_left_alone() -> None:
-    history = [user("q"), reply(SEARCH, FOUND, text("a"))]
+    history = [user("q"), response(SEARCH, FOUND, text("a"))]
     assert tidied(history) == (history, [])
 
 
 def test_a_hosted_id_may_be_anything() -> None:
     """An id that is a list or an object used to raise TypeError; found by the property tests."""
-    done, told = tidied([user("q"), reply(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
+    done, told = tidied([user("q"), response(SEARCH, FOUND | {"tool_use_id": []}, text("a"))])
     assert [block["type"] for block in done[1]["content"]] == [SEARCH["type"], FOUND["type"], "text", "text"]
     assert told == ["hosted-result-without-call", "hosted-call-without-result"]
 
 
 def test_broken_arguments_keep_their_text() -> None:
-    done, told = tidied([user("q"), reply(use("a", '{"path": "x')), user("w")])
+    done, told = tidied([user("q"), response(use("a", '{"path": "x')), user("w")])
     assert done[1]["content"][0]["input"] == {"_raw": '{"path": "x'}
     assert told == ["broken-arguments"]
 
 
 def test_thinking_behind_other_thinking_or_words_is_of_another_response() -> None:
     first, second, third = thought("1", "s1"), thought("2", "s2"), thought("3", "s3")
-    done, told = tidied([user("q"), reply(first, second, text("a"), third, use("c"))])
+    done, told = tidied([user("q"), response(first, second, text("a"), third, use("c"))])
     assert done[1:] == [
-        reply(first, text(INTERRUPTED)),
+        response(first, text(INTERRUPTED)),
         user("Please continue."),
-        reply(second, text("a")),
+        response(second, text("a")),
         user("Please continue."),
-        reply(third, use("c")),
+        response(third, use("c")),
     ]
     assert told == ["spliced-thinking", "thinking-last"]
 
 
 def test_a_response_that_thinks_around_its_hosted_tools_is_one() -> None:
-    messages = [user("q"), reply(thought("1", "s1"), SEARCH, FOUND, text("a"), thought("2", "s2"), text("b"))]
+    messages = [
+        user("q"),
+        response(thought("1", "s1"), SEARCH, FOUND, text("a"), thought("2", "s2"), text("b")),
+    ]
     assert tidied(messages) == (messages, [])
 
 
 def test_withheld_thinking_stands_next_to_other_thinking() -> None:
     withheld = {"type": "redacted_thinking", "data": "R"}
-    messages = [user("q"), reply(thought("1", "s1"), withheld, thought("2", "s2"), text("b"))]
+    messages = [user("q"), response(thought("1", "s1"), withheld, thought("2", "s2"), text("b"))]
     assert tidied(messages) == (messages, [])
 
 
 def test_the_same_thinking_twice_is_no_second_response() -> None:
-    done, told = tidied([user("q"), reply(thought(), thought(), text("b"))])
-    assert done[1] == reply(thought(), text("b"))
+    done, told = tidied([user("q"), response(thought(), thought(), text("b"))])
+    assert done[1] == response(thought(), text("b"))
     assert told == ["repeated-thinking"]
 
 
@@ -120,10 +123,10 @@ def test_a_text_that_is_none_is_made_one() -> None:
     assert told == ["content-shape"]
 
 
-def test_a_copy_of_a_cut_reply_is_not_the_rest_of_it() -> None:
-    first, second = reply(text("a"), thought("1", "s1")), reply(text("a"), thought("2", "s2"))
+def test_a_copy_of_a_cut_response_is_not_the_rest_of_it() -> None:
+    first, second = response(text("a"), thought("1", "s1")), response(text("a"), thought("2", "s2"))
     done, told = tidied([user("q"), first, second])
-    assert done[1:] == [reply(*each["content"], text(INTERRUPTED)) for each in (first, second)]
+    assert done[1:] == [response(*each["content"], text(INTERRUPTED)) for each in (first, second)]
     assert told == ["thinking-last", "thinking-last"]
 
 

@@ -15,7 +15,7 @@ from midstream.history.operations import repair_by_name as repair
 from midstream.history.profiles import PROFILES
 from tests.history.repair.histories import FORMATS, broken, markers, prompt, valid
 from tests.history.repair.oracles import installed, pydantic_ai_wires
-from tests.history.repair.reported import CASES, Case, reply, result, text, use, user
+from tests.history.repair.reported import CASES, Case, response, result, text, use, user
 from tests.history.repair.rules import refusals
 from tests.search import tried
 from tests.spec import spec
@@ -159,7 +159,7 @@ def test_pydantic_ais_own_mapping_is_accepted_by_every_wire() -> None:
 
 
 def test_words_behind_the_last_results_do_not_end_a_loop_that_lost_its_thinking() -> None:
-    loop = [user("q"), reply(use("a")), user([result("a")])]
+    loop = [user("q"), response(use("a")), user([result("a")])]
     for more in ([], [user("w")], [user("w"), user("v")]):
         assert repair([*loop, *more], thinking=True).advice.thinking is False
-    assert repair([*loop, reply(text("a")), user("w")], thinking=True).advice.thinking is None
+    assert repair([*loop, response(text("a")), user("w")], thinking=True).advice.thinking is None

@@ -1,4 +1,4 @@
-"""Sessions as JSON, chunks by POST, events by server-sent events."""
+"""Sessions as JSON, commands by POST, events by server-sent events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.server.serving import (
     Socket,
     abort,
     called,
-    chunk,
+    command,
     make_app,
     opening,
     post,
@@ -69,13 +69,13 @@ def kinds_of(events: list[ServerSentEvent]) -> list[str]:
     return [json.loads(event.data)["type"] for event in events if event.event == "record"]
 
 
-# --- chunks and events ------------------------------------------------------------------------------------------
+# --- commands and events ------------------------------------------------------------------------------------------
 
 
 @spec("STREAM-27", "STREAM-112")
 async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there() -> None:
     async with served(make_app([text("hello world")])) as server:
-        acked = await post(server.http, chunk())
+        acked = await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
             events = [event async for event in events_of(response)]
 
@@ -92,7 +92,7 @@ async def test_a_turn_over_plain_http_is_told_to_its_end_and_the_body_ends_there
 @pytest.mark.parametrize("how", ["last-event-id", "x-idempotency-event-id", "?after="])
 async def test_a_reader_that_comes_back_says_where_it_was(how: str) -> None:
     async with served(make_app([text("hello world")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         query, headers = (f"{how}1-3", {}) if how.startswith("?") else ("", {how: "1-3"})
         async with asyncio.timeout(WAIT_S), following(server, query, **KEYS, **headers) as response:
             events = [event async for event in events_of(response)]
@@ -101,7 +101,7 @@ async def test_a_reader_that_comes_back_says_where_it_was(how: str) -> None:
 
 async def test_the_header_of_a_browser_that_reconnects_counts_before_its_first_address() -> None:
     async with served(make_app([text("hello world")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         headers = {**KEYS, "last-event-id": "1-5"}
         async with asyncio.timeout(WAIT_S), following(server, "?after=1-2", **headers) as response:
             events = [event async for event in events_of(response)]
@@ -110,7 +110,7 @@ async def test_the_header_of_a_browser_that_reconnects_counts_before_its_first_a
 
 async def test_a_reader_without_a_stream_follows_on_after_the_turn() -> None:
     async with served(make_app([text("one")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, "?after=0-0") as response:
             ends = 0
             async for event in events_of(response):
@@ -118,7 +118,7 @@ async def test_a_reader_without_a_stream_follows_on_after_the_turn() -> None:
                     ends += 1
                     if ends == 2:
                         break
-                    await post(server.http, chunk(), **{"x-idempotency-key": "k2"})
+                    await post(server.http, command(), **{"x-idempotency-key": "k2"})
     assert ends == 2
 
 
@@ -130,7 +130,7 @@ async def test_an_event_stream_may_come_before_the_message_it_will_tell_of() -> 
     ):
         events = events_of(response)
         welcome = await anext(events)
-        await post(server.http, chunk())
+        await post(server.http, command())
         rest = [event async for event in events]
     assert welcome.event == "welcome"
     assert kinds_of(rest)[-1] == "turn_ended"
@@ -138,7 +138,7 @@ async def test_an_event_stream_may_come_before_the_message_it_will_tell_of() -> 
 
 async def test_an_event_id_of_another_line_is_told_by_a_gone_event() -> None:
     async with served(make_app([text("hi")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         headers = {**KEYS, "last-event-id": "9-3"}
         async with asyncio.timeout(WAIT_S), following(server, **headers) as response:
             events = [event async for event in events_of(response)]
@@ -151,7 +151,7 @@ async def test_an_event_id_of_another_line_is_told_by_a_gone_event() -> None:
 
 async def test_a_browser_is_told_to_come_back_within_a_second() -> None:
     async with served(make_app([text("hi")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
             decoder = SseDecoder()
             decoder.feed(await response.aread())
@@ -160,7 +160,7 @@ async def test_a_browser_is_told_to_come_back_within_a_second() -> None:
 
 async def test_a_refused_event_stream_gives_its_place_back() -> None:
     async with served(make_app([[Stall()]], connections_max=1)) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
         for _ in range(2):
             refused = await server.http.get("/v1/sessions/s1/events", headers=wrong)
@@ -177,7 +177,7 @@ async def test_a_refused_event_stream_gives_its_place_back() -> None:
 async def test_a_wrong_secret_is_refused_on_the_way_up_and_down() -> None:
     wrong = {**KEYS, "x-idempotent-encryption-key": "t" * 43}
     async with served(make_app([[Stall()]])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         up = await post(server.http, abort(1), **wrong)
         down = await server.http.get("/v1/sessions/s1/events", headers=wrong)
     assert [(answer.status_code, answer.json()["code"]) for answer in (up, down)] == [
@@ -200,18 +200,18 @@ async def test_a_store_that_fails_is_told_as_what_it_is(
     async with called(make_app([text("hi")], store=store)) as client:
         await client.get("/health")
         store.outage = error
-        answer = await post(client, chunk())
+        answer = await post(client, command())
         store.outage = None
         assert (answer.status_code, answer.json()["code"]) == (status, error.code)
         assert answer.json().get("retry", "never") == retry
         assert ("retry-after" in answer.headers) == (retry == "later")
-        assert (await post(client, chunk())).status_code == 200
+        assert (await post(client, command())).status_code == 200
 
 
 @pytest.mark.parametrize("query", ["?after=seven", "?after=-1", "?after=1-"])
 async def test_an_event_id_of_no_form_is_refused(query: str) -> None:
     async with served(make_app([text("hi")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         answer = await server.http.get(f"/v1/sessions/s1/events{query}")
     assert (answer.status_code, answer.json()["code"]) == (400, "malformed_frame")
 
@@ -224,7 +224,7 @@ async def test_events_of_an_unknown_session_are_not_found() -> None:
 
 async def test_a_head_request_opens_no_stream() -> None:
     async with served(make_app([text("hi")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         answer = await server.http.head("/v1/sessions/s1/events")
         assert (answer.status_code, len(server.app.connections)) == (405, 0)
 
@@ -259,7 +259,7 @@ async def test_health_is_always_well_and_ready_tells_of_recovery() -> None:
 async def test_sessions_are_listed_last_changed_first_in_pages() -> None:
     async with called(make_app(lambda _: text("hi"))) as client:
         for name in ("a", "b", "c"):
-            await post(client, chunk(words=f"I am {name}"), session=name)
+            await post(client, command(words=f"I am {name}"), session=name)
         first = (await client.get("/v1/sessions?limit=2")).json()
         second = (await client.get("/v1/sessions" + first["next"])).json()
     assert [line["id"] for line in first["sessions"] + second["sessions"]] == ["c", "b", "a"]
@@ -281,10 +281,10 @@ async def test_a_page_begins_behind_its_cursor_whatever_changed_meanwhile() -> N
     """A session that changes goes to the front of the list, and no other one is left out or listed twice."""
     async with called(make_app(lambda _: text("hi"))) as client:
         for name in ("a", "b", "c", "d"):
-            await post(client, chunk(words=f"I am {name}"), session=name)
+            await post(client, command(words=f"I am {name}"), session=name)
             await at_rest(client)
         first = (await client.get("/v1/sessions?limit=2")).json()
-        await post(client, chunk(words="again"), session="a", **{"x-idempotency-key": "k2"})
+        await post(client, command(words="again"), session="a", **{"x-idempotency-key": "k2"})
         second = (await client.get("/v1/sessions" + first["next"])).json()
     assert [line["id"] for line in first["sessions"]] == ["d", "c"]
     assert ([line["id"] for line in second["sessions"]], second["next"]) == (["b"], None)
@@ -294,7 +294,7 @@ async def test_sessions_are_found_by_their_title_or_their_id_on_every_page() -> 
     async with called(make_app(lambda _: text("hi"))) as client:
         for name in ("river-1", "s2", "s3", "s4"):
             words = "Tell me of a RIVER & sea" if name in ("s2", "s4") else "hello"
-            await post(client, chunk(words=words), session=name)
+            await post(client, command(words=words), session=name)
             await at_rest(client)
         first = (await client.get("/v1/sessions?limit=2&q=River")).json()
         second = (await client.get("/v1/sessions" + first["next"])).json()
@@ -315,7 +315,7 @@ async def test_sessions_of_one_instant_are_listed_once() -> None:
     """Not one of them is lost between two pages."""
     async with called(make_app(lambda _: text("hi"), world=Stopped())) as client:
         for name in ("a", "b", "c"):
-            await post(client, chunk(words="hi"), session=name)
+            await post(client, command(words="hi"), session=name)
         query: str | None = "?limit=1"
         found: list[str] = []
         while query is not None:
@@ -338,7 +338,7 @@ async def test_numbers_of_a_query_have_bounds(query: str) -> None:
 async def test_a_transcript_says_all_and_where_to_follow_from() -> None:
     script = [calls(("double", '{"number": 21}')), text("forty-two")]
     async with served(make_app(script, tools=[double])) as server:
-        await post(server.http, chunk(words="double 21"))
+        await post(server.http, command(words="double 21"))
         async with asyncio.timeout(WAIT_S), following(server, **KEYS) as response:
             events = [event async for event in events_of(response)]
         transcript = (await server.http.get("/v1/sessions/s1")).json()
@@ -351,15 +351,15 @@ async def test_a_transcript_says_all_and_where_to_follow_from() -> None:
     )
     user, step, answer = transcript["history"]
     assert user == {"type": "user", "parts": said("double 21")["parts"]}
-    assert step["reply"]["parts"][0]["name"] == "double"
+    assert step["response"]["parts"][0]["name"] == "double"
     assert step["results"] == [{"call_id": "c1", "content": "42"}]
-    assert answer["reply"]["parts"] == [{"type": "text", "text": "forty-two"}]
+    assert answer["response"]["parts"] == [{"type": "text", "text": "forty-two"}]
 
 
 async def test_a_transcript_of_a_running_turn_has_what_was_said_so_far() -> None:
     gate = asyncio.Event()
     async with served(make_app([[*text("half of")[:2], Gate(gate)]])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         async with asyncio.timeout(WAIT_S), following(server, "?after=0-0") as response:
             async for event in events_of(response):
                 if event.event == "record" and json.loads(event.data)["type"] == "delta":
@@ -373,7 +373,7 @@ async def test_a_transcript_of_a_running_turn_has_what_was_said_so_far() -> None
 
 async def test_records_are_exported_a_line_each() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
+        await post(client, command())
         everything = (await client.get("/v1/sessions/s1/records")).text.splitlines()
         some = await client.get("/v1/sessions/s1/records?after=1&limit=2")
     assert [json.loads(line)["id"] for line in everything] == [f"1-{place}" for place in range(1, 6)]
@@ -394,7 +394,7 @@ LARGE = "<script>alert(1)</script>\n" * 5000
 async def test_the_whole_of_a_large_result_is_fetched_by_its_digest_and_never_as_a_page() -> None:
     app = make_app([calls(("dump", "{}")), text("long")], tools=[dump])
     async with called(app) as client:
-        await post(client, chunk())
+        await post(client, command())
         await records_until_end(await app.host.session("s1"), after=0)
         transcript = (await client.get("/v1/sessions/s1")).json()
         (result,) = transcript["history"][1]["results"]
@@ -422,7 +422,7 @@ async def test_a_damaged_record_costs_an_export_one_line() -> None:
     script = [calls(("double", '{"number":2}')), text("four")]
     app = make_app(script, store=MemoryStore(memory), tools=[double])
     async with called(app) as client:
-        await post(client, chunk())
+        await post(client, command())
         await records_until_end(await app.host.session("s1"), after=0)
         stored = memory.sessions["s1"].records
         at = next(at for at, each in enumerate(stored) if b"call_ended" in each.body)
@@ -433,7 +433,7 @@ async def test_a_damaged_record_costs_an_export_one_line() -> None:
     assert json.loads(lines[at])["record"] == {
         "type": "outcome_damaged",
         "turn": 1,
-        "reply": 1,
+        "response": 1,
         "call_id": "c1",
     }
     assert json.loads(lines[at - 1])["record"] is None
@@ -441,7 +441,7 @@ async def test_a_damaged_record_costs_an_export_one_line() -> None:
 
 async def test_a_session_is_deleted_only_when_no_turn_runs() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
+        await post(client, command())
         busy = await client.delete("/v1/sessions/s1")
         cancelled = await client.post("/v1/sessions/s1/cancel")
         gone = await client.delete("/v1/sessions/s1")
@@ -454,7 +454,7 @@ async def test_a_session_is_deleted_only_when_no_turn_runs() -> None:
 
 async def test_a_cancel_of_another_turn_or_of_none_changes_nothing() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
+        await post(client, command())
         other = await client.post("/v1/sessions/s1/cancel?turn=2")
         this = await client.post("/v1/sessions/s1/cancel?turn=1")
         again = await client.post("/v1/sessions/s1/cancel")
@@ -502,7 +502,7 @@ async def test_listing_transcript_and_welcome_have_one_word_for_the_state_of_a_s
     async with served(make_app(script, tools=[asking])) as server:
         async with Socket(server.socket()) as socket:
             await socket.say(opening())
-            await socket.say(chunk())
+            await socket.say(command())
             frames = await socket.hear_until(until)
             [line] = (await server.http.get("/v1/sessions")).json()["sessions"]
             transcript = (await server.http.get("/v1/sessions/s1")).json()

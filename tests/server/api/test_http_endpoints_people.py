@@ -11,7 +11,7 @@ from midstream.errors import (
 from midstream.history.messages import Step
 from midstream.testing.scripted_model import Gate, ScriptedStep, calls, text
 from midstream.tools.function_tools import tool
-from tests.server.serving import WAIT_S, called, chunk, make_app, post
+from tests.server.serving import WAIT_S, called, command, make_app, post
 
 
 @tool(needs_approval=True)
@@ -30,7 +30,7 @@ async def test_a_question_is_listed_answered_once_and_gone() -> None:
     app = make_app([calls(("triple", '{"number": 2}')), text("ok")], tools=[triple])
     async with called(app) as client:
         assert (await client.get("/v1/questions")).json() == {"questions": [], "is_complete": True}
-        await post(client, chunk())
+        await post(client, command())
         runner = await app.host.session("s1")
         while not runner.state.rests_on_people:
             await runner.wait(runner.newest.position)
@@ -40,12 +40,12 @@ async def test_a_question_is_listed_answered_once_and_gone() -> None:
             '{"number": 2}',
             ["allow", "deny"],
         )
-        place = {name: asked[name] for name in ("turn", "reply", "call_id", "digest")}
+        place = {name: asked[name] for name in ("turn", "response", "call_id", "digest")}
         url = "/v1/sessions/s1/answer"
         answers = [
             await client.post(url, json=said)
             for said in (
-                {**place, "choice": "reply"},
+                {**place, "choice": "respond"},
                 {**place, "choice": "maybe"},
                 {**place, "choice": "allow", "digest": "0"},
                 {**place, "choice": "allow"},
@@ -71,13 +71,13 @@ async def test_a_failed_turn_is_resumed_and_a_queued_message_taken_back() -> Non
     lives: list[list[ScriptedStep]] = [[ModelRejectedError("no key")], [Gate(gate), *text("ok")]]
     app = make_app(lambda _: lives.pop(0))
     async with called(app) as client:
-        await post(client, chunk())
+        await post(client, command())
         runner = await app.host.session("s1")
         await _rests(runner)
         assert (await client.get("/v1/sessions/s1")).json()["is_resumable"]
         assert (await client.post("/v1/sessions/s1/resume?turn=7")).json()["code"] == "nothing_to_resume"
         assert (await client.post("/v1/sessions/s1/resume")).json()["is_running"]
-        await post(client, chunk(words="and this"), **{"x-idempotency-key": "k2"})
+        await post(client, command(words="and this"), **{"x-idempotency-key": "k2"})
         (waiting,) = (await client.get("/v1/sessions/s1")).json()["queue"]
         assert waiting["number"] == 1
         assert (await client.post("/v1/sessions/s1/withdraw?number=1")).status_code == 202

@@ -17,7 +17,7 @@ from midstream.server.auth.access import Access, bearer
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel
 from tests.server.api_search import SCHEMATHESIS, described, looking
-from tests.server.serving import KEYS, chunk, make_app, served
+from tests.server.serving import KEYS, command, make_app, served
 
 NOT_OF_PROGRAMS = {"/"}
 """The page; WebSockets are no part of OpenAPI."""
@@ -50,15 +50,15 @@ def test_an_open_is_described_with_all_it_has() -> None:
         assert {*kind.__struct_fields__} == {*Open.__struct_fields__}
 
 
-async def test_a_frame_that_is_no_chunk_needs_no_stream_as_described() -> None:
+async def test_a_frame_that_is_no_command_needs_no_stream_as_described() -> None:
     headers = {
         each["name"]: each["required"]
-        for each in description()["paths"]["/v1/sessions/{session_id}/chunks"]["post"]["parameters"]
+        for each in description()["paths"]["/v1/sessions/{session_id}/commands"]["post"]["parameters"]
         if each["in"] == "header"
     }
     async with served(make_app()) as server:
-        said = await server.http.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
-        asked = await server.http.post("/v1/sessions/s1/chunks", json={"type": "ping"})
+        said = await server.http.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
+        asked = await server.http.post("/v1/sessions/s1/commands", json={"type": "ping"})
     assert (said.status_code, asked.status_code) == (200, 200)
     assert not any(headers.values())
 

@@ -60,14 +60,14 @@ def test_the_nearest_class_decides_the_status(error: MidstreamError, status: int
 
 
 def test_a_problem_is_exactly_this() -> None:
-    error = SeqnoGapError("chunk 5 came before chunk 3", expected=3)
+    error = SeqnoGapError("command 5 came before command 3", expected=3)
     assert msgspec.to_builtins(problem_of(error)) == {
         "type": "urn:midstream:error:seqno_gap",
         "title": "Seqno gap",
         "status": 409,
-        "detail": "chunk 5 came before chunk 3",
+        "detail": "command 5 came before command 3",
         "code": "seqno_gap",
-        "next": "Play back your chunks from number `expected`.",
+        "next": "Play back your commands from number `expected`.",
         "expected": 3,
     }
 

@@ -13,10 +13,10 @@ from starlette.types import Message
 from midstream.protocol.frames import FRAME_BYTES_MAX
 from midstream.server.api import request_bodies
 from midstream.testing.scripted_model import text
-from tests.server.serving import KEYS, WAIT_S, called, chunk, make_app, post
+from tests.server.serving import KEYS, WAIT_S, called, command, make_app, post
 
 
-async def test_a_client_that_goes_before_its_chunk_is_whole_changes_nothing() -> None:
+async def test_a_client_that_goes_before_its_command_is_whole_changes_nothing() -> None:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -27,7 +27,7 @@ async def test_a_client_that_goes_before_its_chunk_is_whole_changes_nothing() ->
 
     app = make_app()
     headers = [(name.encode(), value.encode()) for name, value in KEYS.items()]
-    scope = {"type": "http", "method": "POST", "path": "/v1/sessions/s1/chunks", "headers": headers}
+    scope = {"type": "http", "method": "POST", "path": "/v1/sessions/s1/commands", "headers": headers}
     await app({**scope, "query_string": b""}, receive, send)
     await app.stop()
     assert [sent[0]["status"], json.loads(sent[1]["body"])["code"]] == [503, "connection_lost"]
@@ -43,7 +43,7 @@ async def test_a_body_above_the_limit_is_refused_before_it_is_read_whole() -> No
             yield b" " * 64 * 1024
 
     async with called(make_app()) as client:
-        answer = await client.post("/v1/sessions/s1/chunks", content=endless(), headers=KEYS)
+        answer = await client.post("/v1/sessions/s1/commands", content=endless(), headers=KEYS)
     assert (answer.status_code, answer.json()["code"]) == (413, "frame_too_large")
 
 
@@ -57,7 +57,7 @@ async def test_a_body_that_says_it_is_above_the_limit_is_not_waited_for() -> Non
         sent.append(message)
 
     length = str(FRAME_BYTES_MAX + 1).encode()
-    path = "/v1/sessions/s1/chunks"
+    path = "/v1/sessions/s1/commands"
     app = make_app()
     await app(
         {
@@ -74,18 +74,18 @@ async def test_a_body_that_says_it_is_above_the_limit_is_not_waited_for() -> Non
     assert (sent[0]["status"], json.loads(sent[1]["body"])["code"]) == (413, "frame_too_large")
 
 
-@pytest.mark.parametrize("path", ["chunks", "answer", "events", "poll"])
+@pytest.mark.parametrize("path", ["commands", "answer", "events", "poll"])
 async def test_a_body_that_is_compressed_is_refused_with_what_is_taken(path: str) -> None:
     async with called(make_app([text("hi")])) as client:
-        assert (await post(client, chunk())).status_code == 200
-        body = gzip.compress(json.dumps(chunk()).encode())
+        assert (await post(client, command())).status_code == 200
+        body = gzip.compress(json.dumps(command()).encode())
         told = await client.post(
             f"/v1/sessions/s1/{path}", content=body, headers={**KEYS, "content-encoding": "gzip"}
         )
         assert (told.status_code, told.json()["code"]) == (415, "unsupported_media_type")
         assert told.headers["accept-encoding"] == "identity"
         assert "Content-Encoding" in told.json()["next"]
-        plain = await post(client, chunk(), **{"content-encoding": "identity"})
+        plain = await post(client, command(), **{"content-encoding": "identity"})
         assert (plain.status_code, plain.headers["x-midstream-replayed"]) == (200, "true")
 
 
@@ -101,7 +101,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever(
     app = make_app()
     async with called(app) as client:
         answer = await asyncio.wait_for(
-            client.post("/v1/sessions/s1/chunks", content=half(), headers=KEYS), WAIT_S
+            client.post("/v1/sessions/s1/commands", content=half(), headers=KEYS), WAIT_S
         )
         assert (answer.status_code, answer.json()["code"]) == (503, "connection_lost")
         assert (await client.get("/v1/sessions")).json()["sessions"] == []

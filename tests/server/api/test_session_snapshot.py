@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Reply, Result, Text, UserMessage
+from midstream.history.messages import Call, Finish, Response, Result, Text, UserMessage
 from midstream.server.api.session_snapshot import CallSnapshot, RunningTurn, SessionSnapshot, snapshot_of
 from midstream.session.calls import CallPlan, Choice, QuestionKind
 from midstream.session.records import (
@@ -16,7 +16,7 @@ from midstream.session.records import (
     QuestionAnswered,
     QuestionAsked,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     SessionStatus,
     TurnEnded,
     TurnStatus,
@@ -24,7 +24,7 @@ from midstream.session.records import (
 from midstream.session.session import fold
 
 HI = UserMessage.of("hi")
-ASKS = Reply((Text("look"), Call("a", "read"), Call("b", "write"), Call("c", "write")), Finish.CALLS)
+ASKS = Response((Text("look"), Call("a", "read"), Call("b", "write"), Call("c", "write")), Finish.CALLS)
 OPENED: tuple[Record, ...] = (
     EpochStarted(1, "me", 1.0),
     MessageAccepted(1, HI, 2.0),
@@ -33,7 +33,7 @@ OPENED: tuple[Record, ...] = (
 PLANS = (CallPlan("a", "da", has_effects=False), CallPlan("b", "db"), CallPlan("c", "dc"))
 RUNNING = (
     *OPENED,
-    ReplyCompleted(1, 1, 1, ASKS, 3.0, PLANS),
+    ResponseCompleted(1, 1, 1, ASKS, 3.0, PLANS),
     CallStarted(1, 1, "a", 1, 3.5),
     CallStarted(1, 1, "b", 1, 4.0),
 )
@@ -58,9 +58,9 @@ def test_a_session_at_rest() -> None:
     )
 
 
-def test_words_of_a_reply_that_is_being_made_stand_beside_the_history() -> None:
+def test_words_of_a_response_that_is_being_made_stand_beside_the_history() -> None:
     snapshot = shown(*OPENED, Delta(1, 1, 1, 0, "text", "he"), Delta(1, 1, 1, 0, "text", "llo"))
-    said = Reply((Text("hello"),), Finish.INTERRUPTED)
+    said = Response((Text("hello"),), Finish.INTERRUPTED)
     assert snapshot.history == (HI,)
     assert snapshot.running == RunningTurn(1, 1, attempt=1, said=said)
 

@@ -23,7 +23,7 @@ from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, calls, text
 from midstream.tools.function_tools import tool
 from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, say
-from tests.server.serving import KEYS, Served, Socket, chunk, opening, served
+from tests.server.serving import KEYS, Served, Socket, command, opening, served
 
 LARGE = "large " * 20_000
 DIGEST = blob_of(LARGE).digest
@@ -33,7 +33,7 @@ LOOKS = {"show", "records", "blob"}
 """What a reader gets as an owner does."""
 FOLLOWS = {"events", "open_events", "poll", "open_poll"}
 """What a reader gets without a stream of its own."""
-ASKED_FOR_MORE = {"chunks", "ticket"}
+ASKED_FOR_MORE = {"commands", "ticket"}
 """What depends on what it is about: a reader may have a ticket for looking."""
 OF_NO_SESSION = {
     *("openapi", "questions", "sessions", "me", "login_link", "logout"),
@@ -73,7 +73,7 @@ async def _asked(
 ) -> tuple[int, str]:
     """Ask once; return the status, and the code of a problem."""
     path = operation.path.format(session_id="s1", digest=DIGEST, reader="bob")
-    body = chunk() if operation.name == "chunks" else {}
+    body = command() if operation.name == "commands" else {}
     if operation.name.startswith("open_"):
         body = opening() if with_stream else {"type": "open"}
     keys = KEYS if with_stream else {}
@@ -173,7 +173,7 @@ async def test_an_owner_and_an_operator_get_all_there_is(who: dict[str, str]) ->
     async with _shared() as server:
         last = {"delete", "logout"}
         for operation in sorted(OPERATIONS, key=lambda each: each.name in last):
-            status, code = await _asked(server, operation, who, with_stream=operation.name == "chunks")
+            status, code = await _asked(server, operation, who, with_stream=operation.name == "commands")
             if operation.name == "metrics" and who is ADA:
                 assert (status, code) == (403, "access")
             else:

@@ -18,11 +18,11 @@ async def test_a_reader_may_look_until_the_owner_says_otherwise() -> None:
         shared = await client.put("/v1/sessions/s1/readers/bob", headers=ADA)
         assert shared.json()["readers"] == ["bob"]
         assert (await client.get("/v1/sessions/s1", headers=BOB)).status_code == 200
-        chunks = "/v1/sessions/s1/chunks"
-        ping = await client.post(chunks, json={"type": "ping"}, headers=BOB)
+        commands = "/v1/sessions/s1/commands"
+        ping = await client.post(commands, json={"type": "ping"}, headers=BOB)
         assert ping.json()["type"] == "heartbeat"  # a reader over plain HTTP asks for a sign of life so
         assert told(await say(client, "s1", BOB)) == (403, "access")
-        close = await client.post(chunks, json={"type": "close"}, headers={**KEYS, **BOB})
+        close = await client.post(commands, json={"type": "close"}, headers={**KEYS, **BOB})
         assert told(close) == (403, "access")
         for method, path in (
             ("GET", "owner"),

@@ -30,7 +30,7 @@ from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_model import Stall, calls, text
 from midstream.tools.function_tools import tool
 from tests.server.people import ADA, BOB, EVE, KNOWN, OPERATOR, TENANTS, Later, guarded_app, say, told
-from tests.server.serving import KEYS, Socket, abort, called, chunk, make_app, opening, served
+from tests.server.serving import KEYS, Socket, abort, called, command, make_app, opening, served
 from tests.spec import spec
 
 EVENTS = "/v1/sessions/s1/events"
@@ -61,9 +61,9 @@ async def test_rule_1_who_knows_every_id_of_somebody_else_finds_nothing_on_any_r
         routes = session_routes(app)
         assert len(routes) >= 15
         for method, path in routes:
-            foreign = await client.request(method, path, headers={**KEYS, **BOB}, json=chunk())
+            foreign = await client.request(method, path, headers={**KEYS, **BOB}, json=command())
             assert told(foreign) == (404, "session_not_found"), (method, path)
-            if path.rpartition("/")[2] in {"chunks", "events", "poll", "tickets"}:
+            if path.rpartition("/")[2] in {"commands", "events", "poll", "tickets"}:
                 continue  # with these a session is begun
             missing = await client.request(method, path.replace("s1", "s2"), headers={**KEYS, **BOB})
             assert told(missing) == (404, "session_not_found"), (method, path)
@@ -413,7 +413,7 @@ async def test_rule_5_a_page_of_another_site_is_refused_on_every_route_whatever_
             ("GET", "/"),
         ]:
             answer = await client.request(
-                method, path, headers={**KEYS, **ADA, "origin": "https://evil.example"}, json=chunk()
+                method, path, headers={**KEYS, **ADA, "origin": "https://evil.example"}, json=command()
             )
             assert told(answer) == (403, "foreign_origin"), (method, path)
             assert [name for name in answer.headers if name.startswith("access-control")] == []
@@ -471,12 +471,14 @@ async def test_rule_7_a_key_has_four_answers_and_never_a_second_run() -> None:
         again = await say(client, "s1", ADA)
         assert (first.content, first.status_code) == (again.content, again.status_code)
         assert again.headers["x-midstream-replayed"] == "true"
-        other = await client.post("/v1/sessions/s1/chunks", json=chunk(words="else"), headers={**KEYS, **ADA})
+        other = await client.post(
+            "/v1/sessions/s1/commands", json=command(words="else"), headers={**KEYS, **ADA}
+        )
         assert told(other) == (422, "stream_reused")
-        bare = await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=ADA)
+        bare = await client.post("/v1/sessions/s1/commands", json=command(), headers=ADA)
         assert told(bare) == (400, "malformed_frame")
         unknown = {**KEYS, **ADA, "x-idempotency-key": "never-seen"}
-        late = await client.post("/v1/sessions/s1/chunks", json=abort(3), headers=unknown)
+        late = await client.post("/v1/sessions/s1/commands", json=abort(3), headers=unknown)
         assert told(late)[0] in {404, 409}
         # The same key of somebody else is another key: it is scoped to the session, which is its owner's.
         assert (await say(client, "s2", BOB)).headers.get("x-midstream-replayed") is None
@@ -486,7 +488,7 @@ async def test_rule_7_a_key_has_four_answers_and_never_a_second_run() -> None:
 # --- 8. frames out of order -----------------------------------------------------------------------
 
 
-async def test_rule_8_chunks_in_any_order_and_number_are_taken_once_each_in_order() -> None:
+async def test_rule_8_commands_in_any_order_and_number_are_taken_once_each_in_order() -> None:
     seed = 20261122
     chance = random.Random(seed)
     async with called(guarded_app(lambda _: text("Hello."))) as client:
@@ -495,10 +497,12 @@ async def test_rule_8_chunks_in_any_order_and_number_are_taken_once_each_in_orde
             for _ in range(40):
                 seqno = chance.randint(0, 6)
                 body = (
-                    chunk() if seqno == 0 else {"type": "chunk", "seqno": seqno, "payload": {"type": "abort"}}
+                    command()
+                    if seqno == 0
+                    else {"type": "command", "seqno": seqno, "payload": {"type": "cancel"}}
                 )
                 answer = await client.post(
-                    f"/v1/sessions/{session}/chunks", json=body, headers={**KEYS, **ADA}
+                    f"/v1/sessions/{session}/commands", json=body, headers={**KEYS, **ADA}
                 )
                 if seqno <= taken:
                     assert answer.status_code == 200, (seed, story, seqno, taken)
@@ -518,16 +522,16 @@ async def test_rule_8_chunks_in_any_order_and_number_are_taken_once_each_in_orde
 
 
 @spec("STREAM-57", "STREAM-69")
-async def test_rule_8_a_chunk_before_its_time_is_told_so_where_a_connection_has_begun_the_session() -> None:
-    early = {"type": "chunk", "seqno": 3, "payload": {"type": "abort"}}
+async def test_rule_8_a_command_before_its_time_is_told_so_where_a_connection_has_begun_the_session() -> None:
+    early = {"type": "command", "seqno": 3, "payload": {"type": "cancel"}}
     async with called(guarded_app(lambda _: text("Hello."))) as client:
         url = "/v1/sessions/s1"
         assert (await client.get(f"{url}/poll?n=0", headers={**KEYS, **ADA})).status_code == 200
         answers = {
-            who: await client.post(f"{url}/chunks", json=early, headers={**KEYS, **shown})
+            who: await client.post(f"{url}/commands", json=early, headers={**KEYS, **shown})
             for who, shown in (("ada", ADA), ("bob", BOB))
         }
-        missing = await client.post("/v1/sessions/s2/chunks", json=early, headers={**KEYS, **BOB})
+        missing = await client.post("/v1/sessions/s2/commands", json=early, headers={**KEYS, **BOB})
     assert (told(answers["ada"]), answers["ada"].json()["expected"]) == ((409, "seqno_gap"), 0)
     assert told(answers["bob"]) == told(missing) == (404, "session_not_found")
 
@@ -545,7 +549,7 @@ async def test_rule_8_a_chunk_before_its_time_is_told_so_where_a_connection_has_
         (Limits(turns_per_principal_max=1), "turns at once", (429, "limit_reached")),
         (Limits(streams_per_principal_max=1), "streams at once", (429, "limit_reached")),
         (Limits(connections_max=1), "streams of all", (503, "overloaded")),
-        (Limits(), "a large chunk", (413, "frame_too_large")),
+        (Limits(), "a large command", (413, "frame_too_large")),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
@@ -556,9 +560,9 @@ async def test_rule_9_each_limit_is_told_in_a_problem(
         client = server.http
         if what == "a long header":
             answer = await client.get("/v1/sessions", headers={**ADA, "x-long": "x" * 1000})
-        elif what == "a large chunk":
+        elif what == "a large command":
             answer = await client.post(
-                "/v1/sessions/s1/chunks", content=b"x" * (FRAME_BYTES_MAX + 1), headers={**KEYS, **ADA}
+                "/v1/sessions/s1/commands", content=b"x" * (FRAME_BYTES_MAX + 1), headers={**KEYS, **ADA}
             )
         elif what == "many requests":
             answer = [await client.get("/v1/sessions", headers=ADA) for _ in range(3)][-1]
@@ -640,8 +644,8 @@ async def test_rule_9_frames_over_a_websocket_are_counted_as_requests_are() -> N
 @spec("STREAM-74")
 async def test_rule_10_who_has_spent_their_tokens_opens_no_further_turn_for_a_while() -> None:
     world = Later()
-    reply = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]
-    app = guarded_app(lambda _: reply, limits=Limits(tokens_per_principal_hour_max=1000), world=world)
+    response = [*text("Hello.")[:-1], Finished(usage=Usage(900, 200))]
+    app = guarded_app(lambda _: response, limits=Limits(tokens_per_principal_hour_max=1000), world=world)
     async with called(app) as client:
         assert (await say(client, "s1", ADA)).status_code == 200
         assert "turn_ended" in (await client.get(EVENTS, headers={**KEYS, **ADA})).text

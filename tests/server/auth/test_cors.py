@@ -11,7 +11,7 @@ from midstream.server.auth.origins import DELIBERATE
 from midstream.server.limits import Limits
 from midstream.testing.scripted_model import text
 from tests.server.people import ADA, guarded_app, told
-from tests.server.serving import KEYS, Json, called, chunk, make_app
+from tests.server.serving import KEYS, Json, called, command, make_app
 
 PAGE = {"origin": "https://app.example"}
 ALLOWED = [PAGE["origin"], "http://localhost:5173"]
@@ -37,7 +37,7 @@ READABLE = {
 async def test_a_page_may_send_what_the_protocol_needs_and_is_told_so_before(origin: str) -> None:
     async with called(make_app(allowed_origins=ALLOWED)) as client:
         asked = await client.options(
-            "/v1/sessions/s1/chunks",
+            "/v1/sessions/s1/commands",
             headers={
                 "origin": origin,
                 "access-control-request-method": "POST",
@@ -62,7 +62,7 @@ async def test_a_page_may_send_what_the_protocol_needs_and_is_told_so_before(ori
         ("GET", "/v1/sessions", {}, 401),
         ("GET", "/v1/sessions/missing", ADA, 404),
         ("PATCH", "/v1/sessions", {**ADA, "x-midstream": "1"}, 405),
-        ("POST", "/v1/sessions/s1/chunks", {**ADA, "content-type": "text/plain"}, 400),
+        ("POST", "/v1/sessions/s1/commands", {**ADA, "content-type": "text/plain"}, 400),
         ("GET", "/v1/sessions", {**ADA, "x-long": "x" * 5000}, 431),
         ("GET", "/no/such/address", ADA, 404),
         ("OPTIONS", "/v1/sessions", ADA, 405),
@@ -79,7 +79,7 @@ async def test_a_page_may_read_answers_and_errors(
 
 async def test_a_page_may_read_a_stream_of_events() -> None:
     async with called(make_app([text("hi")], allowed_origins=ALLOWED)) as client:
-        said = await client.post("/v1/sessions/s1/chunks", json=chunk(), headers={**KEYS, **PAGE})
+        said = await client.post("/v1/sessions/s1/commands", json=command(), headers={**KEYS, **PAGE})
         assert (said.status_code, _cors(said)) == (200, READABLE)
         followed = await client.get("/v1/sessions/s1/events", headers={**KEYS, **PAGE})
     assert (followed.status_code, _cors(followed)) == (200, READABLE)

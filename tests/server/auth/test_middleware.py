@@ -20,7 +20,7 @@ from tests.server.serving import called
         ("DELETE", "", Action.OWN),
         ("GET", "/records", Action.READ),
         ("GET", "/blobs/abc", Action.READ),
-        ("POST", "/chunks", Action.READ),
+        ("POST", "/commands", Action.READ),
         ("POST", "/cancel", Action.SPEAK),
         ("POST", "/poll", Action.READ),
         ("POST", "/withdraw", Action.SPEAK),

@@ -20,7 +20,7 @@ from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import calls, text
 from midstream.tools.function_tools import tool
 from tests.server.escrowing import OTHER, SHOWN, WRONG, escrowed_app, follow_to_end, say, until
-from tests.server.serving import SECRET, Served, Socket, abort, called, chunk, opening, served
+from tests.server.serving import SECRET, Served, Socket, abort, called, command, opening, served
 from tests.spec import spec
 
 ROUTES = [
@@ -101,10 +101,10 @@ async def test_neither_does_the_time_of_a_refusal(tmp_path: Path) -> None:
     async with called(app) as http:
         await say(http)
         await follow_to_end(http)
-        for method, what in [*ROUTES, ("POST", "/chunks")]:
+        for method, what in [*ROUTES, ("POST", "/commands")]:
             for session in ("s1", "none"):
                 began_at = world.time
-                body, path = PING if what == "/chunks" else None, f"/v1/sessions/{session}{what}"
+                body, path = PING if what == "/commands" else None, f"/v1/sessions/{session}{what}"
                 answer = await http.request(method, path, headers=WRONG, json=body)
                 assert answer.status_code == 403
                 assert world.time - began_at == pytest.approx(REFUSAL_S), (method, what, session)
@@ -120,7 +120,7 @@ async def test_neither_does_what_is_said_on_a_stream(tmp_path: Path) -> None:
             for key in ("k1", "k2"):  # whether there is such a stream is not told either
                 for frame in (abort(1), PING, {"type": "close"}):
                     headers = {"x-idempotency-key": key, **WRONG}
-                    answer = await http.post(f"/v1/sessions/{session}/chunks", json=frame, headers=headers)
+                    answer = await http.post(f"/v1/sessions/{session}/commands", json=frame, headers=headers)
                     said.append((answer.status_code, answer.content))
                 resumed = {"stream": key, "secret": OTHER, "event_id": "1-1", "next_seqno": 1}
                 for what in ("events", "poll"):
@@ -249,7 +249,7 @@ async def test_who_shows_the_old_and_a_new_secret_has_changed_it(tmp_path: Path)
         answer = await http.get("/v1/sessions/s1/events", headers=resumed)
         assert "turn_ended" in answer.text
         late = await http.post(
-            "/v1/sessions/s1/chunks", json=chunk(), headers={"x-idempotency-key": "k1", **WRONG}
+            "/v1/sessions/s1/commands", json=command(), headers={"x-idempotency-key": "k1", **WRONG}
         )
         assert late.headers["x-midstream-replayed"] == "true"
 
@@ -309,7 +309,7 @@ async def test_a_viewer_says_nothing(tmp_path: Path) -> None:
             assert (await http.delete("/v1/sessions/s1", headers=headers)).status_code == 403
             speaking = {"x-idempotency-key": "k2", "x-idempotent-encryption-key": word}
             for number in (0, 1):
-                answer = await http.post("/v1/sessions/s1/chunks", json=abort(number), headers=speaking)
+                answer = await http.post("/v1/sessions/s1/commands", json=abort(number), headers=speaking)
                 assert answer.status_code in (400, 403)
             opened = await http.post(
                 "/v1/sessions/s1/events", json=opening(stream="k2", secret=word, event_id="1-1")

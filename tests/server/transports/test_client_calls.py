@@ -8,7 +8,7 @@ from typing import Any
 from midstream.server.transports.client_calls import STAYS_MAX, UNNOTICED_S, ClientStays
 from midstream.session.calls import NO_ANSWER_CONTENT
 from midstream.testing.scripted_model import calls, text
-from tests.server.serving import Json, chunk, opening, records_of
+from tests.server.serving import Json, command, opening, records_of
 from tests.server.transports.test_connection import Bench, Wire, bench, ended
 from tests.spec import spec
 
@@ -34,7 +34,7 @@ def records(wire: Wire) -> dict[str, list[Json]]:
 async def _asked(on: Bench) -> tuple[Wire, asyncio.Task[Any]]:
     """Return the connection of a client whose call has started."""
     wire = Wire()
-    wire.say(opening(), chunk(tools=[TOOL]))
+    wire.say(opening(), command(tools=[TOOL]))
     connected = on.connect(wire)
     await on.world.settle()
     assert "call_started" in records(wire)
@@ -50,8 +50,8 @@ async def test_the_outcome_of_a_client_that_was_away_for_longer_than_the_timeout
         await on.world.advance(100 * TIMEOUT_S)
         again = Wire()
         result = {"call_id": "c1", "content": "pushed", "outcome": "ok"}
-        said = {"type": "result", "turn": 1, "reply": 1, "result": result}
-        again.say(opening(next_seqno=1), {"type": "chunk", "seqno": 1, "payload": said})
+        said = {"type": "result", "turn": 1, "response": 1, "result": result}
+        again.say(opening(next_seqno=1), {"type": "command", "seqno": 1, "payload": said})
         on.connect(again)
         await on.world.settle()
         assert again.heard("error") == []

@@ -23,7 +23,7 @@ from midstream.server.transports.connection import NAMES_MAX, SEND_S, Connection
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, Stall, text
 from midstream.testing.worlds import FakeWorld
-from tests.server.serving import WAIT_S, Json, abort, chunk, opening, records_of
+from tests.server.serving import WAIT_S, Json, abort, command, opening, records_of
 from tests.spec import spec
 
 
@@ -112,15 +112,15 @@ async def test_the_ack_leaves_after_the_append_and_not_if_the_process_dies_betwe
     world.crash_at(Fault.BEFORE_ACK)
     async with bench([Stall()], world=world, memory=memory) as on:
         wire = Wire()
-        wire.say(opening(), chunk())
+        wire.say(opening(), command())
         with pytest.raises(ExceptionGroup, match="unhandled"):
             await ended(on.connect(wire))
         assert wire.heard("ack") == []
-        memory.kill(on.store.owner)
+        memory.kill(on.store.node)
 
     async with bench([Stall()], memory=memory) as on:
         again = Wire()
-        again.say(opening(), chunk())
+        again.say(opening(), command())
         on.connect(again)
         await on.world.settle()
         assert again.heard("welcome")[0]["acked"] == 1
@@ -133,7 +133,7 @@ async def test_a_slow_reader_costs_one_write_and_its_position() -> None:
     words = [step for number in range(3000) for step in text(f"{number} ")[:-1]]
     async with bench([Gate(gate), *words, Stall()]) as on:
         slow, quick = Wire(), Wire()
-        slow.say(opening(), chunk())
+        slow.say(opening(), command())
         on.connect(slow)
         quick.say(opening(stream="", secret="", event_id="0-0"))
         await on.world.settle()
@@ -163,7 +163,7 @@ async def test_a_client_that_stops_reading_is_given_up_in_the_end() -> None:
         task = on.connect(wire)
         await on.world.settle()
         wire.is_open.clear()
-        wire.say(chunk())
+        wire.say(command())
         await on.world.settle()
         await on.world.advance(SEND_S - 1)
         assert not task.done()
@@ -178,7 +178,7 @@ async def test_what_is_at_hand_goes_with_the_answer(is_stuck: bool) -> None:  # 
     """It waits for no turn of the loop; and who does not even read that is given up like any other."""
     async with bench([Stall()]) as on:
         first, wire = Wire(), Wire()
-        first.say(opening(), chunk())
+        first.say(opening(), command())
         on.connect(first)
         await on.world.settle()
         if is_stuck:
@@ -204,7 +204,7 @@ async def test_what_is_at_hand_goes_with_the_answer(is_stuck: bool) -> None:  # 
 async def test_silence_is_filled_with_heartbeats() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
-        wire.say(opening(), chunk())
+        wire.say(opening(), command())
         on.connect(wire)
         await on.world.settle()
         newest = records_of(wire.sent)[-1]["id"]
@@ -240,7 +240,7 @@ async def test_who_does_not_open_in_time_is_sent_away() -> None:
 async def test_a_client_that_hangs_up_cancels_nothing() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
-        wire.say(opening(), chunk())
+        wire.say(opening(), command())
         task = on.connect(wire)
         await on.world.settle()
         wire.hang_up()
@@ -256,7 +256,7 @@ async def test_a_connection_that_breaks_while_it_is_written_to_ends_quietly() ->
         task = on.connect(wire)
         await on.world.settle()
         wire.error = ConnectionResetError("peer reset")
-        wire.say(chunk())
+        wire.say(command())
         assert await ended(task) == ""
         assert (await on.host.session("s1")).state.is_live
 
@@ -269,7 +269,7 @@ async def test_one_connection_speaks_for_a_stream_and_others_read_on() -> None:
         await on.world.settle()
         reader.say(opening(stream="k2"))
         on.connect(reader)
-        second.say(opening(), chunk())
+        second.say(opening(), command())
         on.connect(second)
         assert await ended(older) == "stream_fenced"
         await on.world.settle()
@@ -284,7 +284,7 @@ async def test_a_client_that_is_ahead_of_the_journal_is_logged_and_counted(
 ) -> None:
     async with bench([Stall()]) as on:
         speaking, ahead = Wire(), Wire()
-        speaking.say(opening(), chunk())
+        speaking.say(opening(), command())
         on.connect(speaking)
         await on.world.settle()
         assert on.among.ahead == 0
@@ -305,7 +305,7 @@ async def test_an_older_connection_that_comes_late_is_ended_and_the_newer_one_go
         await on.world.settle()
         late.say(opening(connection=1))
         assert await ended(on.connect(late)) == "stream_fenced"
-        newer.say(chunk())
+        newer.say(command())
         await on.world.settle()
         assert newer.heard("ack")
         assert not speaking.done()
@@ -319,7 +319,7 @@ async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pyte
         older = on.connect(stuck)
         await on.world.settle()
         stuck.is_open.clear()
-        stuck.say(chunk())
+        stuck.say(command())
         newer.say(opening())
         await on.world.settle()
         on.connect(newer)
@@ -329,7 +329,7 @@ async def test_a_fenced_connection_that_does_not_read_ends_too(monkeypatch: pyte
 async def test_a_transport_whose_end_means_something_ends_with_the_turn() -> None:
     async with bench(text("hi"), text("more")) as on:
         wire = Wire(ends_with_turn=True)
-        wire.say(opening(), chunk())
+        wire.say(opening(), command())
         assert await ended(on.connect(wire)) == ""
         assert records_of(wire.sent)[-1]["record"]["type"] == "turn_ended"
 
@@ -342,7 +342,7 @@ async def test_a_transport_whose_end_means_something_ends_with_the_turn() -> Non
 async def test_an_abort_and_its_turn_are_seen_by_every_reader() -> None:
     async with bench([Stall()]) as on:
         speaker, reader = Wire(), Wire()
-        speaker.say(opening(), chunk())
+        speaker.say(opening(), command())
         on.connect(speaker)
         await on.world.settle()
         reader.say(opening(stream="", secret=""))
@@ -379,7 +379,7 @@ async def test_draining_tells_all_whatever_they_wait_for() -> None:
 async def test_a_host_that_drains_by_itself_ends_its_readers() -> None:
     async with bench([Stall()]) as on:
         wire = Wire()
-        wire.say(opening(), chunk())
+        wire.say(opening(), command())
         task = on.connect(wire)
         await on.world.settle()
         on.host.drain()
@@ -402,7 +402,7 @@ async def test_connections_are_counted_and_bounded() -> None:
 
 
 @spec("STREAM-56")
-def test_chunks_in_requests_of_their_own_are_counted_by_their_numbers_while_they_last() -> None:
+def test_commands_in_requests_of_their_own_are_counted_by_their_numbers_while_they_last() -> None:
     among = Connections()
     place, other = ("s1", "k1"), ("s1", "k2")
     counted = partial(among.under_way, most=2)
@@ -445,7 +445,7 @@ def uncollected() -> Iterator[None]:
 async def test_of_a_connection_that_is_over_nothing_stays_in_memory(ending: str) -> None:
     async with bench(text("ok")) as on:
         wire = Wire()
-        wire.say(opening(connection=1), chunk())
+        wire.say(opening(connection=1), command())
         serving = on.connect(wire)
         await on.world.settle()
         assert records_of(wire.heard("events"))[-1]["record"]["type"] == "turn_ended"

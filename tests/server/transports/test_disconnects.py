@@ -14,7 +14,7 @@ from midstream.session.records import TurnEnded
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import ScriptedModel, Stall
 from midstream.testing.worlds import FakeWorld
-from tests.server.serving import WAIT_S, chunk, opening
+from tests.server.serving import WAIT_S, command, opening
 from tests.server.transports.test_connection import Bench, Wire, bench, ended
 from tests.spec import spec
 
@@ -27,7 +27,7 @@ async def begun(
     wire = Wire()
     wire.say(opening(connection=connection, **(wish or {"cancel_after_s": GRACE_S})))
     if not seqno:
-        wire.say(chunk())
+        wire.say(command())
     task = on.connect(wire)
     await on.world.settle()
     return wire, task

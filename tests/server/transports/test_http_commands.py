@@ -11,14 +11,14 @@ from midstream.store.contract import Batch
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_model import Stall, text
 from midstream.testing.turns import records_until_end
-from tests.server.serving import KEYS, WAIT_S, Json, abort, called, chunk, make_app, post
+from tests.server.serving import KEYS, WAIT_S, Json, abort, called, command, make_app, post
 from tests.spec import spec
 
 
-async def test_a_repeated_chunk_is_acknowledged_again_and_marked() -> None:
+async def test_a_repeated_command_is_acknowledged_again_and_marked() -> None:
     async with called(make_app([[Stall()]])) as client:
-        first = await post(client, chunk())
-        again = await post(client, chunk())
+        first = await post(client, command())
+        again = await post(client, command())
         turns = (await client.get("/v1/sessions/s1")).json()["turns"]
     assert first.json() == again.json() == {"type": "ack", "seqno": 0}
     assert again.headers["x-midstream-replayed"] == "true"
@@ -28,8 +28,8 @@ async def test_a_repeated_chunk_is_acknowledged_again_and_marked() -> None:
 async def test_the_standard_name_of_the_key_is_understood() -> None:
     async with called(make_app()) as client:
         answer = await client.post(
-            "/v1/sessions/s1/chunks",
-            json=chunk(),
+            "/v1/sessions/s1/commands",
+            json=command(),
             headers={
                 "idempotency-key": "k9",
                 "x-idempotent-encryption-key": KEYS["x-idempotent-encryption-key"],
@@ -38,24 +38,24 @@ async def test_the_standard_name_of_the_key_is_understood() -> None:
     assert answer.status_code == 200
 
 
-BAD_CHUNKS: list[tuple[object, dict[str, str], int, str]] = [
+BAD_COMMANDS: list[tuple[object, dict[str, str], int, str]] = [
     (abort(0), {}, 404, "session_not_found"),
     (abort(1), {}, 409, "seqno_gap"),
-    (chunk(), {"x-idempotency-key": ""}, 400, "malformed_frame"),
-    (chunk(), {"x-idempotent-encryption-key": ""}, 400, "malformed_frame"),
-    (chunk(), {"x-idempotency-key": "k" * 257}, 400, "malformed_frame"),
-    (chunk(-1), {}, 400, "malformed_frame"),
+    (command(), {"x-idempotency-key": ""}, 400, "malformed_frame"),
+    (command(), {"x-idempotent-encryption-key": ""}, 400, "malformed_frame"),
+    (command(), {"x-idempotency-key": "k" * 257}, 400, "malformed_frame"),
+    (command(-1), {}, 400, "malformed_frame"),
     ({"type": "open"}, {}, 400, "malformed_frame"),
     ({"type": "ping"}, {"x-idempotency-key": ""}, 404, "session_not_found"),
     ({"type": "ping"}, {"x-idempotency-cancel-after": "soon"}, 400, "malformed_frame"),
     ({"type": "close"}, {"x-idempotency-cancel-after": "soon"}, 400, "malformed_frame"),
-    ({"type": "chunk", "seqno": 0, "payload": {"type": "sing"}}, {}, 400, "malformed_frame"),
+    ({"type": "command", "seqno": 0, "payload": {"type": "sing"}}, {}, 400, "malformed_frame"),
     ([], {}, 400, "malformed_frame"),
 ]
 
 
-@pytest.mark.parametrize(("frame", "headers", "status", "code"), BAD_CHUNKS)
-async def test_a_chunk_that_cannot_be_taken_leaves_no_session_behind(
+@pytest.mark.parametrize(("frame", "headers", "status", "code"), BAD_COMMANDS)
+async def test_a_command_that_cannot_be_taken_leaves_no_session_behind(
     frame: Json, headers: dict[str, str], status: int, code: str
 ) -> None:
     async with called(make_app()) as client:
@@ -67,7 +67,7 @@ async def test_a_chunk_that_cannot_be_taken_leaves_no_session_behind(
 
 async def test_a_gap_says_which_number_is_expected() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
+        await post(client, command())
         answer = await post(client, abort(5))
         unknown = await post(client, abort(5), **{"x-idempotency-key": "k7"})
     assert (answer.status_code, answer.json()["code"], answer.json()["expected"]) == (409, "seqno_gap", 1)
@@ -76,17 +76,17 @@ async def test_a_gap_says_which_number_is_expected() -> None:
 
 async def test_another_payload_under_a_used_number_is_a_conflict() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk(words="one"))
+        await post(client, command(words="one"))
         await post(client, abort(1))
-        answer = await post(client, {**abort(1), "payload": {"type": "abort", "turn": 7}})
+        answer = await post(client, {**abort(1), "payload": {"type": "cancel", "turn": 7}})
     assert (answer.status_code, answer.json()["code"]) == (409, "seqno_reused")
 
 
 @spec("STREAM-52")
 async def test_the_same_key_with_another_first_message_is_unprocessable() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk(words="one"))
-        answer = await post(client, chunk(words="two"))
+        await post(client, command(words="one"))
+        answer = await post(client, command(words="two"))
     assert (answer.status_code, answer.json()["code"]) == (422, "stream_reused")
 
 
@@ -107,17 +107,17 @@ class _Held(MemoryStore):
 
 
 def withdrawal(seqno: int) -> Json:
-    return {"type": "chunk", "seqno": seqno, "payload": {"type": "withdraw"}}
+    return {"type": "command", "seqno": seqno, "payload": {"type": "withdraw"}}
 
 
 @spec("STREAM-56")
-async def test_a_chunk_more_than_may_be_in_flight_is_refused_and_may_come_later() -> None:
+async def test_a_command_more_than_may_be_in_flight_is_refused_and_may_come_later() -> None:
     store = _Held()
     app = make_app([text("hello")], store=store)
     app.settings = StreamSettings(in_flight_max=1)
     other = {"x-idempotency-key": "k2"}
     async with called(app) as client, asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
-        assert (await post(client, chunk())).is_success
+        assert (await post(client, command())).is_success
         await records_until_end(await app.host.session("s1"), after=0)
         store.may_go_on.clear()
         first = group.create_task(post(client, withdrawal(0), **other))
@@ -132,8 +132,8 @@ async def test_a_chunk_more_than_may_be_in_flight_is_refused_and_may_come_later(
 
 async def test_a_second_message_while_a_turn_runs_is_busy() -> None:
     async with called(make_app([[Stall()]])) as client:
-        await post(client, chunk())
-        answer = await post(client, chunk(when_busy="refuse"), **{"x-idempotency-key": "k2"})
+        await post(client, command())
+        answer = await post(client, command(when_busy="refuse"), **{"x-idempotency-key": "k2"})
     assert (answer.status_code, answer.json()["code"], answer.json()["retry"]) == (
         409,
         "session_busy",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import httpx2
 import pytest
 
-from midstream.models.replies import TextDelta
+from midstream.models.responses import TextDelta
 from midstream.protocol.frames import EVENTS_PER_FRAME_MAX
 from midstream.protocol.stream_settings import HEARTBEAT_S_MAX, HEARTBEAT_S_MIN, StreamSettings
 from midstream.store.memory import MemoryStore
@@ -21,7 +21,7 @@ from tests.server.serving import (
     Served,
     abort,
     called,
-    chunk,
+    command,
     make_app,
     opening,
     records_of,
@@ -47,7 +47,7 @@ async def as_reader(client: httpx2.AsyncClient, number: int, after: str) -> http
 
 
 async def post(client: httpx2.AsyncClient, frame: Json, **headers: str) -> httpx2.Response:
-    return await client.post("/v1/sessions/s1/chunks", json=frame, headers={**NAMED, **headers})
+    return await client.post("/v1/sessions/s1/commands", json=frame, headers={**NAMED, **headers})
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
@@ -80,7 +80,7 @@ async def test_a_turn_is_told_in_whole_answers_to_its_end() -> None:
         assert (kinds_of(body), body["more"]) == (["welcome"], True)
         assert first.headers["cache-control"] == "no-store, no-transform"
         waiting = asyncio.create_task(until_the_end(server.http, body["frames"][0]["resume_from"]))
-        assert (await post(server.http, chunk())).json() == {"type": "ack", "seqno": 0}
+        assert (await post(server.http, command())).json() == {"type": "ack", "seqno": 0}
         events, has_more = await waiting
         assert words_of(events) == "one two three"
         positions = [int(event["id"].partition("-")[2]) for event in events]
@@ -92,7 +92,7 @@ async def test_a_turn_is_told_in_whole_answers_to_its_end() -> None:
 async def test_a_poll_waits_for_news_and_is_a_heartbeat_where_none_come() -> None:
     app = make_app([[TextDelta("half a"), Gate(asyncio.Event())]])
     async with served(app) as server, asyncio.timeout(WAIT_S):
-        await post(server.http, chunk())
+        await post(server.http, command())
         runner = await app.host.session("s1")
         while runner.state.position < 5:
             await runner.wait(runner.newest.position)
@@ -109,7 +109,7 @@ async def test_a_poll_waits_for_news_and_is_a_heartbeat_where_none_come() -> Non
 async def test_the_polls_of_one_connection_keep_to_what_its_welcome_told() -> None:
     app = make_app([text("one")])
     async with served(app) as server, asyncio.timeout(WAIT_S):
-        await post(server.http, chunk())
+        await post(server.http, command())
         end, _ = await until_the_end(server.http, "0-0")
         app.settings = StreamSettings(heartbeat_s=HEARTBEAT_S_MIN)
         newest = end[-1]["id"]
@@ -122,23 +122,23 @@ async def test_the_polls_of_one_connection_keep_to_what_its_welcome_told() -> No
 @spec("STREAM-37")
 async def test_what_was_lost_is_told_in_the_next_answer() -> None:
     async with served(make_app([text("one")])) as server:
-        await post(server.http, chunk())
+        await post(server.http, command())
         body = (await poll(server.http, 0, "7-3")).json()
         assert kinds_of(body) == ["welcome", "gone"]
         assert kinds_of((await poll(server.http, 1, "7-3")).json())[0] == "gone"
 
 
-async def test_a_second_poll_may_come_before_the_first_chunk() -> None:
+async def test_a_second_poll_may_come_before_the_first_command() -> None:
     app = make_app([text("one")])
     async with served(app) as server, asyncio.timeout(WAIT_S):
         waiting = asyncio.create_task(poll(server.http, 1, "0-0"))
         await _until(lambda: server.app.open_streams > 0)
-        await post(server.http, chunk())
+        await post(server.http, command())
         assert set(kinds_of((await waiting).json())) == {"events"}
 
 
 @spec("STREAM-49", "STREAM-57")
-async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
+async def test_a_command_that_overtakes_the_first_one_of_its_session_is_told_so_and_leaves_nothing_behind() -> (
     None
 ):
     app = make_app([text("hello")])
@@ -147,14 +147,14 @@ async def test_a_chunk_that_overtakes_the_first_one_of_its_session_is_told_so_an
         assert (early.status_code, early.json()["code"], early.json()["expected"]) == (409, "seqno_gap", 0)
         assert (await client.get("/v1/sessions")).json()["sessions"] == []
         assert (await client.get("/v1/sessions/s1")).status_code == 404
-        for frame in (chunk(), abort(1)):
+        for frame in (command(), abort(1)):
             assert (await post(client, frame)).json() == {"type": "ack", "seqno": frame["seqno"]}
 
 
 @spec("STREAM-37")
 async def test_an_open_may_be_the_body_of_a_post() -> None:
     async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
-        await post(client, chunk())
+        await post(client, command())
         named = {"x-midstream-connection": "one"}
         first = await client.post(f"{URL}?n=0", json=opening(event_id="7-3"), headers=named)
         assert kinds_of(first.json()) == ["welcome", "gone"]
@@ -162,7 +162,7 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
             "/v1/sessions/s1/events", json=opening(event_id="0-0", next_seqno=1), headers=named
         )
         assert answer.text.count("event: record") > 5
-        for body in (chunk(), {"type": "ping"}, opening(version=0)):
+        for body in (command(), {"type": "ping"}, opening(version=0)):
             refused = await client.post(f"{URL}?n=0", json=body)
             assert (refused.status_code, refused.json()["code"]) == (400, "malformed_frame")
 
@@ -172,7 +172,7 @@ async def test_an_open_may_be_the_body_of_a_post() -> None:
 async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path: str) -> None:
     url = f"/v1/sessions/s1/{path}"
     async with called(make_app([text("one")])) as client, asyncio.timeout(WAIT_S):
-        await post(client, chunk())
+        await post(client, command())
         await until_the_end(client, "0-0")
         body = {"type": "open", "stream": "k1", "event_id": "0-0"}
         answer = await client.post(url, json=body, headers=KEYS)
@@ -187,7 +187,7 @@ async def test_what_headers_say_the_body_need_not_say_and_must_not_gainsay(path:
 @spec("STREAM-6", "STREAM-37")
 async def test_a_stream_that_was_forgotten_is_known_by_the_number_in_the_header() -> None:
     async with called(make_app([text("one")])) as client:
-        await post(client, chunk(), **{"x-idempotency-key": "another"})
+        await post(client, command(), **{"x-idempotency-key": "another"})
         response = await poll(client, 0, "1-1", **{"x-idempotency-next-seqno": "1"})
         assert (response.status_code, response.json()["code"]) == (404, "stream_not_found")
         wrong = await poll(client, 0, **{"x-idempotency-next-seqno": "many"})
@@ -210,7 +210,7 @@ async def test_a_newer_connection_ends_the_polls_of_an_older_one_also_between_tw
     gate = asyncio.Event()
     async with served(make_app([[Gate(gate), *text("one")]])) as server, asyncio.timeout(WAIT_S):
         after = (await poll(server.http, 0)).json()["frames"][0]["resume_from"]
-        await post(server.http, chunk())
+        await post(server.http, command())
         after = (await poll(server.http, 1, after)).json()["frames"][-1]["events"][-1]["id"]
         pending = await _waiting(server, 2, after, "one")
         assert (await poll(server.http, 0, after, **{"x-midstream-connection": "two"})).is_success
@@ -244,7 +244,7 @@ async def test_a_poll_that_a_network_says_twice_ends_nobody() -> None:
     gate = asyncio.Event()
     async with served(make_app([[Gate(gate), *text("one")]])) as server, asyncio.timeout(WAIT_S):
         after = (await poll(server.http, 0)).json()["frames"][0]["resume_from"]
-        await post(server.http, chunk())
+        await post(server.http, command())
         after = (await poll(server.http, 1, after)).json()["frames"][-1]["events"][-1]["id"]
         first = await _waiting(server, 2, after, "one")
         again = asyncio.create_task(poll(server.http, 2, after))
@@ -263,7 +263,7 @@ async def test_an_older_connection_that_comes_between_two_polls_of_the_newer_one
         async with server.socket() as socket:
             await socket.send(json.dumps(opening(connection=1)))
             assert "stream_fenced" in [json.loads(await socket.recv()).get("code") for _ in range(2)]
-        assert (await post(server.http, chunk(), **newer)).is_success
+        assert (await post(server.http, command(), **newer)).is_success
         assert kinds_of((await poll(server.http, 1, after, **newer)).json()) == ["events"]
 
 
@@ -274,15 +274,15 @@ async def test_of_two_connections_that_count_alike_the_names_tell_which_requests
         for _ in range(2):  # the second time as a network repeats it
             assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"})).is_success
         assert (await poll(server.http, 0, **{"x-idempotency-connection": "7"}, **copy)).is_success
-        refused = await post(server.http, chunk())
+        refused = await post(server.http, command())
         assert (refused.status_code, refused.json()["code"]) == (409, "stream_fenced")
-        assert (await post(server.http, chunk(), **copy)).is_success
+        assert (await post(server.http, command(), **copy)).is_success
 
 
 async def test_who_does_not_name_its_connection_is_not_judged_by_names() -> None:
     async with called(make_app([text("one")])) as client:
         await poll(client, 0)
-        unnamed = await client.post("/v1/sessions/s1/chunks", json=chunk(), headers=KEYS)
+        unnamed = await client.post("/v1/sessions/s1/commands", json=command(), headers=KEYS)
         assert unnamed.is_success
 
 
@@ -292,7 +292,7 @@ async def test_who_does_not_name_its_connection_is_not_judged_by_names() -> None
 @spec("STREAM-39")
 async def test_a_ping_is_answered_by_a_heartbeat_and_a_close_ends_what_waits() -> None:
     async with served(make_app([[TextDelta("a"), Gate(asyncio.Event())]])) as server, asyncio.timeout(WAIT_S):
-        await post(server.http, chunk())
+        await post(server.http, command())
         runner = await server.app.host.session("s1")
         while runner.state.position < 5:
             await runner.wait(runner.newest.position)
@@ -312,7 +312,7 @@ async def test_a_ping_is_answered_by_a_heartbeat_and_a_close_ends_what_waits() -
 @spec("STREAM-31", "STREAM-39")
 async def test_a_stream_in_a_session_where_nothing_was_said_has_heartbeats_too() -> None:
     async with served(make_app()) as server:
-        url, ping = "/v1/sessions/s1/chunks", {"type": "ping"}
+        url, ping = "/v1/sessions/s1/commands", {"type": "ping"}
         answer = await server.http.post(url, json=ping, headers=KEYS)
         assert answer.json() == {"type": "heartbeat", "event_id": "0-0", "waiting_on": "nothing"}
         assert (await server.http.post(url, json=ping)).status_code == 404
@@ -334,7 +334,7 @@ async def test_an_open_has_no_business_on_the_way_up() -> None:
 async def test_an_answer_has_one_page_of_a_long_journal() -> None:
     words = " ".join("word" for _ in range(3 * EVENTS_PER_FRAME_MAX))
     async with called(make_app([text(words)])) as client, asyncio.timeout(WAIT_S):
-        await post(client, chunk())
+        await post(client, command())
         events, _ = await until_the_end(client, "0-0")
         count, after = len(events), "0-0"
         body = (await poll(client, 0, after)).json()
@@ -377,7 +377,7 @@ async def test_a_draining_server_answers_what_waits_and_refuses_what_comes() -> 
 
 async def test_a_wrong_secret_and_a_head_request_are_refused() -> None:
     async with called(make_app([text("one")])) as client:
-        await post(client, chunk())
+        await post(client, command())
         wrong = await poll(client, 0, **{"x-idempotent-encryption-key": "x" * 43})
         assert (wrong.status_code, wrong.json()["code"]) == (403, "wrong_secret")
         assert (await client.head(URL)).status_code == 405

@@ -24,7 +24,7 @@ from midstream.testing.store_fakes import FailingStore
 from midstream.testing.worlds import FakeWorld
 from midstream.timing import StallBudgets
 from tests.server.escrowing import escrowed_app
-from tests.server.serving import WAIT_S, Socket, abort, chunk, opening, served
+from tests.server.serving import WAIT_S, Socket, abort, command, opening, served
 from tests.server.transports.test_connection import Bench, Wire, bench, ended
 from tests.spec import spec
 
@@ -72,7 +72,7 @@ def code(wire: Wire) -> str:
 @spec("STREAM-8", "STREAM-102")
 async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a_word() -> None:
     async with two_servers() as (one, other):
-        first = await connected(one, 1, chunk())
+        first = await connected(one, 1, command())
         assert first.heard("ack")
         second = await connected(other, 2)
         assert (code(first), await ended(one.running[0])) == ("stream_fenced", "stream_fenced")
@@ -88,7 +88,7 @@ async def test_a_newer_connection_ends_the_older_one_at_another_server_without_a
 @spec("STREAM-101")
 async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> None:
     async with two_servers() as (one, other):
-        first = await connected(one, 1, chunk())
+        first = await connected(one, 1, command())
         await connected(other, 2)
         told = [each["record"]["type"] for frame in first.heard("events") for each in frame["events"]]
         assert told[-1] == "attempt_started"
@@ -97,17 +97,19 @@ async def test_what_stands_behind_the_record_is_not_told_to_the_older_one() -> N
 @spec("STREAM-101")
 async def test_a_connection_that_was_held_back_finds_the_newer_one_in_the_journal() -> None:
     async with two_servers() as (one, other):
-        await connected(other, 2, chunk())
+        await connected(other, 2, command())
         late = await connected(one, 1)
         assert code(late) == "stream_fenced"
         assert late.heard("welcome") == []
 
 
 @spec("STREAM-101")
-async def test_who_came_before_anything_was_said_is_ended_by_the_first_chunk_of_a_newer_connection() -> None:
+async def test_who_came_before_anything_was_said_is_ended_by_the_first_command_of_a_newer_connection() -> (
+    None
+):
     async with two_servers() as (one, other):
         older = await connected(other, 1)
-        assert (await connected(one, 2, chunk())).heard("ack")
+        assert (await connected(one, 2, command())).heard("ack")
         assert (code(older), await ended(other.running[0])) == ("stream_fenced", "stream_fenced")
         assert older.heard("events") == []
         assert await takings(one) == [], "the record that opens the stream says it"
@@ -124,7 +126,7 @@ async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path:
         Socket(other.socket()) as second,
     ):
         await first.say(opening(connection=1))
-        await first.say(chunk())
+        await first.say(command())
         await first.hear_until("attempt_started")
         await second.say(opening(connection=2, next_seqno=1))
         assert (await first.hear_until("error"))[-1]["code"] == "stream_fenced"
@@ -135,18 +137,18 @@ async def test_a_session_that_only_its_client_can_open_is_no_exception(tmp_path:
 @spec("STREAM-102")
 async def test_a_server_that_is_alone_writes_nothing_for_a_connection_that_says_nothing() -> None:
     async with bench([Stall()]) as on:
-        await connected(on, 1, chunk())
+        await connected(on, 1, command())
         await connected(on, 2)
         assert await on.world.live_through(takings(on)) == []
         wire = await connected(on, 3, abort(1))
         assert wire.heard("ack") == [{"type": "ack", "seqno": 1}]
-        assert await takings(on) == [3], "a chunk says it by itself"
+        assert await takings(on) == [3], "a command says it by itself"
 
 
 @spec("STREAM-102")
 async def test_a_connection_of_several_requests_is_announced_once() -> None:
     async with two_servers() as (one, other):
-        await connected(one, 1, chunk())
+        await connected(one, 1, command())
         known = (await one.host.session("s1")).state.streams["k1"]
         notice = Received("k1", known.secret_digest, 0, known.digest_at(0), None, connection=2)
         for _ in range(3):
@@ -164,7 +166,7 @@ async def test_a_connection_of_several_requests_is_announced_once() -> None:
     [(StoreBusyError("locked"), NOTICE_ATTEMPTS_MAX), (DrainingError("bye"), 1)],
     ids=lambda each: getattr(each, "code", ""),
 )
-async def test_a_notice_is_tried_some_times_and_then_left_to_the_next_chunk(
+async def test_a_notice_is_tried_some_times_and_then_left_to_the_next_command(
     outage: MidstreamError, appends: int
 ) -> None:
     memory, world = Memory(), FakeWorld()
@@ -173,7 +175,7 @@ async def test_a_notice_is_tried_some_times_and_then_left_to_the_next_chunk(
     host = Host(Agent(ScriptedModel([[Stall()]]), stalls=PATIENT), store, world=world)
     await host.start()
     on = Bench(host, behind, world, Connections(limit=3))
-    await connected(on, 1, chunk())
+    await connected(on, 1, command())
     known = (await host.session("s1")).state.streams["k1"]
     notice = Received("k1", known.secret_digest, 0, known.digest_at(0), None, connection=2)
     store.outage, before = outage, store.appends

@@ -32,7 +32,7 @@ from tests.server.serving import (
     Served,
     Socket,
     abort,
-    chunk,
+    command,
     make_app,
     opening,
     records_of,
@@ -45,7 +45,7 @@ from tests.spec import spec
 async def test_a_message_is_acknowledged_and_its_turn_told_to_the_end() -> None:
     async with served(make_app([text("hello brave world")])) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
-        await socket.say(chunk())
+        await socket.say(command())
 
         welcome, *frames = await socket.hear_until("turn_ended")
 
@@ -62,7 +62,7 @@ async def test_a_client_that_comes_back_gets_exactly_what_follows() -> None:
     async with served(make_app(script)) as server:
         async with Socket(server.socket()) as socket:
             await socket.say(opening())
-            await socket.say(chunk())
+            await socket.say(command())
             before = records_of(await socket.hear_until("delta"))
         gate.set()
         async with Socket(server.socket()) as socket:
@@ -76,12 +76,12 @@ async def test_a_client_that_comes_back_gets_exactly_what_follows() -> None:
     assert words_of(before + after) == "one two three four"
 
 
-async def test_a_repeated_chunk_is_acknowledged_again_and_changes_nothing() -> None:
+async def test_a_repeated_command_is_acknowledged_again_and_changes_nothing() -> None:
     async with served(make_app([text("once")])) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
-        await socket.say(chunk())
+        await socket.say(command())
         await socket.hear_until("turn_ended")
-        await socket.say(chunk())
+        await socket.say(command())
         assert await socket.hear() == {"type": "ack", "seqno": 0}
         turns = (await server.http.get("/v1/sessions/s1")).json()["turns"]
     assert turns == 1
@@ -91,7 +91,7 @@ async def test_an_abort_stops_the_turn_and_a_disconnect_does_not() -> None:
     async with served(make_app([[Stall()]])) as server:
         async with Socket(server.socket()) as socket:
             await socket.say(opening())
-            await socket.say(chunk())
+            await socket.say(command())
             await socket.hear_until("attempt_started")
         assert (await server.http.get("/v1/sessions/s1")).json()["status"] == "running"
         async with Socket(server.socket()) as socket:
@@ -114,7 +114,7 @@ async def test_a_newer_connection_of_a_stream_fences_the_older_one() -> None:
 
         assert (await older.hear())["code"] == "stream_fenced"
         assert await older.hear_close() == (1008, "stream_fenced")
-        await newer.say(chunk())
+        await newer.say(command())
         await newer.hear_until("ack")
 
 
@@ -125,7 +125,7 @@ async def test_a_connection_with_the_wrong_secret_fences_nobody() -> None:
         Socket(server.socket()) as thief,
     ):
         await owner.say(opening())
-        await owner.say(chunk())
+        await owner.say(command())
         await owner.hear_until("ack")
         await thief.say(opening(secret="t" * 43))
         assert [frame["code"] for frame in await thief.hear_until("error")] == ["wrong_secret"]
@@ -141,8 +141,8 @@ REFUSED_AT_THE_DOOR = [
     (opening(version=0), "malformed_frame", 1002),
     (opening(event_id="seven"), "malformed_frame", 1002),
     (opening(secret=""), "malformed_frame", 1002),
-    (chunk(), "protocol", 1002),
-    ({"type": "say"}, "malformed_frame", 1002),
+    (command(), "protocol", 1002),
+    ({"type": "send"}, "malformed_frame", 1002),
     ("{", "malformed_frame", 1002),
     ("[" * 100_000, "malformed_frame", 1002),
     ("x" * (FRAME_BYTES_MAX + 1), "frame_too_large", 1009),
@@ -176,7 +176,7 @@ async def test_a_session_id_of_another_form_is_refused() -> None:
 async def test_a_stream_the_session_does_not_know_is_told_so() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as first:
         await first.say(opening())
-        await first.say(chunk())
+        await first.say(command())
         await first.hear_until("turn_ended")
         async with Socket(server.socket()) as second:
             await second.say(opening(stream="k2", event_id="1-3", next_seqno=1))
@@ -184,14 +184,14 @@ async def test_a_stream_the_session_does_not_know_is_told_so() -> None:
             assert await second.hear_close() == (1008, "stream_not_found")
 
 
-async def test_refused_chunks_are_named_and_the_connection_goes_on() -> None:
+async def test_refused_commands_are_named_and_the_connection_goes_on() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as socket:
         await socket.say(opening())
         await socket.say(abort(2))
         gap = (await socket.hear_until("error"))[-1]
-        await socket.say(chunk(words="first"))
+        await socket.say(command(words="first"))
         await socket.hear_until("ack")
-        await socket.say(chunk(words="another"))
+        await socket.say(command(words="another"))
         reused = (await socket.hear_until("error"))[-1]
         await socket.say(abort(1))
         assert (await socket.hear_until("ack"))[-1] == {"type": "ack", "seqno": 1}
@@ -207,16 +207,16 @@ async def test_a_second_message_while_a_turn_runs_is_refused_where_it_wants_that
         Socket(server.socket()) as second,
     ):
         await first.say(opening())
-        await first.say(chunk())
+        await first.say(command())
         await first.hear_until("ack")
         await second.say(opening(stream="k2"))
-        await second.say(chunk(when_busy="refuse"))
+        await second.say(command(when_busy="refuse"))
         refusal = (await second.hear_until("error"))[-1]
     assert (refusal["code"], refusal["seqno"], refusal["retry"]) == ("session_busy", 0, "later")
 
 
 @pytest.mark.parametrize("error", [StoreBusyError("locked"), StoreFullError("full")])
-async def test_a_chunk_the_store_cannot_take_is_refused_for_now_and_taken_later(
+async def test_a_command_the_store_cannot_take_is_refused_for_now_and_taken_later(
     error: MidstreamError,
 ) -> None:
     store = FailingStore(MemoryStore())
@@ -224,12 +224,12 @@ async def test_a_chunk_the_store_cannot_take_is_refused_for_now_and_taken_later(
         await socket.say(opening())
         await socket.hear_until("welcome")
         store.outage = error
-        await socket.say(chunk())
+        await socket.say(command())
         refusal = await socket.hear()
         assert (refusal["code"], refusal["retry"], refusal["seqno"]) == (error.code, "later", 0)
 
         store.outage = None
-        await socket.say(chunk())
+        await socket.say(command())
         frames = await socket.hear_until("turn_ended")
     assert {"type": "ack", "seqno": 0} in frames
 
@@ -243,7 +243,7 @@ async def test_a_reader_without_a_stream_follows_from_the_end() -> None:
         Socket(server.socket()) as reader,
     ):
         await speaker.say(opening())
-        await speaker.say(chunk())
+        await speaker.say(command())
         await speaker.hear_until("delta")
         await reader.say(opening(stream="", secret=""))
         (welcome,) = await reader.hear_until("welcome")
@@ -256,7 +256,7 @@ async def test_a_reader_without_a_stream_follows_from_the_end() -> None:
 async def test_an_event_id_of_another_line_is_told_and_replay_begins_anew() -> None:
     async with served(make_app([text("hi")])) as server, Socket(server.socket()) as first:
         await first.say(opening())
-        await first.say(chunk())
+        await first.say(command())
         everything = records_of(await first.hear_until("turn_ended"))
         async with Socket(server.socket()) as second:
             await second.say(opening(stream="", secret="", event_id="7-3"))
@@ -355,7 +355,7 @@ async def test_a_handshake_that_shows_a_stream_key_opens_the_stream() -> None:
     async with served(make_app([text("hi")])) as server:
         async with Socket(server.socket(headers=headers)) as socket:
             assert (await socket.hear())["type"] == "welcome"
-            await socket.say(chunk())
+            await socket.say(command())
             await socket.hear_until("turn_ended")
         wrong = {**headers, "x-idempotent-encryption-key": "t" * 43}
         with pytest.raises(websockets.InvalidStatus) as refused:
@@ -375,7 +375,7 @@ async def test_what_a_handshake_says_the_open_need_not_say_and_must_not_gainsay(
         async with Socket(server.socket(headers=shown)) as socket:
             await socket.say({"type": "open", "stream": "k1"})
             assert (await socket.hear())["type"] == "welcome"
-            await socket.say(chunk())
+            await socket.say(command())
             await socket.hear_until("turn_ended")
         async with Socket(server.socket(headers=shown)) as socket:
             await socket.say(opening(secret="t" * 43))
@@ -394,7 +394,7 @@ async def test_a_handshake_that_shows_an_event_opens_for_a_reader(shown: str) ->
     async with served(make_app([text("one two")])) as server:
         async with Socket(server.socket()) as socket:
             await socket.say(opening())
-            await socket.say(chunk())
+            await socket.say(command())
             told = records_of(await socket.hear_until("turn_ended"))
         async with reader(server, told[0]["id"]) as socket:
             welcome, *frames = await socket.hear_until("turn_ended")

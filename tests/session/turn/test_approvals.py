@@ -7,30 +7,30 @@ from collections import Counter
 import pytest
 from hypothesis import given
 
-from midstream.history.messages import Reply, Text
+from midstream.history.messages import Response, Text
 from midstream.session.calls import NO_DECISION_CONTENT, Choice, OnDoubt, QuestionKind, digest_of
 from midstream.session.records import (
     AnswerUsed,
     AttemptFailed,
     AttemptStarted,
     CancelRequested,
+    CloseReason,
     EpochStarted,
     QuestionAnswered,
     QuestionAsked,
     QuestionClosed,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     Sync,
     TurnEnded,
     TurnStatus,
-    WhyClosed,
     sync_of,
 )
 from midstream.session.turn.approvals import QUESTIONS_MAX
 from midstream.session.turn.commands import (
     Answer,
     Cancel,
-    PermissionDropped,
+    PermissionWithdrawn,
     QuestionExpired,
     Recover,
     Refused,
@@ -39,7 +39,7 @@ from midstream.session.turn.commands import (
     UseAnswer,
 )
 from midstream.session.turn.deciding import decide
-from midstream.session.turn.pending import AskModel, AwaitEnd, AwaitPerson, TellAgent, pending_work
+from midstream.session.turn.pending import AnswerAgent, AwaitEnd, AwaitPerson, CallModel, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, AwaitingModel, Idle, TurnState
 from tests.session.lives import Life, lives
 from tests.session.stories import AT, after, answers, asks, decided, fails, reads, say, told, wants, writes
@@ -58,10 +58,10 @@ ASKED = QuestionAsked(
     name="work",
     arguments="{}",
 )
-WITHDRAWN = QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, AT)
+WITHDRAWN = QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, AT)
 ALLOWED = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT)
-MODEL = AskModel(1, 1, 1)
-TELL = TellAgent(1, 1, 1, "leave-1")
+MODEL = CallModel(1, 1, 1)
+TELL = AnswerAgent(1, 1, 1, "leave-1")
 USE = UseAnswer(1, 1, 1, "leave-1")
 
 
@@ -161,7 +161,7 @@ def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
     )
     assert decided(waiting, answers())[0] == (
         WITHDRAWN,
-        ReplyCompleted(1, 1, 1, Reply((Text("hello"),)), AT),
+        ResponseCompleted(1, 1, 1, Response((Text("hello"),)), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.COMPLETED, AT),
     )
@@ -171,7 +171,7 @@ def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
 
 @spec("TURN-80")
 def test_an_agent_that_goes_on_without_an_answer_closes_its_question() -> None:
-    dropped = PermissionDropped(1, 1, 1, "leave-1")
+    dropped = PermissionWithdrawn(1, 1, 1, "leave-1")
     records, state = decided(told(say(), wants()), dropped)
     assert records == (WITHDRAWN,)
     assert refused(state, allows()) == "question_closed"
@@ -188,18 +188,18 @@ def test_when_its_time_is_over_the_agent_is_told_that_nobody_answered() -> None:
     expired = QuestionExpired(1, 1, "leave-1")
     assert decided(waiting, expired, at=AT + 59.0)[0] == ()
     records, state = decided(waiting, expired, at=AT + 60.0)
-    assert records == (QuestionClosed(1, 1, "leave-1", WhyClosed.EXPIRED, AT + 60.0),)
+    assert records == (QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, AT + 60.0),)
     assert pending_work(state) == (MODEL, TELL)
     assert refused(state, allows()) == "question_closed"
     assert "Nobody" in NO_DECISION_CONTENT
 
 
 @spec("TURN-80", "TURN-16")
-def test_a_new_owner_closes_the_question_and_begins_the_next_attempt_however_long_people_took() -> None:
+def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long_people_took() -> None:
     waiting = after(told(say(), wants()), EpochStarted(2, "next", AT), epoch=2)
     late = AT + LOOK_BACK_S + 1.0
     records, state = decided(waiting, Recover(), epoch=2, at=late)
-    closed = QuestionClosed(1, 1, "leave-1", WhyClosed.WITHDRAWN, late)
+    closed = QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, late)
     assert records == (closed, AttemptStarted(1, 1, 2, late))
     assert not is_waiting(state)
 
@@ -208,7 +208,7 @@ def test_a_new_owner_closes_the_question_and_begins_the_next_attempt_however_lon
 def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question_once() -> None:
     cut = after(told(say(), wants(), allows(text="go", by="ann")), EpochStarted(2, "next", AT), epoch=2)
     _, state = decided(cut, Recover(), epoch=2)
-    assert pending_work(state) == (AskModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(1, 1, 2),)
     other, _ = decided(state, wants("leave-2", "another", attempt=2), epoch=2)
     assert [type(each) for each in other] == [QuestionAsked]
     vague, _ = decided(state, wants("leave-2", attempt=2, is_vague=True), epoch=2)
@@ -221,7 +221,7 @@ def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question
     assert answered == QuestionAnswered(
         1, 1, "leave-2", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT, "go", by="ann"
     )
-    assert pending_work(state) == (AskModel(1, 1, 2), TellAgent(1, 1, 2, "leave-2"))
+    assert pending_work(state) == (CallModel(1, 1, 2), AnswerAgent(1, 1, 2, "leave-2"))
     again, _ = decided(state, wants("leave-3", attempt=2), epoch=2)
     assert [type(each) for each in again] == [QuestionAsked]  # used up
 
@@ -262,7 +262,7 @@ def test_whatever_happens_no_answer_is_used_twice_nor_one_that_nobody_gave(life:
     late = {
         record.call_id
         for _, record in life.journal
-        if isinstance(record, QuestionClosed) and record.why is WhyClosed.EXPIRED
+        if isinstance(record, QuestionClosed) and record.why is CloseReason.EXPIRED
     }
     repeated = Counter(
         record.repeats for _, record in life.journal if isinstance(record, QuestionAsked) and record.repeats

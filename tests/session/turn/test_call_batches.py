@@ -1,4 +1,4 @@
-"""The calls of one reply where people, probes and policies have a say."""
+"""The calls of one response where people, probes and policies have a say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.session.calls import (
     DENIED_CONTENT,
     HAPPENED_CONTENT,
     NO_DECISION_CONTENT,
-    NO_REPLY_CONTENT,
+    NO_RESPONSE_CONTENT,
     NOT_STARTED_CONTENT,
     RERUNS_MAX,
     SKIPPED_CONTENT,
@@ -25,8 +25,8 @@ from midstream.session.calls import (
 )
 from midstream.session.records import (
     AttemptStarted,
-    CallDoubted,
     CallEnded,
+    CallInDoubt,
     CallProgressed,
     CallStarted,
     CancelRequested,
@@ -34,7 +34,7 @@ from midstream.session.records import (
     OutcomeDamaged,
     QuestionAnswered,
     QuestionAsked,
-    ReplyCompleted,
+    ResponseCompleted,
     StepCommitted,
     Sync,
     TurnEnded,
@@ -51,7 +51,7 @@ from midstream.session.turn.commands import (
 )
 from midstream.session.turn.deciding import decide
 from midstream.session.turn.folding import step_of
-from midstream.session.turn.pending import AskModel, AwaitPerson, ProbeCall, RunCall, pending_work
+from midstream.session.turn.pending import AwaitPerson, CallModel, ProbeCall, RunCall, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, Idle, RunningCalls, TurnState
 from tests.session.stories import (
     AT,
@@ -62,7 +62,7 @@ from tests.session.stories import (
     ended,
     needs_approval,
     reads,
-    replies,
+    responses,
     say,
     told,
     unknown,
@@ -73,8 +73,8 @@ from tests.spec import spec
 DIGEST = digest_of("work", "{}")
 
 
-def _found_by_the_next_owner(*plans: CallPlan, at: float = AT) -> TurnState:
-    """Let a batch run, and another owner find it."""
+def _found_by_the_next_node(*plans: CallPlan, at: float = AT) -> TurnState:
+    """Let a batch run, and another node find it."""
     state = after(told(say(), asks(*plans)), EpochStarted(2, "next", AT), epoch=2)
     return decided(state, Recover(), epoch=2, at=at)[1]
 
@@ -85,7 +85,7 @@ def _found_by_the_next_owner(*plans: CallPlan, at: float = AT) -> TurnState:
 @spec("TURN-32")
 def test_a_call_that_needs_approval_waits_and_owes_nothing() -> None:
     records, state = decided(told(say()), asks(needs_approval("a"), reads("b")))
-    assert [type(record) for record in records] == [ReplyCompleted, QuestionAsked]
+    assert [type(record) for record in records] == [ResponseCompleted, QuestionAsked]
     assert records[1] == QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?")
     assert pending_work(state) == ()
 
@@ -93,9 +93,9 @@ def test_a_call_that_needs_approval_waits_and_owes_nothing() -> None:
 @spec("TURN-32")
 def test_all_approvals_are_asked_at_once_and_calls_keep_their_order() -> None:
     _, state = decided(told(say()), asks(needs_approval("a"), needs_approval("b")))
-    _, state = decided(state, replies("b", Choice.ALLOW))
+    _, state = decided(state, responses("b", Choice.ALLOW))
     assert pending_work(state) == ()
-    records, state = decided(state, replies("a", Choice.ALLOW))
+    records, state = decided(state, responses("a", Choice.ALLOW))
     assert records == (
         QuestionAnswered(1, 1, "a", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT),
         CallStarted(1, 1, "a", 1, AT),
@@ -112,16 +112,16 @@ def test_reading_calls_before_it_do_not_wait_for_a_person() -> None:
 
 @spec("TURN-33")
 def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
-    records, state = decided(told(say(), asks(needs_approval("a"))), replies("a", Choice.DENY, "too dear"))
+    records, state = decided(told(say(), asks(needs_approval("a"))), responses("a", Choice.DENY, "too dear"))
     assert (
         CallEnded(1, 1, Result("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT) in records
     )
-    assert pending_work(state) == (AskModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(1, 2, 1),)
 
 
 @spec("TURN-33")
 def test_a_person_may_change_the_arguments_and_the_model_is_told() -> None:
-    answer = replies("a", Choice.ALLOW, arguments='{"amount": 1}')
+    answer = responses("a", Choice.ALLOW, arguments='{"amount": 1}')
     records, state = decided(told(say(), asks(needs_approval("a"))), answer)
     assert records[-1] == CallStarted(1, 1, "a", 1, AT, arguments='{"amount": 1}')
 
@@ -135,7 +135,7 @@ def test_a_person_may_change_the_arguments_and_the_model_is_told() -> None:
 @spec("TURN-33")
 def test_an_answer_is_bound_to_the_arguments_it_was_shown() -> None:
     state = told(say(), asks(needs_approval("a")))
-    other = replies("a", Choice.ALLOW)
+    other = responses("a", Choice.ALLOW)
     other = type(other)(1, 1, "a", digest_of("work", '{"amount": 1000}'), Choice.ALLOW)
     with pytest.raises(Refused) as refused:
         decide(state, other, epoch=1, at=AT)
@@ -143,19 +143,19 @@ def test_an_answer_is_bound_to_the_arguments_it_was_shown() -> None:
 
 
 @spec("TURN-33")
-@pytest.mark.parametrize("choice", [Choice.REPLY, Choice.HAPPENED, Choice.RERUN, Choice.SKIP])
+@pytest.mark.parametrize("choice", [Choice.RESPOND, Choice.HAPPENED, Choice.RERUN, Choice.SKIP])
 def test_a_question_takes_only_its_own_answers(choice: Choice) -> None:
     with pytest.raises(Refused) as refused:
-        decide(told(say(), asks(needs_approval("a"))), replies("a", choice), epoch=1, at=AT)
+        decide(told(say(), asks(needs_approval("a"))), responses("a", choice), epoch=1, at=AT)
     assert isinstance(refused.value.error, AnswerMismatchError)
 
 
 @spec("TURN-33")
 @pytest.mark.parametrize("choice", Choice)
 def test_a_question_is_answered_once(choice: Choice) -> None:
-    state = told(say(), asks(needs_approval("a")), replies("a", Choice.ALLOW))
+    state = told(say(), asks(needs_approval("a")), responses("a", Choice.ALLOW))
     with pytest.raises(Refused) as refused:
-        decide(state, replies("a", choice), epoch=1, at=AT)
+        decide(state, responses("a", choice), epoch=1, at=AT)
     assert isinstance(refused.value.error, QuestionClosedError)
 
 
@@ -163,7 +163,7 @@ def test_a_question_is_answered_once(choice: Choice) -> None:
 @pytest.mark.parametrize("state", [Idle(), told(say()), told(say(), asks(writes("a")), Cancel())], ids=repr)
 def test_nobody_can_answer_what_nobody_asked(state: TurnState) -> None:
     with pytest.raises(Refused) as refused:
-        decide(state, replies("a", Choice.ALLOW), epoch=1, at=AT)
+        decide(state, responses("a", Choice.ALLOW), epoch=1, at=AT)
     assert isinstance(refused.value.error, QuestionClosedError)
 
 
@@ -177,19 +177,19 @@ def test_a_question_expires_where_it_has_a_limit() -> None:
 
 
 @spec("TURN-35")
-def test_a_wait_for_a_person_survives_owners_and_days() -> None:
-    state = _found_by_the_next_owner(needs_approval("a"), at=AT + 100 * LOOK_BACK_S)
-    _, state = decided(state, replies("a", Choice.ALLOW), epoch=2)
+def test_a_wait_for_a_person_survives_nodes_and_days() -> None:
+    state = _found_by_the_next_node(needs_approval("a"), at=AT + 100 * LOOK_BACK_S)
+    _, state = decided(state, responses("a", Choice.ALLOW), epoch=2)
     assert pending_work(state) == (RunCall(1, 1, "a", 1),)
 
 
 @spec("TURN-35")
 def test_a_permission_is_used_up_by_the_start() -> None:
-    state = told(say(), asks(needs_approval("a", OnDoubt.RERUN)), replies("a", Choice.ALLOW))
+    state = told(say(), asks(needs_approval("a", OnDoubt.RERUN)), responses("a", Choice.ALLOW))
     state = after(state, EpochStarted(2, "next", AT), epoch=2)
     records, state = decided(state, Recover(), epoch=2)
     assert records == (
-        CallDoubted(1, 1, "a", AT),
+        CallInDoubt(1, 1, "a", AT),
         QuestionAsked(1, 1, "a", QuestionKind.DOUBT, DIGEST, AT, "Sure?"),
     )
     assert pending_work(state) == ()
@@ -210,7 +210,7 @@ def test_a_question_is_answered_in_words() -> None:
     records, state = decided(told(say()), asks(at_person("a"), reads("b")))
     assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
     assert pending_work(state) == (RunCall(1, 1, "b", 1),)
-    records, _ = decided(state, replies("a", Choice.REPLY, "the blue one"))
+    records, _ = decided(state, responses("a", Choice.RESPOND, "the blue one"))
     assert records[1] == CallEnded(1, 1, Result("a", "the blue one"), AT)
 
 
@@ -218,7 +218,7 @@ def test_a_question_is_answered_in_words() -> None:
 def test_a_question_nobody_answers_is_closed() -> None:
     state = told(say(), asks(at_person("a", answer_s=60.0)))
     records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
-    assert records[0] == CallEnded(1, 1, Result("a", NO_REPLY_CONTENT, Outcome.CANCELLED), AT + 60.0)
+    assert records[0] == CallEnded(1, 1, Result("a", NO_RESPONSE_CONTENT, Outcome.CANCELLED), AT + 60.0)
 
 
 # --- in doubt ---------------------------------------------------------------------------------------------------
@@ -234,23 +234,23 @@ def test_a_question_nobody_answers_is_closed() -> None:
     ],
 )
 def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str, result: Result) -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD))
-    records, state = decided(state, replies("a", choice, text), epoch=2)
+    state = _found_by_the_next_node(writes("a", OnDoubt.HOLD))
+    records, state = decided(state, responses("a", choice, text), epoch=2)
     assert CallEnded(1, 1, result, AT) in records
-    assert pending_work(state) == (AskModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(1, 2, 1),)
 
 
 @spec("TURN-36")
 def test_a_held_call_runs_again_where_a_person_says_so() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD), writes("b"))
+    state = _found_by_the_next_node(writes("a", OnDoubt.HOLD), writes("b"))
     assert pending_work(state) == ()
-    _, state = decided(state, replies("a", Choice.RERUN), epoch=2)
+    _, state = decided(state, responses("a", Choice.RERUN), epoch=2)
     assert pending_work(state) == (RunCall(1, 1, "a", 2),)
 
 
 @spec("TURN-37")
 def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE), writes("b"))
+    state = _found_by_the_next_node(writes("a", OnDoubt.PROBE), writes("b"))
     assert pending_work(state) == (ProbeCall(1, 1, "a"),)
     _, state = decided(state, CallProbed(1, 1, "a", Result("a", "sent")), epoch=2)
     assert pending_work(state) == (RunCall(1, 1, "b", 1),)
@@ -258,7 +258,7 @@ def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
 
 @spec("TURN-37")
 def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
+    state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     for run in range(2, RERUNS_MAX + 2):
         _, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=run)
         assert pending_work(state) == (RunCall(1, 1, "a", run),)
@@ -270,14 +270,14 @@ def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
 
 @spec("TURN-37")
 def test_where_the_outside_world_cannot_tell_the_outcome_is_unknown() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
+    state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     records, _ = decided(state, CallProbed(1, 1, "a"), epoch=2)
     assert CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT) in records
 
 
 @spec("TURN-37", "TURN-17")
-def test_an_owner_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.PROBE))
+def test_an_node_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
+    state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     state = after(state, EpochStarted(3, "third", AT), epoch=3)
     records, state = decided(state, Recover(), epoch=3)
     assert records == ()
@@ -286,12 +286,12 @@ def test_an_owner_that_dies_while_probing_leaves_the_probe_to_the_next() -> None
 
 @spec("TURN-37", "TURN-35")
 def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
-    state = told(say(), asks(needs_approval("a", OnDoubt.PROBE)), replies("a", Choice.ALLOW))
+    state = told(say(), asks(needs_approval("a", OnDoubt.PROBE)), responses("a", Choice.ALLOW))
     state = after(state, EpochStarted(2, "next", AT), epoch=2)
     _, state = decided(state, Recover(), epoch=2)
     records, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=2)
     assert records == (QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?"),)
-    records, state = decided(state, replies("a", Choice.ALLOW, arguments='{"x": 1}'), epoch=2)
+    records, state = decided(state, responses("a", Choice.ALLOW, arguments='{"x": 1}'), epoch=2)
     assert records[-1] == CallStarted(1, 1, "a", 2, AT, arguments='{"x": 1}')
 
 
@@ -299,13 +299,13 @@ def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
 @pytest.mark.parametrize("plan", [writes("a"), writes("a", OnDoubt.HOLD)], ids=["unknown", "hold"])
 def test_a_probe_of_what_is_not_being_probed_changes_nothing(plan: CallPlan) -> None:
     assert decide(told(say(), asks(plan)), CallProbed(1, 1, "a", may_run=True), epoch=1, at=AT) == ()
-    state = _found_by_the_next_owner(plan)
+    state = _found_by_the_next_node(plan)
     assert decide(state, CallProbed(1, 1, "a", may_run=True), epoch=2, at=AT) == ()
 
 
 @spec("TURN-36")
 def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.HOLD))
+    state = _found_by_the_next_node(writes("a", OnDoubt.HOLD))
     records, state = decided(state, Cancel(), epoch=2)
     assert records == (
         CancelRequested(1, AT, AT + 5.0),
@@ -318,7 +318,7 @@ def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
 
 @spec("TURN-13")
 def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
-    state = _found_by_the_next_owner(writes("a", OnDoubt.IN_TRANSACTION))
+    state = _found_by_the_next_node(writes("a", OnDoubt.IN_TRANSACTION))
     assert pending_work(state) == (RunCall(1, 1, "a", 2),)
 
 
@@ -337,7 +337,7 @@ def test_a_running_tool_says_how_far_it_is() -> None:
 @spec("TURN-6")
 def test_the_last_answer_of_people_and_tools_commits_the_step() -> None:
     state = told(say(), asks(at_person("a"), reads("b")), ended("b"))
-    records, _ = decided(state, replies("a", Choice.REPLY, "yes"))
+    records, _ = decided(state, responses("a", Choice.RESPOND, "yes"))
     assert records[-2:] == (StepCommitted(1, 1), AttemptStarted(1, 2, 1, AT))
 
 
@@ -345,7 +345,7 @@ def test_the_last_answer_of_people_and_tools_commits_the_step() -> None:
 
 
 def _lost(plan: CallPlan, *, at: float = AT) -> TurnState:
-    """Let two calls run, lose the outcome of the first, and let another owner find it."""
+    """Let two calls run, lose the outcome of the first, and let another node find it."""
     began = told(say(), asks(plan, reads("b")))
     state = after(began, OutcomeDamaged(1, 1, plan.call_id), EpochStarted(2, "next", AT), epoch=2)
     return decided(state, Recover(), epoch=2, at=at)[1]

@@ -1,4 +1,4 @@
-"""Replies that their provider keeps: taken up where they were cut, or asked for anew; and silence that is told."""
+"""Responses that their provider keeps: taken up where they were cut, or asked for anew; and silence that is told."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from midstream.session.records import (
     StallNoticed,
     TurnEnded,
 )
-from midstream.session.turn.commands import Cancel, Recover, Stalled, StallOver
-from midstream.session.turn.deciding import decide, partial_reply, words_said
-from midstream.session.turn.pending import AskModel, pending_work
+from midstream.session.turn.commands import Cancel, Recover, Stalled, StallFinished
+from midstream.session.turn.deciding import decide, partial_response, words_said
+from midstream.session.turn.pending import CallModel, pending_work
 from midstream.session.turn.states import AwaitingModel, TurnState
 from midstream.timing import StalledOn
 from tests.session.stories import (
@@ -45,18 +45,18 @@ def _recovered(state: TurnState, *, epoch: int = 2) -> tuple[tuple[object, ...],
 
 
 @spec("TURN-61")
-def test_where_a_reply_is_kept_is_in_the_journal_once() -> None:
+def test_where_a_response_is_kept_is_in_the_journal_once() -> None:
     records, state = decided(told(say()), kept())
     assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
     assert decide(state, kept(), epoch=1, at=AT) == ()
-    assert pending_work(state) == (AskModel(1, 1, 1),)
+    assert pending_work(state) == (CallModel(1, 1, 1),)
 
 
 @spec("TURN-61")
-def test_a_cut_reply_that_is_kept_goes_on_as_the_same_attempt() -> None:
+def test_a_cut_response_that_is_kept_goes_on_as_the_same_attempt() -> None:
     records, state = decided(told(say(), kept(), heard("Half a ")), breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
-    assert pending_work(state) == (AskModel(1, 1, 1, not_before=AT + 1.0, continued=1),)
+    assert pending_work(state) == (CallModel(1, 1, 1, not_before=AT + 1.0, continued=1),)
     assert isinstance(state, AwaitingModel)
     assert words_said(state) == {0: ("text", "Half a ")}
 
@@ -66,15 +66,15 @@ def test_a_cut_reply_that_is_kept_goes_on_as_the_same_attempt() -> None:
 
 
 @spec("TURN-61")
-def test_a_new_owner_takes_up_a_reply_that_is_kept() -> None:
+def test_a_new_node_takes_up_a_response_that_is_kept() -> None:
     records, state = _recovered(told(say(), kept(), heard("Half a ")))
     assert records == (AttemptContinued(1, 1, 1, 1, AT),)
-    assert pending_work(state) == (AskModel(1, 1, 1, continued=1),)
+    assert pending_work(state) == (CallModel(1, 1, 1, continued=1),)
 
     records, state = _recovered(state, epoch=3)
     assert records == (AttemptContinued(1, 1, 1, 2, AT),)
     assert isinstance(state, AwaitingModel)
-    assert partial_reply(state) is not None
+    assert partial_response(state) is not None
 
 
 @spec("TURN-62")
@@ -85,12 +85,12 @@ def test_a_new_owner_takes_up_a_reply_that_is_kept() -> None:
         told(say(), kept(), heard("Half a "), breaks()),
         _recovered(told(say(), kept(), heard("Half a ")))[1],
     ],
-    ids=["mute", "in the middle", "another owner"],
+    ids=["mute", "in the middle", "another node"],
 )
-def test_a_reply_that_the_provider_forgot_is_asked_for_anew_at_once(state: TurnState) -> None:
+def test_a_response_that_the_provider_forgot_is_asked_for_anew_at_once(state: TurnState) -> None:
     records, state = decided(state, forgets(), epoch=2)
     assert records == (AttemptStarted(1, 1, 2, AT),)
-    assert pending_work(state) == (AskModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(1, 1, 2),)
     assert isinstance(state, AwaitingModel)
     assert (state.said, state.token, state.continued) == ((), "", 0)
 
@@ -137,7 +137,7 @@ def test_silence_of_a_model_is_told_and_changes_nothing() -> None:
     records, state = decided(before, Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 15.0))
     assert records == (StallNoticed(1, 1, StalledOn.BETWEEN_TOKENS, 15.0, AT),)
     assert state == before
-    records, state = decided(state, StallOver(1, 1, StalledOn.BETWEEN_TOKENS, 20.0))
+    records, state = decided(state, StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 20.0))
     assert records == (StallEnded(1, 1, StalledOn.BETWEEN_TOKENS, 20.0, AT),)
     assert state == before
 

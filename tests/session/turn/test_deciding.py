@@ -9,8 +9,8 @@ from midstream.history.messages import (
     UPSTREAM_CUT,
     Finish,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Result,
     Step,
     Text,
@@ -36,9 +36,9 @@ from midstream.session.records import (
     Delta,
     EpochStarted,
     HistoryCompacted,
-    Judgement,
     MessageAccepted,
-    ReplyCompleted,
+    ResponseCompleted,
+    ReuseDecision,
     StepCommitted,
     TurnEnded,
     TurnStatus,
@@ -50,15 +50,15 @@ from midstream.session.turn.commands import (
     CancelExpired,
     Command,
     ModelFailed,
-    ModelRemembered,
-    ModelSaid,
+    ModelReuseDecided,
+    ModelStreamed,
     Recover,
     Refused,
     SendMessage,
 )
 from midstream.session.turn.deciding import decide
 from midstream.session.turn.folding import step_of
-from midstream.session.turn.pending import AskModel, AwaitCancelled, AwaitClient, RunCall, pending_work
+from midstream.session.turn.pending import AwaitCancelled, AwaitClient, CallModel, RunCall, pending_work
 from midstream.session.turn.states import (
     CANCEL_GRACE_S,
     CLIENT_CALL_S,
@@ -91,7 +91,7 @@ from tests.session.stories import (
 )
 from tests.spec import spec
 
-# --- messages and replies -------------------------------------------------------------------------------------
+# --- messages and responses -------------------------------------------------------------------------------------
 
 
 @spec("TURN-2")
@@ -100,9 +100,9 @@ def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
 
     assert records == (
         MessageAccepted(1, UserMessage.of("hi"), AT),
-        AttemptStarted(1, reply=1, attempt=1, at=AT),
+        AttemptStarted(1, response=1, attempt=1, at=AT),
     )
-    assert pending_work(state) == (AskModel(1, 1, 1),)
+    assert pending_work(state) == (CallModel(1, 1, 1),)
 
 
 @spec("TURN-1")
@@ -118,11 +118,11 @@ def test_a_message_in_a_live_turn_is_refused(state: TurnState) -> None:
 
 
 @spec("TURN-5")
-def test_a_reply_without_calls_ends_the_turn_in_one_append() -> None:
+def test_a_response_without_calls_ends_the_turn_in_one_append() -> None:
     records, state = decided(told(say(), heard("hel", "lo")), answers("hello"))
 
     assert records == (
-        ReplyCompleted(1, 1, 1, Reply((Text("hello"),)), AT),
+        ResponseCompleted(1, 1, 1, Response((Text("hello"),)), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.COMPLETED, AT),
     )
@@ -131,13 +131,13 @@ def test_a_reply_without_calls_ends_the_turn_in_one_append() -> None:
 
 
 @spec("TURN-3", "TURN-9")
-@pytest.mark.parametrize("other", [{"turn": 2}, {"reply": 2}, {"attempt": 2}, {"attempt": 0}])
+@pytest.mark.parametrize("other", [{"turn": 2}, {"response": 2}, {"attempt": 2}, {"attempt": 0}])
 def test_what_another_attempt_says_changes_nothing(other: dict[str, int]) -> None:
     state = told(say())
     assert decide(state, heard("x", **other), epoch=1, at=AT) == ()
     assert decide(state, answers("x", **other), epoch=1, at=AT) == ()
-    other = {"turn": 1, "reply": 1, "attempt": 1, **other}
-    failed = ModelFailed(other["turn"], other["reply"], other["attempt"], "x", "x", is_retriable=True)
+    other = {"turn": 1, "response": 1, "attempt": 1, **other}
+    failed = ModelFailed(other["turn"], other["response"], other["attempt"], "x", "x", is_retriable=True)
     assert decide(state, failed, epoch=1, at=AT) == ()
 
 
@@ -148,7 +148,7 @@ def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
         AttemptStarted(1, 1, attempt=2, at=AT, not_before=AT + 1.0),
     )
-    assert pending_work(state) == (AskModel(1, 1, 2, not_before=AT + 1.0),)
+    assert pending_work(state) == (CallModel(1, 1, 2, not_before=AT + 1.0),)
 
     records, state = decided(state, fails(attempt=2))
     assert records[1] == AttemptStarted(1, 1, attempt=3, at=AT, not_before=AT + 2.0)
@@ -169,7 +169,7 @@ def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less()
         HistoryCompacted(1, 1, cut=2, at=AT),
         AttemptStarted(1, 1, attempt=2, at=AT),
     )
-    assert pending_work(state) == (AskModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(1, 1, 2),)
 
 
 @spec("TURN-25")
@@ -195,7 +195,7 @@ def test_where_nothing_can_be_left_out_the_turn_ends_at_once() -> None:
 @spec("TURN-25")
 def test_each_model_call_may_be_shortened_once() -> None:
     state = told(say(), overflows(2), asks(reads("a"), attempt=2), ended("a"))
-    records, _ = decided(state, overflows(4, reply=2))
+    records, _ = decided(state, overflows(4, response=2))
     assert HistoryCompacted(1, 2, cut=4, at=AT) in records
 
 
@@ -203,19 +203,19 @@ def test_each_model_call_may_be_shortened_once() -> None:
 def test_a_shortened_request_has_all_its_tries() -> None:
     state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
     _, state = decided(state, fails(attempt=4))
-    assert pending_work(state) == (AskModel(1, 1, 5, not_before=AT + 1.0),)
+    assert pending_work(state) == (CallModel(1, 1, 5, not_before=AT + 1.0),)
 
 
 @spec("TURN-4")
 def test_a_provider_that_asks_for_more_time_gets_it() -> None:
     _, state = decided(told(say()), fails(retry_after_s=30.0))
-    assert pending_work(state) == (AskModel(1, 1, 2, not_before=AT + 30.0),)
+    assert pending_work(state) == (CallModel(1, 1, 2, not_before=AT + 30.0),)
 
 
 @spec("TURN-4", "TURN-21")
 def test_no_provider_makes_a_turn_wait_for_hours() -> None:
     _, state = decided(told(say()), fails(retry_after_s=86_400.0))
-    assert pending_work(state) == (AskModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S),)
+    assert pending_work(state) == (CallModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S),)
 
 
 @spec("TURN-4", "TURN-19")
@@ -223,7 +223,7 @@ def test_a_failure_that_will_not_heal_ends_the_turn_and_keeps_what_was_shown() -
     records, state = decided(told(say(), heard("Half a sen")), fails(retriable=False))
     assert records == (
         AttemptFailed(1, 1, 1, "model_rejected", "it broke", AT),
-        ReplyCompleted(1, 1, 1, Reply((Text("Half a sen"),), Finish.INTERRUPTED), AT),
+        ResponseCompleted(1, 1, 1, Response((Text("Half a sen"),), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.FAILED, AT, "model_rejected", "it broke"),
     )
@@ -234,14 +234,14 @@ def test_a_failure_that_will_not_heal_ends_the_turn_and_keeps_what_was_shown() -
 def test_words_of_an_attempt_that_failed_are_not_kept_with_the_next() -> None:
     state = told(say(), heard("wrong"), fails(), heard("right", attempt=2))
     records, _ = decided(state, Cancel())
-    assert records[1] == ReplyCompleted(1, 1, 2, Reply((Text("right"),), Finish.INTERRUPTED), AT)
+    assert records[1] == ResponseCompleted(1, 1, 2, Response((Text("right"),), Finish.INTERRUPTED), AT)
 
 
 @spec("TURN-20")
 def test_an_agent_that_loops_is_stopped() -> None:
     state: TurnState = AwaitingModel(1, MODEL_CALLS_MAX, attempt=1, epoch=1)
-    _, state = decided(state, asks(reads("a"), reply=MODEL_CALLS_MAX))
-    records, state = decided(state, ended("a", reply=MODEL_CALLS_MAX))
+    _, state = decided(state, asks(reads("a"), response=MODEL_CALLS_MAX))
+    records, state = decided(state, ended("a", response=MODEL_CALLS_MAX))
 
     end = records[-1]
     assert isinstance(end, TurnEnded)
@@ -255,7 +255,7 @@ def test_an_agent_that_loops_is_stopped() -> None:
 @spec("TURN-6", "TURN-10")
 def test_nothing_is_committed_until_the_last_tool_returns() -> None:
     records, state = decided(told(say()), asks(reads("a"), reads("b")))
-    assert [type(record) for record in records] == [ReplyCompleted, CallStarted, CallStarted]
+    assert [type(record) for record in records] == [ResponseCompleted, CallStarted, CallStarted]
     assert pending_work(state) == (RunCall(1, 1, "a", 1), RunCall(1, 1, "b", 1))
 
     records, state = decided(state, ended("b", "2"))
@@ -269,9 +269,10 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
         AttemptStarted(1, 2, attempt=1, at=AT),
     )
     assert step_of(after(state, records[0])) == Step(
-        state.reply if isinstance(state, RunningCalls) else Reply(()), (Result("a", "1"), Result("b", "2"))
+        state.response if isinstance(state, RunningCalls) else Response(()),
+        (Result("a", "1"), Result("b", "2")),
     )
-    assert pending_work(after(state, *records)) == (AskModel(1, 2, 1),)
+    assert pending_work(after(state, *records)) == (CallModel(1, 2, 1),)
 
 
 @spec("TURN-10")
@@ -282,7 +283,7 @@ def test_calls_with_effects_run_alone_and_in_order() -> None:
         assert pending_work(state) == (RunCall(1, 1, call_id, 1),)
         started.append(call_id)
         _, state = decided(state, ended(call_id))
-    assert pending_work(state) == (AskModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(1, 2, 1),)
 
 
 @spec("TURN-10")
@@ -305,12 +306,12 @@ def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
 def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
     records, state = decided(told(say()), asks(impossible("a")))
     assert [type(record) for record in records] == [
-        ReplyCompleted,
+        ResponseCompleted,
         CallEnded,
         StepCommitted,
         AttemptStarted,
     ]
-    assert pending_work(state) == (AskModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(1, 2, 1),)
 
 
 @spec("TURN-9", "TURN-12")
@@ -320,7 +321,7 @@ def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
         ended("a", "again"),
         ended("b"),
         ended("nobody"),
-        ended("c", reply=2),
+        ended("c", response=2),
         ended("c", turn=2),
         CallExpired(1, 1, "a"),
         CallExpired(1, 2, "c"),
@@ -367,7 +368,7 @@ def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> No
 
     records, state = decided(state, CallExpired(1, 1, "a"))
     assert records[0] == CallEnded(1, 1, unknown("a", NO_ANSWER_CONTENT), AT)
-    assert pending_work(state) == (AskModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(1, 2, 1),)
 
 
 @spec("TURN-14")
@@ -383,7 +384,7 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
     records, state = decided(told(say(), heard("Once upon", " a time")), Cancel())
     assert records == (
         CancelRequested(1, AT, deadline_at=AT),
-        ReplyCompleted(1, 1, 1, Reply((Text("Once upon a time"),), Finish.INTERRUPTED), AT),
+        ResponseCompleted(1, 1, 1, Response((Text("Once upon a time"),), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
@@ -394,14 +395,14 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
 def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
-    records, _ = decided(told(say(), ModelSaid(1, 1, 1, deltas)), Cancel())
+    records, _ = decided(told(say(), ModelStreamed(1, 1, 1, deltas)), Cancel())
 
     cut = UpstreamCall("u", "grep", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
-    assert records[1] == ReplyCompleted(1, 1, 1, Reply((cut, ran), Finish.INTERRUPTED), AT)
+    assert records[1] == ResponseCompleted(1, 1, 1, Response((cut, ran), Finish.INTERRUPTED), AT)
 
 
 @spec("TURN-8")
-def test_a_cancel_before_the_first_word_leaves_no_empty_reply() -> None:
+def test_a_cancel_before_the_first_word_leaves_no_empty_response() -> None:
     records, _ = decided(told(say()), Cancel(turn=1))
     assert records == (CancelRequested(1, AT, deadline_at=AT), TurnEnded(1, TurnStatus.CANCELLED, AT))
 
@@ -467,7 +468,7 @@ def test_a_cancel_waits_for_no_client() -> None:
     assert state == Idle()
 
 
-# --- owners -----------------------------------------------------------------------------------------------------
+# --- nodes -----------------------------------------------------------------------------------------------------
 
 
 def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
@@ -478,11 +479,11 @@ def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
 def test_a_cut_model_call_is_announced_again() -> None:
     records, state = decided(_taken_over(told(say(), heard("hel"))), Recover(), epoch=2)
     assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
-    assert pending_work(state) == (AskModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(1, 1, 2),)
 
 
 @spec("TURN-18")
-def test_a_reply_is_asked_for_again_however_many_owners_die_meanwhile() -> None:
+def test_a_response_is_asked_for_again_however_many_nodes_die_meanwhile() -> None:
     state = told(say(), heard("boom"))
     for epoch in range(2, 20):
         records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
@@ -495,7 +496,7 @@ def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() 
     suspect = Recover(is_suspect=True)
     records, _ = decided(_taken_over(told(say(), heard("boom"))), suspect, epoch=2)
     assert records == (
-        ReplyCompleted(1, 1, 1, Reply((Text("boom"),), Finish.INTERRUPTED), AT),
+        ResponseCompleted(1, 1, 1, Response((Text("boom"),), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, AT, SUSPECTED_CODE, SUSPECTED_MESSAGE),
     )
@@ -508,13 +509,13 @@ def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() 
     )
 
 
-def _judged(attempt: int = 1, *, reply: int = 1) -> ModelRemembered:
-    return ModelRemembered(1, reply, attempt, Judgement("new", "", "fresh"))
+def _judged(attempt: int = 1, *, response: int = 1) -> ModelReuseDecided:
+    return ModelReuseDecided(1, response, attempt, ReuseDecision("new", "", "fresh"))
 
 
-def _ran(outcome: Outcome | None, *, reply: int = 1) -> ModelSaid:
+def _ran(outcome: Outcome | None, *, response: int = 1) -> ModelStreamed:
     call = UpstreamCall("u", "shell", "{}", "" if outcome is None else "done", outcome)
-    return ModelSaid(1, reply, 1, (Delta(1, reply, 1, 0, "thinking", "", call),))
+    return ModelStreamed(1, response, 1, (Delta(1, response, 1, 0, "thinking", "", call),))
 
 
 @spec("TURN-83")
@@ -528,10 +529,10 @@ def _ran(outcome: Outcome | None, *, reply: int = 1) -> ModelSaid:
     ids=["words", "a call that ended", "a call in doubt"],
 )
 def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
-    said: ModelSaid, part: ReplyPart
+    said: ModelStreamed, part: ResponsePart
 ) -> None:
     cut = (
-        ReplyCompleted(1, 1, 1, Reply((part,), Finish.INTERRUPTED), AT),
+        ResponseCompleted(1, 1, 1, Response((part,), Finish.INTERRUPTED), AT),
         StepCommitted(1, 1),
     )
     state = told(say(), _judged(), said)
@@ -541,13 +542,13 @@ def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
     records, after_failure = decided(state, fails())
     assert records[1:3] == cut
     assert isinstance(records[3], AttemptStarted)
-    assert (records[3].reply, records[3].attempt) == (2, 1)
-    assert pending_work(after_failure)[0] == AskModel(1, 2, 1, not_before=records[3].not_before)
+    assert (records[3].response, records[3].attempt) == (2, 1)
+    assert pending_work(after_failure)[0] == CallModel(1, 2, 1, not_before=records[3].not_before)
 
 
 @spec("TURN-83")
 def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -> None:
-    thought = ModelSaid(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"),))
+    thought = ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"),))
     for state in (told(say(), _judged(), thought), told(say(), heard("hel"))):
         records, _ = decided(_taken_over(state), Recover(), epoch=2)
         assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
@@ -556,8 +557,12 @@ def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -
 @spec("TURN-83")
 def test_an_agent_that_is_cut_each_time_fails_after_as_many_attempts_as_any_model() -> None:
     state = told(say())
-    for reply in range(1, MODEL_ATTEMPTS_MAX + 1):
-        for command in (_judged(reply=reply), _ran(Outcome.OK, reply=reply), fails(reply=reply)):
+    for response in range(1, MODEL_ATTEMPTS_MAX + 1):
+        for command in (
+            _judged(response=response),
+            _ran(Outcome.OK, response=response),
+            fails(response=response),
+        ):
             records, state = decided(state, command)
     assert isinstance(records[-1], TurnEnded)
     assert records[-1].status is TurnStatus.FAILED
@@ -626,7 +631,7 @@ def test_a_call_at_a_client_survives_its_server() -> None:
 
 
 @spec("TURN-8", "TURN-13")
-def test_a_cancel_is_finished_by_the_next_owner() -> None:
+def test_a_cancel_is_finished_by_the_next_node() -> None:
     state = _taken_over(told(say(), asks(writes("a"), writes("b")), Cancel()))
     records, state = decided(state, Recover(), epoch=2)
     assert records == (
@@ -674,25 +679,25 @@ STATES: dict[str, TurnState] = {
     "writing": told(say(), asks(writes("a"), reads("b"))),
     "half done": told(say(), asks(reads("a"), reads("b")), ended("a")),
     "at a client": told(say(), asks(at_client("a"))),
-    "second reply": told(say(), asks(reads("a")), ended("a"), heard("y", reply=2)),
+    "second response": told(say(), asks(reads("a")), ended("a"), heard("y", response=2)),
     "cancelling": told(say(), asks(writes("a"), writes("b")), Cancel()),
     "cancelling two": told(say(), asks(reads("a"), reads("b")), Cancel()),
 }
 COMMANDS = (
     say("more"),
     heard("x"),
-    heard("y", reply=2),
+    heard("y", response=2),
     answers(),
-    answers(reply=2),
+    answers(response=2),
     asks(writes("a"), reads("b")),
-    asks(at_client("a"), reply=2),
+    asks(at_client("a"), response=2),
     asks(impossible("a")),
     fails(),
     fails(retriable=False),
     fails(attempt=2),
     ended("a"),
     ended("b"),
-    ended("c", reply=2),
+    ended("c", response=2),
     CallExpired(1, 1, "a"),
     Cancel(),
     Cancel(1),
@@ -705,7 +710,7 @@ COMMANDS = (
 
 
 @spec("TURN-1", "TURN-21")
-@pytest.mark.parametrize("epoch", [1, 2], ids=["same owner", "next owner"])
+@pytest.mark.parametrize("epoch", [1, 2], ids=["same node", "next node"])
 @pytest.mark.parametrize("command", COMMANDS, ids=repr)
 def test_every_state_decides_every_command_and_goes_on_owing_something(command: Command, epoch: int) -> None:
     for name, state in STATES.items():

@@ -27,7 +27,7 @@ from midstream.session.turn.commands import (
     TurnExpired,
 )
 from midstream.session.turn.deciding import decide
-from midstream.session.turn.pending import AskModel, AwaitCancelled, AwaitEnd, RunCall, pending_work
+from midstream.session.turn.pending import AwaitCancelled, AwaitEnd, CallModel, RunCall, pending_work
 from midstream.session.turn.states import LOOK_BACK_S, Idle, TurnState
 from tests.session.stories import (
     AT,
@@ -39,7 +39,7 @@ from tests.session.stories import (
     fails,
     heard,
     needs_approval,
-    replies,
+    responses,
     say,
     told,
     writes,
@@ -64,11 +64,11 @@ def _interrupted(*commands: Command) -> TurnState:
 @spec("TURN-39")
 def test_a_turn_with_a_limit_owes_its_end() -> None:
     state = told(_limited())
-    assert pending_work(state) == (AskModel(1, 1, 1), AwaitEnd(1, AT + LIMIT_S))
+    assert pending_work(state) == (CallModel(1, 1, 1), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")))
     assert pending_work(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")), ended("a"))
-    assert pending_work(state) == (AskModel(1, 2, 1), AwaitEnd(1, AT + LIMIT_S))
+    assert pending_work(state) == (CallModel(1, 2, 1), AwaitEnd(1, AT + LIMIT_S))
 
 
 @spec("TURN-39")
@@ -95,9 +95,9 @@ def test_tools_of_a_turn_that_takes_too_long_have_the_grace_of_a_cancel() -> Non
 
 
 @spec("TURN-8", "TURN-39")
-@pytest.mark.parametrize("replies_max", [0, 2])
-def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(replies_max: int) -> None:
-    limited = SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S, replies_max=replies_max)
+@pytest.mark.parametrize("responses_max", [0, 2])
+def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(responses_max: int) -> None:
+    limited = SendMessage(UserMessage.of("hi"), timeout_s=LIMIT_S, responses_max=responses_max)
     stopping = told(limited, asks(writes("a")), TurnExpired(1))
     records, state = decided(stopping, Cancel(1), at=AT + 1.0)
     assert records == (CancelRequested(1, AT + 1.0, AT + 5.0),)
@@ -111,7 +111,7 @@ def test_who_stops_a_turn_that_its_limit_is_stopping_stops_it_for_good(replies_m
 def test_time_does_not_run_while_a_person_is_being_waited_for() -> None:
     state = told(_limited(), asks(needs_approval("a")))
     assert pending_work(state) == ()
-    _, state = decided(state, replies("a", Choice.ALLOW), at=AT + 1000.0)
+    _, state = decided(state, responses("a", Choice.ALLOW), at=AT + 1000.0)
     assert pending_work(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S))
 
 
@@ -126,7 +126,7 @@ def test_the_limit_of_another_turn_changes_nothing() -> None:
 
 @spec("TURN-30")
 @pytest.mark.parametrize(
-    ("state", "reply_no"),
+    ("state", "response_no"),
     [
         (_interrupted(say()), 1),
         (_interrupted(say(), heard("half")), 2),
@@ -136,10 +136,10 @@ def test_the_limit_of_another_turn_changes_nothing() -> None:
     ],
     ids=["silent", "half said", "in a tool", "failed", "too long"],
 )
-def test_a_turn_that_was_not_finished_goes_on_where_it_stopped(state: TurnState, reply_no: int) -> None:
+def test_a_turn_that_was_not_finished_goes_on_where_it_stopped(state: TurnState, response_no: int) -> None:
     records, resumed = decided(state, Resume(), at=AT + 5.0)
-    assert records == (TurnResumed(1, reply_no, AT + 5.0), AttemptStarted(1, reply_no, 1, AT + 5.0))
-    assert AskModel(1, reply_no, 1) in pending_work(resumed)
+    assert records == (TurnResumed(1, response_no, AT + 5.0), AttemptStarted(1, response_no, 1, AT + 5.0))
+    assert CallModel(1, response_no, 1) in pending_work(resumed)
 
 
 @spec("TURN-30", "TURN-39")

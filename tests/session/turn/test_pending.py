@@ -18,7 +18,7 @@ from tests.session.stories import (
     heard,
     kept,
     reads,
-    replies,
+    responses,
     say,
     told,
     wants,
@@ -32,7 +32,7 @@ def test_a_client_speaks_for_its_own_call_that_runs() -> None:
     running = told(say(), asks(at_client("a"), at_client("b")))
     assert is_owed_by_client(running, ended("a"))
     assert not is_owed_by_client(running, ended("b"))  # it has not started
-    assert not is_owed_by_client(running, ended("a", reply=2))
+    assert not is_owed_by_client(running, ended("a", response=2))
 
 
 @spec("TURN-15")
@@ -51,7 +51,7 @@ def test_calls_are_owed_in_their_order_whatever_they_are_called() -> None:
 
 @pytest.mark.parametrize(
     "commands",
-    [(), (heard("a"),), (kept(),), (wants("q"),), (wants("q"), replies("q", Choice.ALLOW)), (fails(),)],
+    [(), (heard("a"),), (kept(),), (wants("q"),), (wants("q"), responses("q", Choice.ALLOW)), (fails(),)],
 )
 def test_words_change_nothing_that_is_owed(commands: tuple[Command, ...]) -> None:
     """So a runner need not look after each token."""

@@ -109,7 +109,7 @@ async def test_keys_are_rotated_by_a_new_first_line(tmp_path: Path) -> None:
         await FileKeys(tmp_path / "new").unwrap(wrapped, context=b"c")
 
 
-def test_a_key_file_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+def test_a_key_file_is_made_once_and_for_its_node_only(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     FileKeys.make(path, world=FakeWorld())
     before = path.read_text()

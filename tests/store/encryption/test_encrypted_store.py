@@ -44,7 +44,7 @@ class EncryptedPlace:
         return store
 
     def kill(self, store: Store) -> None:
-        self.memory.kill(self._inner[store].owner)
+        self.memory.kill(self._inner[store].node)
 
 
 class TestEncryptedStore(StoreContract):

@@ -744,13 +744,13 @@ async def test_key_value_entries_are_under_the_operators_keys(folder: Path) -> N
 
 async def test_a_command_between_servers_is_for_those_who_have_the_key(folder: Path) -> None:
     memory = Memory()
-    owner, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
-    await _begin(owner)
+    node, other = await _opened_store(memory, folder), await _opened_store(memory, folder)
+    await _begin(node)
     await other.escrow.open("s", SECRET)
     sending = asyncio.ensure_future(other.forward("s", CANARY.encode()))
-    news = await asyncio.wait_for(owner.watch({}), 30)
+    news = await asyncio.wait_for(node.watch({}), 30)
     [forwarded] = news.forwarded_commands
     assert forwarded.body == CANARY.encode()
     assert all(CANARY.encode() not in each.forwarded.body for each in memory.forwarded_commands.values())
-    await owner.answer(forwarded.number, b"done")
+    await node.answer(forwarded.number, b"done")
     assert await asyncio.wait_for(sending, 30) == b"done"

@@ -56,7 +56,7 @@ class EscrowedPlace:
         return store
 
     def kill(self, store: Store) -> None:
-        self.memory.kill(self._inner[store].owner)
+        self.memory.kill(self._inner[store].node)
 
 
 class TestEscrowedStore(StoreContract):

@@ -1,4 +1,4 @@
-"""Somebody who may write to the database takes rows, moves them and swaps them: the next owner notices.
+"""Somebody who may write to the database takes rows, moves them and swaps them: the next node notices.
 
 What nobody can notice is shown too: the database set back as a whole, and the loss of what a power cut may take. The
 changes are made by another process: two SQLites in one process may not have one file open.
@@ -108,7 +108,7 @@ CHANGED = {
 
 
 @spec("STREAM-86", "STREAM-99")
-async def test_the_next_owner_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
+async def test_the_next_node_notices_what_was_cut_moved_swapped_or_put_there(folder: Path) -> None:
     path = folder / "x.db"
     await _two_turns(path)
     for what, script in (CUT | CHANGED).items():
@@ -126,12 +126,12 @@ async def test_the_next_owner_notices_what_was_cut_moved_swapped_or_put_there(fo
 
 
 @spec("STREAM-99")
-async def test_what_is_cut_while_its_owner_lives_is_noticed_too(folder: Path) -> None:
+async def test_what_is_cut_while_its_node_lives_is_noticed_too(folder: Path) -> None:
     path = folder / "x.db"
-    owner = encrypted(SQLiteStore(path), keys_in(folder))
-    await owner.open()
-    epoch = await owner.claim("s", at=1.0)
-    await owner.append("s", Batch([b"1", b"2", b"3"], expected=0, epoch=epoch, sync=Sync.FULL))
+    node = encrypted(SQLiteStore(path), keys_in(folder))
+    await node.open()
+    epoch = await node.claim("s", at=1.0)
+    await node.append("s", Batch([b"1", b"2", b"3"], expected=0, epoch=epoch, sync=Sync.FULL))
     _tamper(path, f"delete from record where {OF_S} and position = 3")
     other = encrypted(SQLiteStore(path), keys_in(folder))
     await other.open()
@@ -140,11 +140,11 @@ async def test_what_is_cut_while_its_owner_lives_is_noticed_too(folder: Path) ->
         EventsLostError, match="ends with record 2, and was sealed with 3: records were cut off"
     ):
         await other.read("s", after=2, limit=9)
-    await owner.append("s", Batch([b"4"], expected=3, epoch=epoch, sync=Sync.NORMAL))
+    await node.append("s", Batch([b"4"], expected=3, epoch=epoch, sync=Sync.NORMAL))
     with pytest.raises(EventsLostError, match="has no record 3: it was cut out"):
         await other.read("s", after=2, limit=9)
     await other.close()
-    await owner.close()
+    await node.close()
 
 
 @spec("STREAM-99")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreDamagedError, UsageError
-from midstream.session.blobs import Blob
-from midstream.session.records import Sync
-from midstream.store.contract import Batch, KeyValueEntry, StoredRecord
+from midstream.store.contract import KeyValueEntry
 from midstream.store.sqlite import SQLiteStore
-from midstream.store.sqlite.database import APPLICATION_ID, SCHEMA_VERSION, DatabaseFile
+from midstream.store.sqlite.database import PRERELEASE_ID, SCHEMA_VERSION, DatabaseFile
 from midstream.store.sqlite.reads import reading
 
 
@@ -92,52 +89,14 @@ async def test_a_newer_schema_is_refused_with_what_to_do(folder: Path) -> None:
         await SQLiteStore(folder / "x.db").open()
 
 
-async def test_an_older_schema_is_brought_up_to_date_with_all_it_holds(folder: Path) -> None:
-    path = folder / "x.db"
-    first = files("midstream.store.sqlite").joinpath("schema/sqlite.sql").read_text()
-    session = "insert into session (name, epoch, created_at, changed_at, is_live) values ('s', 4, 1, 1, 1)"
-    record = "insert into record values (1, 1, 4, x'7b7d')"
-    identity = f"pragma application_id = {APPLICATION_ID}; pragma user_version = 1"
-    _execute(path, f"{first}; {session}; {record}; {identity}")
-    store = SQLiteStore(path)
-    await store.open()
-    assert await store.read("s", after=0, limit=10) == [StoredRecord(1, 4, b"{}")]
-    assert (await store.watch({})).orphans == ("s",)
-    assert await store.kv_put("pool", "k", b"{}", expected=0, at=2.0) == 1
-    assert await store.claim("s", at=2.0) == 5
-    await store.close()
-
-
-async def test_a_database_of_the_first_version_is_brought_up_to_date_and_keeps_what_it_holds(
+async def test_a_database_of_a_version_before_the_first_release_is_refused_with_what_to_do(
     folder: Path,
 ) -> None:
-    path = folder / "old.db"
-    schema = files("midstream.store.sqlite").joinpath("schema/sqlite.sql").read_text()
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(schema)
-        db.execute(f"pragma application_id = {APPLICATION_ID}")
-        db.execute("pragma user_version = 1")
-        db.execute("insert into session (name, epoch, created_at, changed_at) values ('s', 3, 1.0, 1.0)")
-        db.execute("insert into record values (1, 1, 3, x'6131')")
-        db.commit()
-    store = SQLiteStore(path)
-    await store.open()
-    assert await store.read("s", after=0, limit=9) == [StoredRecord(1, 3, b"a1")]
-    epoch = await store.claim("s", at=2.0)
-    blob = Blob("d" * 64, b"whole")
-    await store.append("s", Batch([b"a2"], expected=1, epoch=epoch, sync=Sync.FULL, blobs=[blob]))
-    assert await store.blob("s", blob.digest) == b"whole"
-    await store.close()
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("pragma user_version").fetchone() == (SCHEMA_VERSION,)
-
-
-async def test_a_reader_finds_no_entries_in_a_file_of_an_older_version(folder: Path) -> None:
-    path = folder / "x.db"
-    first = files("midstream.store.sqlite").joinpath("schema/sqlite.sql").read_text()
-    _execute(path, f"{first}; pragma application_id = {APPLICATION_ID}; pragma user_version = 1")
-    with reading(path) as reader:
-        assert reader.kv_list("pool") == []
+    _execute(folder / "x.db", f"create table record (x); pragma application_id = {PRERELEASE_ID}")
+    before = (folder / "x.db").read_bytes()
+    with pytest.raises(UsageError, match="move the file away to begin a new one"):
+        await SQLiteStore(folder / "x.db").open()
+    assert (folder / "x.db").read_bytes() == before
 
 
 async def test_a_reader_sees_the_namespace_of_a_store_that_is_open(folder: Path) -> None:

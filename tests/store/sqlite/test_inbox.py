@@ -1,23 +1,22 @@
-"""The SQL of the inbox, on a database of its own; what several owners make of it is the store contract's."""
+"""The SQL of the inbox, on a database of its own; what several nodes make of it is the store contract's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 import apsw
 import pytest
 
 from midstream.store.sqlite import inbox
+from midstream.store.sqlite.database import schema
 from midstream.store.sqlite.inbox import Sight, Undecided
 
 
 @pytest.fixture
 def db() -> Iterator[apsw.Connection]:
     connection = apsw.Connection(":memory:")
-    for name in ("sqlite.sql", "sqlite-2.sql"):
-        connection.execute(files("midstream.store.sqlite").joinpath(f"schema/{name}").read_text())
+    connection.execute(schema())
     yield connection
     connection.close()
 
@@ -30,19 +29,19 @@ def _sight(db: apsw.Connection) -> Sight:
 
 
 def _session(
-    db: apsw.Connection, name: str, owner: str | None, *, epoch: int = 1, is_live: bool = True
+    db: apsw.Connection, name: str, node: str | None, *, epoch: int = 1, is_live: bool = True
 ) -> None:
     db.execute(
-        "insert into session (name, epoch, owner, created_at, changed_at, is_live) values (?, ?, ?, 1, 1, ?)",
-        (name, epoch, owner, is_live),
+        "insert into session (name, epoch, node, created_at, changed_at, is_live) values (?, ?, ?, 1, 1, ?)",
+        (name, epoch, node, is_live),
     )
 
 
-def _nobody(owner: str) -> bool:
+def _nobody(node: str) -> bool:
     return False
 
 
-def _everybody(owner: str) -> bool:
+def _everybody(node: str) -> bool:
     return True
 
 
@@ -63,7 +62,7 @@ def test_a_letter_is_undecided_until_it_is_answered(db: apsw.Connection) -> None
     assert sight.answers("them") == []
 
 
-def test_nobody_answers_for_another_living_owner(db: apsw.Connection) -> None:
+def test_nobody_answers_for_another_living_node(db: apsw.Connection) -> None:
     _session(db, "s", "them")
     forwarded = inbox.put(db, "s", "sender", b"1")
     inbox.answer(db, forwarded, b"no", us="us", may_hold=_everybody)
@@ -87,7 +86,7 @@ def test_what_a_dead_sender_asked_and_was_answered_is_cleared(db: apsw.Connectio
     assert _sight(db).undecided() == []
 
 
-def test_open_turns_without_a_living_owner_are_found(db: apsw.Connection) -> None:
+def test_open_turns_without_a_living_node_are_found(db: apsw.Connection) -> None:
     _session(db, "given up", None, epoch=2)
     _session(db, "lost", "dead", epoch=3)
     _session(db, "held", "us")

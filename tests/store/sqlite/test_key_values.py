@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import files
 
 import apsw
 import pytest
@@ -9,14 +8,13 @@ import pytest
 from midstream.errors import EntryMovedError
 from midstream.store.contract import KeyValueEntry
 from midstream.store.sqlite import key_values
-from midstream.store.sqlite.database import SCHEMA
+from midstream.store.sqlite.database import schema
 
 
 @pytest.fixture
 def db() -> Iterator[apsw.Connection]:
     connection = apsw.Connection(":memory:")
-    for name in SCHEMA:
-        connection.execute(files("midstream.store.sqlite").joinpath(f"schema/{name}").read_text())
+    connection.execute(schema())
     yield connection
     connection.close()
 

@@ -9,32 +9,32 @@ from pathlib import Path
 import pytest
 
 from midstream.errors import UsageError
-from midstream.store.sqlite.liveness import OwnerLock, Peers, is_alive, sweep
+from midstream.store.sqlite.liveness import NodeLock, Peers, is_alive, sweep
 
 
-def test_an_owner_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
-    lock = OwnerLock(tmp_path / "owners", "o1")
-    assert is_alive(tmp_path / "owners", "o1")
-    assert is_alive(tmp_path / "owners", "o1"), "looking does not kill"
+def test_an_node_lives_as_long_as_it_holds_its_lock(tmp_path: Path) -> None:
+    lock = NodeLock(tmp_path / "nodes", "o1")
+    assert is_alive(tmp_path / "nodes", "o1")
+    assert is_alive(tmp_path / "nodes", "o1"), "looking does not kill"
     lock.give_up()
     lock.give_up()
-    assert not is_alive(tmp_path / "owners", "o1")
+    assert not is_alive(tmp_path / "nodes", "o1")
 
 
-def test_an_owner_nobody_knows_is_dead(tmp_path: Path) -> None:
+def test_an_node_nobody_knows_is_dead(tmp_path: Path) -> None:
     assert not is_alive(tmp_path, "o1")
 
 
-def test_a_dead_owners_file_goes_with_the_first_who_looks(tmp_path: Path) -> None:
-    OwnerLock(tmp_path, "o1").drop()
+def test_a_dead_nodes_file_goes_with_the_first_who_looks(tmp_path: Path) -> None:
+    NodeLock(tmp_path, "o1").drop()
     assert [path.name for path in tmp_path.iterdir()] == ["o1.lock"]
     assert not is_alive(tmp_path, "o1")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_removes_dead_owners_only(tmp_path: Path) -> None:
-    living = OwnerLock(tmp_path, "living")
-    OwnerLock(tmp_path, "dead").drop()
+def test_a_sweep_removes_dead_nodes_only(tmp_path: Path) -> None:
+    living = NodeLock(tmp_path, "living")
+    NodeLock(tmp_path, "dead").drop()
     sweep(tmp_path)
     assert [path.stem for path in tmp_path.iterdir()] == ["living"]
     living.give_up()
@@ -51,8 +51,8 @@ def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> N
     sweeper.start()
     try:
         for number in range(300):
-            lock = OwnerLock(tmp_path, f"o{number}")
-            assert is_alive(tmp_path, lock.owner)
+            lock = NodeLock(tmp_path, f"o{number}")
+            assert is_alive(tmp_path, lock.node)
             lock.give_up()
     finally:
         is_over.set()
@@ -62,14 +62,14 @@ def test_a_sweep_never_takes_away_what_is_just_being_locked(tmp_path: Path) -> N
 def test_a_lock_that_cannot_be_taken_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="local file system"):
-        OwnerLock(tmp_path / "file", "o1")
+        NodeLock(tmp_path / "file", "o1")
 
 
 class Circle:
-    """Two owners, of whom one looks at the other, and a clock."""
+    """Two nodes, of whom one looks at the other, and a clock."""
 
     def __init__(self, folder: Path) -> None:
-        self.us, self.other = OwnerLock(folder, "us"), OwnerLock(folder, "other")
+        self.us, self.other = NodeLock(folder, "us"), NodeLock(folder, "other")
         self._file = folder / "other.lock"
         self.peers = Peers(folder, self.us, lease_s=10.0)
         self.now = 100.0
@@ -97,14 +97,14 @@ def circle(tmp_path: Path) -> Iterator[Circle]:
     circle.give_up()
 
 
-def test_an_owner_that_beats_may_take_as_long_as_it_likes(circle: Circle) -> None:
+def test_an_node_that_beats_may_take_as_long_as_it_likes(circle: Circle) -> None:
     circle.pass_s(100, beats=True)
     assert circle.peers.living == {"other"}
     assert circle.peers.frozen == frozenset()
     assert circle.peers.may_hold("other")
 
 
-def test_an_owner_that_is_silent_for_a_lease_is_frozen_until_it_beats_again(circle: Circle) -> None:
+def test_an_node_that_is_silent_for_a_lease_is_frozen_until_it_beats_again(circle: Circle) -> None:
     circle.pass_s(9.5)
     assert circle.peers.may_hold("other")
     circle.pass_s(1)
@@ -123,18 +123,18 @@ def test_time_in_which_the_observer_stood_still_is_held_against_nobody(circle: C
     assert circle.peers.may_hold("other")
 
 
-def test_an_owner_that_dies_or_comes_is_seen_with_the_next_look(circle: Circle, tmp_path: Path) -> None:
+def test_an_node_that_dies_or_comes_is_seen_with_the_next_look(circle: Circle, tmp_path: Path) -> None:
     circle.other.drop()
     assert circle.peers.look(now=circle.now)
     assert circle.peers.living | circle.peers.frozen == frozenset()
-    third = OwnerLock(tmp_path, "third")
+    third = NodeLock(tmp_path, "third")
     assert circle.peers.look(now=circle.now)
     assert not circle.peers.look(now=circle.now)
     assert circle.peers.living == {"third"}
     third.give_up()
 
 
-def test_an_owner_beats_only_while_somebody_sees_it(circle: Circle, tmp_path: Path) -> None:
+def test_an_node_beats_only_while_somebody_sees_it(circle: Circle, tmp_path: Path) -> None:
     def beat_of(name: str) -> int:
         return (tmp_path / f"{name}.lock").stat().st_mtime_ns
 
@@ -148,9 +148,9 @@ def test_an_owner_beats_only_while_somebody_sees_it(circle: Circle, tmp_path: Pa
     assert beat_of("us") == 0
 
 
-def test_two_who_look_at_a_dead_owner_at_once_both_find_it_dead(tmp_path: Path) -> None:
+def test_two_who_look_at_a_dead_node_at_once_both_find_it_dead(tmp_path: Path) -> None:
     for number in range(50):
-        OwnerLock(tmp_path, f"o{number}").drop()
+        NodeLock(tmp_path, f"o{number}").drop()
     answers: list[bool] = []
     lookers = [
         threading.Thread(target=lambda: answers.extend(is_alive(tmp_path, f"o{n}") for n in range(50)))
@@ -164,15 +164,15 @@ def test_two_who_look_at_a_dead_owner_at_once_both_find_it_dead(tmp_path: Path) 
 
 
 def test_the_lock_and_its_folder_are_this_users_only(tmp_path: Path) -> None:
-    lock = OwnerLock(tmp_path / "owners", "o1")
-    assert (tmp_path / "owners").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "owners" / "o1.lock").stat().st_mode & 0o777 == 0o600
+    lock = NodeLock(tmp_path / "nodes", "o1")
+    assert (tmp_path / "nodes").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "nodes" / "o1.lock").stat().st_mode & 0o777 == 0o600
     lock.give_up()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> None:
-    lock = OwnerLock(tmp_path, "o1")
+    lock = NodeLock(tmp_path, "o1")
     ready, is_ready = os.pipe()
     child = os.fork()
     if child == 0:

@@ -15,7 +15,7 @@ from midstream.store.sqlite import SQLiteStore, online_backup
 from midstream.store.sqlite.online_backup import back_up
 from tests.store.stores import append, bodies, found_in
 
-PROGRAM = Path(__file__).with_name("owner_process.py")
+PROGRAM = Path(__file__).with_name("node_process.py")
 WAIT_S = 60.0
 
 
@@ -40,7 +40,7 @@ async def test_copies_of_a_database_at_work_are_each_of_one_moment(folder: Path)
     assert counts[-1] > counts[0], "nothing was written between the copies"
 
 
-async def test_a_session_goes_on_in_a_copy_while_its_owner_is_alive(store: SQLiteStore, folder: Path) -> None:
+async def test_a_session_goes_on_in_a_copy_while_its_node_is_alive(store: SQLiteStore, folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     done = back_up(folder / "x.db", folder / "copy.db")

@@ -100,7 +100,7 @@ async def test_after_a_power_cut_each_journal_is_gapless_and_holds_what_was_sync
 
 
 async def _what_is_found(folder: Path, files: dict[str, bytes]) -> Note:
-    """Return the ends of the journals, and the epochs that their next owners get."""
+    """Return the ends of the journals, and the epochs that their next nodes get."""
     _write(folder, files)
     store = SQLiteStore(folder / "x.db", durability="process")  # nothing more is cut
     await store.open()

@@ -1,4 +1,4 @@
-"""Whatever two owners do to a SQLite file, the reference store in memory answers the same."""
+"""Whatever two nodes do to a SQLite file, the reference store in memory answers the same."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Delete(NamedTuple):
 
 
 class Die(NamedTuple):
-    """The owner is killed, another one starts."""
+    """The node is killed, another one starts."""
 
 
 class Reopen(NamedTuple):
@@ -89,7 +89,7 @@ commands = st.one_of(
 
 
 class World:
-    """Two owners of one place, by number."""
+    """Two nodes of one place, by number."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -99,8 +99,8 @@ class World:
     def _store(self) -> Store:
         return SQLiteStore(self.path, durability="process") if self.path else MemoryStore(self.memory)
 
-    async def do(self, owner: int, command: Command) -> object:
-        store = self.stores[owner]
+    async def do(self, node: int, command: Command) -> object:
+        store = self.stores[node]
         try:
             match command:
                 case Claim(session, at):
@@ -129,8 +129,8 @@ class World:
                     return await store.delete(session)
                 case Die():
                     await self._kill(store)
-                    self.stores[owner] = self._store()
-                    await self.stores[owner].open()
+                    self.stores[node] = self._store()
+                    await self.stores[node].open()
                 case Reopen():
                     await store.close()
                     await store.open()
@@ -148,7 +148,7 @@ class World:
             store._opened.lock.drop()
             await store.close()  # its threads and files; no longer its lock
         elif isinstance(store, MemoryStore):
-            self.memory.kill(store.owner)
+            self.memory.kill(store.node)
 
     async def look(self) -> object:
         store = self.stores[0]

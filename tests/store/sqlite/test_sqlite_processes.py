@@ -1,4 +1,4 @@
-"""Several processes on one file: a killed owner's sessions are free at once, living ones share."""
+"""Several processes on one file: a killed node's sessions are free at once, living ones share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.store.contract import Batch, StoredRecord
 from midstream.store.sqlite import SQLiteStore
 from tests.store.stores import found_in
 
-PROGRAM = Path(__file__).with_name("owner_process.py")
+PROGRAM = Path(__file__).with_name("node_process.py")
 TAKEOVER_MAX_S = 30.0
 """Milliseconds on an idle machine; this one is shared."""
 
@@ -34,16 +34,16 @@ async def _start(path: Path, session: str, *, appends: int) -> Process:
     return process
 
 
-async def test_a_killed_owners_session_is_taken_over_at_once(
+async def test_a_killed_nodes_session_is_taken_over_at_once(
     folder: Path,
 ) -> None:
     store = SQLiteStore(folder / "x.db")
     await store.open()
-    owner = await _start(folder / "x.db", "s", appends=0)
+    node = await _start(folder / "x.db", "s", appends=0)
     with pytest.raises(LeaseHeldError):
         await store.claim("s", at=2.0)
 
-    owner.kill()
+    node.kill()
     killed_at = time.monotonic()
     epoch = None
     while epoch is None and time.monotonic() < killed_at + TAKEOVER_MAX_S:
@@ -56,8 +56,8 @@ async def test_a_killed_owners_session_is_taken_over_at_once(
     assert epoch == 2
     assert await store.read("s", after=0, limit=10) == [StoredRecord(1, 1, b"0")]
     assert await store.append("s", Batch([b"1"], expected=1, epoch=epoch, sync=Sync.FULL)) == 2
-    assert len(list((folder / "x.db.owners").glob("*.lock"))) == 1, "the dead one's file is gone"
-    await owner.wait()
+    assert len(list((folder / "x.db.nodes").glob("*.lock"))) == 1, "the dead one's file is gone"
+    await node.wait()
     await store.close()
 
 

@@ -47,7 +47,7 @@ async def test_all_files_are_this_users_only(store: SQLiteStore, folder: Path) -
         "x.db": "0o600",
         "x.db-wal": "0o600",
         "x.db-shm": "0o600",
-        "x.db.owners": "0o700",
+        "x.db.nodes": "0o700",
     }
 
 
@@ -57,8 +57,8 @@ async def test_after_closing_only_the_database_is_left(folder: Path) -> None:
     epoch = await store.claim("s", at=1.0)
     await append(store, b"a", expected=0, epoch=epoch)
     await store.close()
-    assert _names(folder) == ["x.db", "x.db.owners"]
-    assert _names(folder / "x.db.owners") == []
+    assert _names(folder) == ["x.db", "x.db.nodes"]
+    assert _names(folder / "x.db.nodes") == []
 
 
 async def test_the_tables_can_be_read_with_any_tool(store: SQLiteStore, folder: Path) -> None:
@@ -177,7 +177,7 @@ async def test_a_cancelled_close_still_closes(folder: Path) -> None:
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
     async with asyncio.timeout(30):
-        while _names(folder / "x.db.owners"):  # noqa: ASYNC110 - files send no events
+        while _names(folder / "x.db.nodes"):  # noqa: ASYNC110 - files send no events
             await asyncio.sleep(0)
 
 

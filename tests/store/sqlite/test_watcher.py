@@ -1,4 +1,4 @@
-"""The watcher's thread, on a scripted view of the database; what two real owners see is the store contract's."""
+"""The watcher's thread, on a scripted view of the database; what two real nodes see is the store contract's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.errors import StoreBusyError
 from midstream.store.contract import ForwardedCommand, News
 from midstream.store.sqlite import inbox
 from midstream.store.sqlite.inbox import LETTERS_MAX, Sight
-from midstream.store.sqlite.liveness import OwnerLock, Peers
+from midstream.store.sqlite.liveness import NodeLock, Peers
 from midstream.store.sqlite.watcher import Watcher
 
 WAIT_S = 30.0
@@ -56,7 +56,7 @@ class Tables:
 
 @contextlib.asynccontextmanager
 async def _watching(folder: Path, tables: Tables):  # type: ignore[no-untyped-def] # noqa: ANN202 - contextlib's
-    lock = OwnerLock(folder, "us")
+    lock = NodeLock(folder, "us")
     watcher = Watcher("us", Peers(folder, lock, lease_s=20.0), tables.seen, World())
     watcher.start()
     try:
@@ -87,7 +87,7 @@ async def test_more_letters_than_one_look_tells_are_told_by_the_next(tmp_path: P
 async def test_a_letter_whose_sender_is_dead_is_told_to_nobody(tmp_path: Path) -> None:
     tables = Tables()
     tables.undecided = [(1, "s", b"x", "dead", "us", 1), (2, "s", b"y", "them", "us", 1)]
-    them = OwnerLock(tmp_path, "them")
+    them = NodeLock(tmp_path, "them")
     async with _watching(tmp_path, tables) as watcher:
         news = await watcher.watch({})
     them.give_up()
@@ -102,10 +102,10 @@ async def test_a_busy_store_is_looked_at_again(tmp_path: Path) -> None:
         assert (await watcher.watch({})).orphans == ("s",)
 
 
-async def test_a_sessions_owner_that_came_a_moment_ago_is_not_taken_for_dead(tmp_path: Path) -> None:
+async def test_a_sessions_node_that_came_a_moment_ago_is_not_taken_for_dead(tmp_path: Path) -> None:
     tables = Tables()
     tables.orphans = [("s", 4, "newcomer"), ("t", 1, "dead")]
-    newcomer = OwnerLock(tmp_path, "newcomer")
+    newcomer = NodeLock(tmp_path, "newcomer")
     async with _watching(tmp_path, tables) as watcher:
         news = await watcher.watch({})
     newcomer.give_up()
@@ -133,7 +133,7 @@ async def test_closing_lets_nobody_wait(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_cannot_be_read_for_a_while_ends_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "owners"
+    folder = tmp_path / "nodes"
     async with _watching(folder, Tables()) as watcher:
         await watcher.watch({})
         folder.rename(tmp_path / "gone")

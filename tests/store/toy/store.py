@@ -1,6 +1,6 @@
 """A store as CONTRIBUTING describes one: one folder, one row in a registry, no change of the package.
 
-Everything is in one file, which is written anew with each change. Owners live in one process: they are dead when it is.
+Everything is in one file, which is written anew with each change. Nodes live in one process: they are dead when it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Journal(Struct):
     created_at: float
     epoch: int
     mark: SessionListing
-    owner: str = ""
+    node: str = ""
     records: list[StoredRecord] = []
     blobs: dict[str, bytes] = {}
     seal: bytes = b""
@@ -64,7 +64,7 @@ class Command(Struct):
 
 
 class Place:
-    """One file, and the owners of this process that share it."""
+    """One file, and the nodes of this process that share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,8 +83,8 @@ class Place:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def kill(self, owner: str) -> None:
-        self.living.discard(owner)
+    def kill(self, node: str) -> None:
+        self.living.discard(node)
         self.tell()
 
     def number(self) -> int:
@@ -135,25 +135,25 @@ class ToyReader(StoreReader):
 class ToyStore(ToyReader, Store):
     def __init__(self, place: Place, world: World) -> None:
         super().__init__(place)
-        self.owner = ""
+        self.node = ""
         self._world = world
         self._delivered: set[tuple[str | int, int]] = set()
         self._peers = -1
 
     @property
     def _content(self) -> Content:
-        if not self.owner:
+        if not self.node:
             raise UsageError("the store is not open: call `await store.open()` first")
         return self.place.content
 
     async def open(self) -> None:
-        self.owner = self.owner or self._world.new_id("owner")
-        self.place.living.add(self.owner)
+        self.node = self.node or self._world.new_id("node")
+        self.place.living.add(self.node)
         self.place.tell()
 
     async def close(self) -> None:
-        self.place.kill(self.owner)
-        self.owner = ""
+        self.place.kill(self.node)
+        self.node = ""
 
     async def claim(self, session: str, *, at: float) -> int:
         journals = self._content.journals
@@ -162,7 +162,7 @@ class ToyStore(ToyReader, Store):
             mark = SessionListing(is_live=False, at=at)
             journal = journals[session] = Journal(self.place.number(), at, self._content.epochs_spent, mark)
         self._require_free(session, journal)
-        journal.owner = self.owner
+        journal.node = self.node
         journal.epoch += 1
         self.place.save()
         return journal.epoch
@@ -170,7 +170,7 @@ class ToyStore(ToyReader, Store):
     async def release(self, session: str, *, epoch: int) -> None:
         journal = self._content.journals.get(session)
         if journal is not None and journal.epoch == epoch:
-            journal.owner = ""
+            journal.node = ""
             self.place.save()
 
     async def append(self, session: str, batch: Batch) -> int:
@@ -238,7 +238,7 @@ class ToyStore(ToyReader, Store):
                     for number, _ in sorted(forwarded_commands - self._delivered)
                 ),
                 tuple(sorted(name for name, _ in orphans - self._delivered)),
-                len(self.place.living - {self.owner}),
+                len(self.place.living - {self.node}),
             )
             if news != News(peers=self._peers):
                 self._delivered, self._peers = {*forwarded_commands, *orphans}, news.peers
@@ -248,7 +248,7 @@ class ToyStore(ToyReader, Store):
     async def forward(self, session: str, body: bytes) -> bytes:
         self._require_open()
         number = self.place.number()
-        command = self.place.commands[number] = Command(ForwardedCommand(number, session, body), self.owner)
+        command = self.place.commands[number] = Command(ForwardedCommand(number, session, body), self.node)
         self.place.tell()
         try:
             return await command.answer
@@ -283,16 +283,16 @@ class ToyStore(ToyReader, Store):
         assert self._content is self.place.content
 
     def _require_free(self, session: str, journal: Journal) -> None:
-        if journal.owner != self.owner and not self._is_free(journal):
-            message = f"session {session!r} belongs to {journal.owner!r}, which is alive"
+        if journal.node != self.node and not self._is_free(journal):
+            message = f"session {session!r} belongs to {journal.node!r}, which is alive"
             raise LeaseHeldError(message, session=session)
 
     def _is_free(self, journal: Journal) -> bool:
-        return journal.owner not in self.place.living
+        return journal.node not in self.place.living
 
     def _may_decide(self, session: str) -> bool:
         journal = self.place.content.journals.get(session)
-        return journal is None or journal.owner == self.owner or self._is_free(journal)
+        return journal is None or journal.node == self.node or self._is_free(journal)
 
     def _epoch_of(self, session: str) -> int:
         journal = self.place.content.journals.get(session)
@@ -322,7 +322,7 @@ class ToyBackend:
 
 def _line(session: str, journal: Journal) -> SessionInfo:
     oldest = journal.records[0].position if journal.records else 0
-    is_free = not journal.owner
+    is_free = not journal.node
     return SessionInfo(session, journal.end, journal.epoch, journal.created_at, journal.mark, is_free, oldest)
 
 

@@ -37,7 +37,7 @@ class ToyPlace:
 
     def kill(self, store: Store) -> None:
         assert isinstance(store, ToyStore)
-        self._place.kill(store.owner)
+        self._place.kill(store.node)
 
 
 class TestToyStore(StoreContract):

@@ -48,7 +48,7 @@ class CoreSubject:
 
     async def submit(self, payload: Json) -> None:
         said = decode_payload(msgspec.json.encode(payload))
-        if payload["type"] == "abort":
+        if payload["type"] == "cancel":
             self._stream.abort()
         else:
             self._stream.submit(said)

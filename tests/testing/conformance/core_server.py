@@ -53,8 +53,8 @@ class CoreServer:
         if not isinstance(turn, AwaitingModel) or not turn.attempt:
             return False
         host = self.host(session)
-        host.do(heard("ready", turn=turn.turn, reply=turn.reply_no, attempt=turn.attempt), at=0.0)
-        host.do(answers("ready", turn=turn.turn, reply=turn.reply_no, attempt=turn.attempt), at=0.0)
+        host.do(heard("ready", turn=turn.turn, response=turn.response_no, attempt=turn.attempt), at=0.0)
+        host.do(answers("ready", turn=turn.turn, response=turn.response_no, attempt=turn.attempt), at=0.0)
         return True
 
     def feed(self, session: str) -> None:
@@ -88,9 +88,9 @@ class CoreWire:
                     self.stream.admit(host.session, epoch_at=host.epoch_at(event_id), now=0.0)
                     if self.stream.is_admitted and self.stream.stream:
                         self.server.fence(self)
-                case Submit(seqno, chunk):
+                case Submit(seqno, command):
                     try:
-                        host.do(chunk, at=0.0)
+                        host.do(command, at=0.0)
                     except Refused as refused:
                         self.stream.refused(seqno, refused.error, now=0.0)
                     else:

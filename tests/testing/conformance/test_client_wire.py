@@ -12,7 +12,7 @@ from midstream.testing.conformance.scripted_server import ScriptedServer
 from midstream.testing.conformance.scripts import Json, Script, scripts
 from tests.testing.conformance.core_client import CoreSubject
 
-SAY: Json = {"submit": {"type": "say", "parts": [{"type": "text", "text": "hi"}]}}
+SAY: Json = {"submit": {"type": "send", "parts": [{"type": "text", "text": "hi"}]}}
 WELCOME: Json = {"receive": {"type": "welcome", "stream": "$stream", "event_id": "1-1", "resume_from": "1-1"}}
 
 
@@ -30,9 +30,9 @@ async def test_our_client_keeps_the_scripts_over_each_transport(way: TransportKi
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ((SAY, {"connected": True}, WELCOME, {"sent": []}), "2 frames were sent, not 0: ['open', 'chunk']"),
+        ((SAY, {"connected": True}, WELCOME, {"sent": []}), "2 frames were sent, not 0: ['open', 'command']"),
         (
-            (SAY, {"connected": True}, WELCOME, {"sent": [{"type": "close"}, {"type": "chunk"}]}),
+            (SAY, {"connected": True}, WELCOME, {"sent": [{"type": "close"}, {"type": "command"}]}),
             "frame 0: type is 'open', not 'close'",
         ),
         ((SAY, {"connected": True}, WELCOME, {"told": ["1-1"]}), "the application was told [], not ['1-1']"),

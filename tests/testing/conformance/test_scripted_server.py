@@ -45,10 +45,10 @@ async def test_a_poll_waits_for_words_and_a_cut_one_is_never_answered() -> None:
         await line.say({"type": "welcome"})
         answer = (await asking).json()
         assert answer == {"frames": [{"type": "welcome"}], "more": True}
-        assert (await client.post(f"{PATH}/chunks", json={"type": "chunk"})).status_code == 204
-        assert [frame["type"] for frame in line.said] == ["open", "chunk"]
+        assert (await client.post(f"{PATH}/commands", json={"type": "command"})).status_code == 204
+        assert [frame["type"] for frame in line.said] == ["open", "command"]
         line.cut()
-        for path in ("poll?n=1", "chunks"):
+        for path in ("poll?n=1", "commands"):
             with pytest.raises(httpx2.HTTPError):
                 await client.post(f"{PATH}/{path}", json={"type": "open"})
 

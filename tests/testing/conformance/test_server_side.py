@@ -141,7 +141,7 @@ def _is_ack(body: bytes) -> bool:
 
 
 @spec("STREAM-13")
-async def test_a_server_may_acknowledge_many_chunks_at_once_and_again() -> None:
+async def test_a_server_may_acknowledge_many_commands_at_once_and_again() -> None:
     server = CoreServer()
 
     async def connect(session: str) -> ProbedConnection:
@@ -156,7 +156,7 @@ async def test_a_server_may_acknowledge_many_chunks_at_once_and_again() -> None:
 
 
 @pytest.mark.parametrize("said", ["both, and the ack is of one", "one"])
-async def test_an_ack_of_one_chunk_or_of_what_nobody_said_is_none_of_another(said: str) -> None:
+async def test_an_ack_of_one_command_or_of_what_nobody_said_is_none_of_another(said: str) -> None:
     server = CoreServer()
 
     async def connect(session: str) -> ProbedConnection:

@@ -32,9 +32,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from midstream.history.messages import Entry, History, Reply, Step, Text, ToolSpec, UserMessage
+from midstream.history.messages import Entry, History, Response, Step, Text, ToolSpec, UserMessage
 from midstream.history.rendering import render
-from midstream.models.replies import ModelRequest
+from midstream.models.responses import ModelRequest
 
 CALLS_MAX = 8
 """Calls of one turn."""
@@ -219,7 +219,7 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
     if due.results and _composed(properties) and _REFERENCE.search(instruction):
         instruction = f"{due.results[-1][:RESULT_CHARS_MAX]}\n\n{instruction}"
     said = (*_shown(*_example(tool)), UserMessage.of(instruction))
-    instructions = f"Reply with the JSON arguments of the tool {signature}"
+    instructions = f"Response with the JSON arguments of the tool {signature}"
     return Prompt(instructions, said, _FILLING_IN, _limited_parameters(tool, due))
 
 
@@ -239,7 +239,7 @@ def answer_prompt(request: ModelRequest) -> Prompt:
     if returned and (not left or _REFERENCE.search(left)):
         return Prompt(instructions, tuple(said), _RETELLING)
     if returned:
-        said += [_reply("Done."), UserMessage.of(f"{left[0].upper()}{left[1:]}.")]
+        said += [_response("Done."), UserMessage.of(f"{left[0].upper()}{left[1:]}.")]
     return Prompt(instructions, tuple(said), _TELLING)
 
 
@@ -249,11 +249,11 @@ def is_circling(answer: str) -> bool:
 
 
 def _shown(said: str, answered: object) -> tuple[Entry, Entry]:
-    return UserMessage.of(said), _reply(msgspec.json.encode(answered).decode())
+    return UserMessage.of(said), _response(msgspec.json.encode(answered).decode())
 
 
-def _reply(words: str) -> Step:
-    return Step(Reply((Text(words),)))
+def _response(words: str) -> Step:
+    return Step(Response((Text(words),)))
 
 
 def _example(tool: ToolSpec) -> tuple[str, dict[str, object]]:
@@ -389,12 +389,12 @@ def _earlier(history: History) -> list[Entry]:
             is_current = not isinstance(entry, UserMessage)
             continue
         is_user = isinstance(entry, UserMessage)
-        text = _text_of(entry) if isinstance(entry, UserMessage) else entry.reply.text
+        text = _text_of(entry) if isinstance(entry, UserMessage) else entry.response.text
         left -= len(text)
         if left < 0:
             break
         if text:
-            said.append(UserMessage.of(text) if is_user else _reply(text))
+            said.append(UserMessage.of(text) if is_user else _response(text))
     return said[::-1]
 
 

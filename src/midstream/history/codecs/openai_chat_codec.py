@@ -95,18 +95,18 @@ class OpenAIChat:
             parts = [Part(PartKind.TEXT, None, body=as_words(content), is_new=True)]
         turn = MessageTurn(role, parts, message, at)
         if role is Role.ASSISTANT:
-            self._read_reply(message, turn)
+            self._read_response(message, turn)
         elif content is None or content == []:
             turn.faults = ("null-content",)
         if role is not Role.ASSISTANT and "tool_calls" in message:
             turn.faults = (
                 *turn.faults,
                 "empty-calls",
-            )  # with calls in it this would have been read as a reply
+            )  # with calls in it this would have been read as a response
         return turn
 
-    def _read_reply(self, message: Json, turn: MessageTurn) -> None:
-        """Read what only replies have: reasoning before, calls after the words."""
+    def _read_response(self, message: Json, turn: MessageTurn) -> None:
+        """Read what only responses have: reasoning before, calls after the words."""
         if message.get("content") == []:
             turn.faults = ("empty-content",)
         reasoning = message.get("reasoning_content")
@@ -159,7 +159,7 @@ class OpenAIChat:
         role = source.get("role") if role_in(_ROLES, source.get("role")) is turn.role else str(turn.role)
         message: Json = {**source, "role": role, "content": self._content(turn, source)}
         if turn.role is Role.ASSISTANT:
-            self._write_reply(turn, message)
+            self._write_response(turn, message)
         else:
             message.pop("tool_calls", None)
         return message
@@ -175,7 +175,7 @@ class OpenAIChat:
             return "\n\n".join(part.body for part in said)
         return [{"type": "text", "text": part.body} if part.raw is None else part.raw for part in said]
 
-    def _write_reply(self, turn: MessageTurn, message: Json) -> None:
+    def _write_response(self, turn: MessageTurn, message: Json) -> None:
         for key in ("reasoning_content", "tool_calls", "function_call"):
             message.pop(key, None)
         thoughts = [part.body for part in turn.parts if part.kind is PartKind.THINKING and part.raw is None]

@@ -218,7 +218,7 @@ def _is_item(part: Part) -> bool:
 
 
 def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
-    """Read a piece of a message; a reply's texts and everybody else's have different types."""
+    """Read a piece of a message; a response's texts and everybody else's have different types."""
     wanted = "output_text" if role is Role.ASSISTANT else "input_text"
     kind = chunk.get("type") if is_typed(chunk) else None
     if kind == wanted:
@@ -230,16 +230,16 @@ def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
 
 
 def _text(words: Value, role: Role) -> Json:
-    """A chunk of text; a reply's says what it cites."""
+    """A chunk of text; a response's says what it cites."""
     if role is Role.ASSISTANT:
         return {"type": "output_text", "text": words, "annotations": []}
     return {"type": "input_text", "text": words}
 
 
 def _is_plain(turn: MessageTurn) -> bool:
-    """Whether this is a reply of one text, read from a chunk of another kind, in an item without an id.
+    """Whether this is a response of one text, read from a chunk of another kind, in an item without an id.
 
-    Chunks of output belong into items with an id; without one a reply is a plain text to every reader of the API.
+    Chunks of output belong into items with an id; without one a response is a plain text to every reader of the API.
     """
     (part,) = turn.parts
     is_text = turn.role is Role.ASSISTANT and part.kind is PartKind.TEXT and part.is_new

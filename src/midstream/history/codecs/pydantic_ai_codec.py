@@ -48,7 +48,7 @@ class PydanticAI:
         roles=frozenset({"request", "response"}),
         role_key="kind",
         user_role="request",
-        reply_role="response",
+        response_role="response",
         system_role="",
         content_key="parts",
         system="parts",
@@ -76,7 +76,7 @@ class PydanticAI:
         return {**(turn.source or {}), "kind": kind, "parts": [part.raw for part in turn.parts]}
 
     def text(self, words: str, role: Role) -> Part:
-        """Make a text part of a reply, or a user prompt."""
+        """Make a text part of a response, or a user prompt."""
         kind = "text" if role is Role.ASSISTANT else "user-prompt"
         return Part(PartKind.TEXT, {"content": words, "part_kind": kind}, body=words, is_new=True)
 

@@ -26,11 +26,11 @@ def settle_ids(turns: list[MessageTurn], calls: list[Part], task: Task) -> None:
     taken = {call.id for call in calls if isinstance(call.id, str)}
     namer = Namer(task.profile, taken)
     takes_id = task.profile.id_test()
-    seen, is_per_reply, reply = namer.seen, task.profile.ids_are_unique == "reply", -1
+    seen, is_per_response, response = namer.seen, task.profile.ids_are_unique == "response", -1
     for call in calls:
-        if call.reply != reply:
-            reply = call.reply
-            if is_per_reply:
+        if call.response != response:
+            response = call.response
+            if is_per_response:
                 seen.clear()
         if not call.is_by_name:
             old = call.id
@@ -84,7 +84,7 @@ class Namer:
     def __init__(self, profile: Profile, taken: set[str]) -> None:
         self.profile = profile
         self.seen: set[str] = set()
-        """Ids in use, within the reply or the list, as the profile asks."""
+        """Ids in use, within the response or the list, as the profile asks."""
         self.taken = taken
         self.next: dict[str, int] = {}
 

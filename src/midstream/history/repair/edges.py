@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from midstream.history.codecs.codec_spec import MessageTurn, PartKind, Role
-from midstream.history.repair.placeholders import FIRST, GO_ON, NO_REPLY
+from midstream.history.repair.placeholders import FIRST, GO_ON, NO_RESPONSE
 from midstream.history.repair.shared_state import Task, is_silent, stands_in
 from midstream.history.repair.system_prompts import settle_systems
 
@@ -23,7 +23,7 @@ def settle_edges(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     if profile.alternates != "no" or profile.call_follows_user:
         turns = _joined(turns, task)
     if not profile.user_follows_results and not task.is_flat:
-        turns = _replied(turns, task)
+        turns = _responded(turns, task)
     if profile.alternates == "spoken":
         if task.form.spec.system == "parts":
             turns = [piece for turn in turns for piece in _one_prompt_each(turn)]
@@ -32,7 +32,7 @@ def settle_edges(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _begun(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Let a user begin where a reply may not."""
+    """Let a user begin where a response may not."""
     place = 0
     while place < len(turns) and turns[place].role is Role.SYSTEM:
         place += 1
@@ -43,12 +43,12 @@ def _begun(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
         return turns
     if task.profile.first == "call-later" and (place or not _calls_at_once(turns, task)):
         return turns
-    task.report.tell("starts-with-reply", max(first.at, 0), "a user's turn was put before it")
+    task.report.tell("starts-with-response", max(first.at, 0), "a user's turn was put before it")
     return [*turns[:place], task.turn_of(Role.USER, FIRST), *turns[place:]]
 
 
 def _calls_at_once(turns: list[MessageTurn], task: Task) -> bool:
-    """Whether the first reply has calls; in a flat list it may be of several items."""
+    """Whether the first response has calls; in a flat list it may be of several items."""
     if not task.is_flat:
         return turns[0].has_calls
     for turn in turns:
@@ -73,7 +73,7 @@ def _unmixed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
         others = [part for part in turn.parts if part.kind is not PartKind.RESULT]
         out.append(MessageTurn(Role.USER, results, turn.source, turn.at, is_changed=True))
         if task.profile.alternates != "no":
-            out.append(task.turn_of(Role.ASSISTANT, NO_REPLY))
+            out.append(task.turn_of(Role.ASSISTANT, NO_RESPONSE))
         out.append(MessageTurn(Role.USER, others, at=turn.at, is_changed=True))
         task.report.tell("mixed-turn", turn.at, "parted the results from the words")
     return out
@@ -94,7 +94,7 @@ def _joined(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _is_refused_run(run: list[MessageTurn], task: Task) -> bool:
-    """Whether these may not follow one another; a reply with calls is always the last of its run."""
+    """Whether these may not follow one another; a response with calls is always the last of its run."""
     if len(run) == 1 or run[0].role not in _SPEAKERS or task.is_flat:
         return False
     return task.profile.alternates != "no" or run[-1].has_calls
@@ -109,7 +109,9 @@ def _run(run: list[MessageTurn], task: Task) -> list[MessageTurn]:
             out[-1] = MessageTurn(before.role, parts, _source(before, turn), turn.at, is_changed=True)
             task.report.tell("same-role-twice", max(turn.at, 0), "joined with the results before")
         else:
-            other, words = (Role.USER, GO_ON) if turn.role is Role.ASSISTANT else (Role.ASSISTANT, NO_REPLY)
+            other, words = (
+                (Role.USER, GO_ON) if turn.role is Role.ASSISTANT else (Role.ASSISTANT, NO_RESPONSE)
+            )
             out += [task.turn_of(other, words), turn]
             task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
     return out
@@ -144,14 +146,14 @@ def _one_prompt_each(turn: MessageTurn) -> list[MessageTurn]:
     ]
 
 
-def _replied(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Let a reply stand between results and a user's words."""
+def _responded(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
+    """Let a response stand between results and a user's words."""
     out: list[MessageTurn] = []
     for turn in turns:
         is_behind_results = out and out[-1].role is not Role.ASSISTANT and is_silent(out[-1])
         if is_behind_results and turn.role is Role.USER and not is_silent(turn):
-            out.append(task.turn_of(Role.ASSISTANT, NO_REPLY))
-            task.report.tell("user-after-result", max(turn.at, 0), "a reply was put before it")
+            out.append(task.turn_of(Role.ASSISTANT, NO_RESPONSE))
+            task.report.tell("user-after-result", max(turn.at, 0), "a response was put before it")
         out.append(turn)
     return out
 
@@ -174,7 +176,7 @@ def _spoken(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
             out.append(turn)
             continue
         if turn.role is not expected:
-            words = GO_ON if expected is Role.USER else NO_REPLY
+            words = GO_ON if expected is Role.USER else NO_RESPONSE
             out.append(task.turn_of(expected, words))
             task.report.tell("same-role-twice", max(turn.at, 0), "parted from the message before")
         out.append(turn)
@@ -183,7 +185,7 @@ def _spoken(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def trim_prefill(turns: list[MessageTurn], task: Task) -> None:
-    """Take the white space off the end of a reply that the model is to continue."""
+    """Take the white space off the end of a response that the model is to continue."""
     last = turns[-1] if turns else None
     part = last.parts[-1] if last is not None and last.role is Role.ASSISTANT and last.parts else None
     if last is None or part is None or part.kind is not PartKind.TEXT or not isinstance(part.body, str):

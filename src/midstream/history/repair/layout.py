@@ -8,7 +8,7 @@ from midstream.history.repair.shared_state import Task, stands_in
 
 
 class LayoutWriter:
-    """Writes the turns anew in one pass: each reply, then its results, then what else was said."""
+    """Writes the turns anew in one pass: each response, then its results, then what else was said."""
 
     def __init__(self, turns: list[MessageTurn], read: list[MessageTurn], task: Task) -> None:
         self.turns = turns
@@ -19,9 +19,9 @@ class LayoutWriter:
         self.settled: set[int] = set()
         """Results that stand where they belong."""
         self.splits = False
-        """Whether an earlier reply has its results in several user messages."""
+        """Whether an earlier response has its results in several user messages."""
         self.taken: list[Part] = []
-        """Attachments of orphans that stood in a reply."""
+        """Attachments of orphans that stood in a response."""
 
     def run(self) -> list[MessageTurn]:
         """Return the turns in order."""
@@ -29,7 +29,7 @@ class LayoutWriter:
         while here < count:
             turn = self.turns[here]
             if turn.role is Role.ASSISTANT and turn.has_calls:
-                here = self._reply(here)
+                here = self._response(here)
             else:
                 self._other(turn)
                 here += 1
@@ -39,9 +39,9 @@ class LayoutWriter:
                 self.taken = []
         return self.out
 
-    def _reply(self, here: int) -> int:
-        """Write the reply at `here` and its results; return the number of the next turn."""
-        end, start = self._end_of_reply(here), len(self.out)
+    def _response(self, here: int) -> int:
+        """Write the response at `here` and its results; return the number of the next turn."""
+        end, start = self._end_of_response(here), len(self.out)
         for turn in self.turns[here:end]:
             if turn.role is Role.ASSISTANT and turn.has(PartKind.RESULT):
                 turn.parts, turn.is_changed = self._without_results(turn.parts, turn), True
@@ -64,18 +64,18 @@ class LayoutWriter:
         return after
 
     def _is_tail(self, end: int, after: int) -> bool:
-        """Whether nothing follows the reply and its results; orphans among them will be words of the user."""
+        """Whether nothing follows the response and its results; orphans among them will be words of the user."""
         if after < len(self.turns):
             return False
         answers = self.turns[end:after]
         return self.task.is_grouped or all(turn.parts[0].owner for turn in answers)
 
-    def _end_of_reply(self, here: int) -> int:
-        """A flat list has no messages: the calls in a row are one reply."""
+    def _end_of_response(self, here: int) -> int:
+        """A flat list has no messages: the calls in a row are one response."""
         end = here + 1
         if self.task.is_flat:
             look = end
-            while look < len(self.turns) and _is_item_of_reply(self.turns[look]):
+            while look < len(self.turns) and _is_item_of_response(self.turns[look]):
                 look += 1
                 if self.turns[look - 1].has_calls:
                     end = look
@@ -202,7 +202,7 @@ class LayoutWriter:
         return self.task.profile.joins_users and last.has_only(PartKind.RESULT)
 
     def _is_split(self, last: MessageTurn) -> bool:
-        """Whether this reply's results stand in several user messages: a new one changes none of them."""
+        """Whether this response's results stand in several user messages: a new one changes none of them."""
         if not self._is_of_results(last):
             return False
         before = self.out[-2]
@@ -215,7 +215,9 @@ class LayoutWriter:
         turn = self.read[moved[0].turn]
         if len(turn.parts) != len(moved) or any(a is not b for a, b in zip(turn.parts, moved, strict=True)):
             return None
-        is_changed = turn.is_changed or turn.role is not Role.USER  # a reply's role is no place for results
+        is_changed = (
+            turn.is_changed or turn.role is not Role.USER
+        )  # a response's role is no place for results
         return MessageTurn(Role.USER, turn.parts, turn.source, turn.at, is_changed=is_changed)
 
     def _other(self, turn: MessageTurn) -> None:
@@ -244,7 +246,7 @@ class LayoutWriter:
                 code = "repeated-result" if part.is_second else "orphan-result"
                 role = Role.ASSISTANT if turn.role is Role.ASSISTANT else Role.USER
                 kept.append(self.task.form.text(note, role))
-                if role is Role.ASSISTANT and not self.task.profile.replies_show_files:
+                if role is Role.ASSISTANT and not self.task.profile.responses_show_files:
                     self.taken += others
                 else:
                     kept += others
@@ -261,7 +263,7 @@ def _answers(part: Part, mine: set[int]) -> bool:
     return part.kind is PartKind.RESULT and part.owner in mine
 
 
-def _is_item_of_reply(turn: MessageTurn) -> bool:
+def _is_item_of_response(turn: MessageTurn) -> bool:
     if turn.role is not Role.ASSISTANT:
         return False
     return all(part.kind in (PartKind.CALL, PartKind.THINKING) for part in turn.parts)

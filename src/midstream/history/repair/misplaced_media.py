@@ -1,4 +1,4 @@
-"""Attachments: what a reply or a result may not carry is shown by the user behind it."""
+"""Attachments: what a response or a result may not carry is shown by the user behind it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from midstream.history.repair.shared_state import Task
 
 
 def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
-    """Take out of a turn's results, and out of a reply, what they may not carry; return it for a user's turn."""
+    """Take out of a turn's results, and out of a response, what they may not carry; return it for a user's turn."""
     taken: list[Part] = []
     for place, part in enumerate(turn.parts):
         if part.kind is PartKind.RESULT and not _may_carry(part, task):
@@ -19,7 +19,7 @@ def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
         elif (
             part.kind is PartKind.MEDIA
             and turn.role is Role.ASSISTANT
-            and not task.profile.replies_show_files
+            and not task.profile.responses_show_files
         ):
             taken.append(part)
         else:

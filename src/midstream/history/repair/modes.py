@@ -235,7 +235,7 @@ def _entries(messages: list[Value], form: Format) -> Iterator[_Entry]:
 def _dropped(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
     """Leave out steps that are not complete: rustey-shelley's `filter_complete_exchanges`.
 
-    A reply with calls goes unless the next message has the results of all of them; results whose reply is gone go
+    A response with calls goes unless the next message has the results of all of them; results whose response is gone go
     with it. Everything else stays, every word of a user above all.
     """
     work = _Filter(messages, form, "dropped")
@@ -251,16 +251,16 @@ def _dropped(messages: list[Value], form: Format, settle: Settle, given: CallerK
         here += 1
         while is_flat and here < end_of_list and entries[here].role is Role.ASSISTANT:
             here += 1  # one response is several items
-        replies = entries[start:here]
+        responses = entries[start:here]
         answers_from = here
         while here < end_of_list and _is_answer(entries[here]):
             here += 1
-        asked = [part for entry in replies for part in entry.of(PartKind.CALL)]
+        asked = [part for entry in responses for part in entry.of(PartKind.CALL)]
         is_live = given.live_tail and here == end_of_list
         if asked and not is_live and not _are_answered(asked, entries[answers_from:here]):
-            for entry in replies:
+            for entry in responses:
                 if entry.of(PartKind.CALL) or (is_flat and entry.of(PartKind.THINKING)):
-                    work.leave_out(entry, "a reply whose calls are not all answered in the next message")
+                    work.leave_out(entry, "a response whose calls are not all answered in the next message")
             asked = []
         known = {_key(part) for part in asked}
         for entry in entries[answers_from:here]:
@@ -315,7 +315,7 @@ def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
 def _sanitized(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
     """Make what an aborted run left ready for the next run: tunacode's passes.
 
-    Calls without a result go, by id, and results without a call; what their messages said stays. Then replies that
+    Calls without a result go, by id, and results without a call; what their messages said stays. Then responses that
     hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A request that holds
     results is no such request: it belongs to a complete step.
     """
@@ -339,7 +339,7 @@ def _sanitized(messages: list[Value], form: Format, settle: Settle, given: Calle
         if dangling:
             work.leave_out(entry, "a call without a result", dangling)
         if not _says_anything(entry.turn) and not _holds_words(entry, form):
-            work.leave_out(entry, "a reply without anything")
+            work.leave_out(entry, "a response without anything")
     before: _Entry | None = None
     for entry in work.entries:
         if entry.turn.is_changed and not entry.turn.parts:

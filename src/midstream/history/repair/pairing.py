@@ -1,7 +1,7 @@
 """Pairing: one ordered walk in which a call arms its id and a result consumes it.
 
 Ids are unique only while a call is open: providers give every call one constant id, or start again at zero
-with each reply. So a result belongs to the latest reply that still waits for this id, and in it to the first
+with each response. So a result belongs to the latest response that still waits for this id, and in it to the first
 call that does.
 """
 
@@ -16,7 +16,7 @@ from midstream.history.repair.shared_state import Task, stands_in
 Key = str | tuple[str, str]
 """The id of a call and its result, or that there is none and the tool's name."""
 Waiting = list[Part] | deque[Part]
-"""The calls of one reply that wait for one id: almost always one, and a deque is a costly thing to hold one."""
+"""The calls of one response that wait for one id: almost always one, and a deque is a costly thing to hold one."""
 
 _COPY_DISTANCE_MAX = 8
 """In messages. A retry writes its copy next to the first; a bound keeps the walk linear."""
@@ -31,17 +31,17 @@ class Pairing:
         self.goes_by_name = task.form.spec.matches_by_name
         self.calls: list[Part] = []
         self.waiting: dict[Key, list[Waiting]] = {}
-        """Per id, the replies with calls that wait for it, the latest last."""
+        """Per id, the responses with calls that wait for it, the latest last."""
         self.done: dict[Key, Part] = {}
         """Per id, the call that was answered last."""
         self.by_item: dict[Value, Part] = {}
         """Calls by the provider's item id, which some put where the call id belongs."""
         self.strays: list[tuple[int, bool, Part]] = []
-        """Results nobody waited for: the reply before them, whether words came between, the result."""
+        """Results nobody waited for: the response before them, whether words came between, the result."""
         self.copies: set[int] = set()
         self.named: dict[str, deque[Part]] = {}
-        """Calls of the present reply that have an id, by name: Gemini's responses may lack theirs."""
-        self.named_reply = -1
+        """Calls of the present response that have an id, by name: Gemini's responses may lack theirs."""
+        self.named_response = -1
         self.thinking: dict[int, bool] = {}
         """By a turn's identity, whether it thinks."""
         self.forgotten: set[int] = set()
@@ -49,23 +49,23 @@ class Pairing:
 
     def run(self) -> list[MessageTurn]:
         """Give each result its call (`owner`) and each call its results (`answers`)."""
-        reply, is_replying, is_near = 0, False, True
+        response, is_responding, is_near = 0, False, True
         for number, turn in enumerate(self.turns):
             role = turn.role
             if role is Role.ASSISTANT:
-                if not self.task.is_flat or not is_replying:
-                    reply += 1
-                is_replying = is_near = True
+                if not self.task.is_flat or not is_responding:
+                    response += 1
+                is_responding = is_near = True
             elif role is not Role.SYSTEM:
-                is_replying = False
-            turn.reply = reply
+                is_responding = False
+            turn.response = response
             for part in turn.parts:
                 part.turn = number
                 if part.kind is PartKind.CALL:
-                    part.reply = reply
+                    part.response = response
                     self._arm(part, turn)
                 elif part.kind is PartKind.RESULT:
-                    self._consume(part, reply, is_near=is_near)
+                    self._consume(part, response, is_near=is_near)
                 elif role is Role.USER:
                     is_near = False
         if self.forgotten:
@@ -91,55 +91,55 @@ class Pairing:
         waiting: dict[str, list[deque[Part]]] = {}
         left: list[tuple[int, bool, Part]] = []
         for stray in self.strays:
-            reply, _, result = stray
+            response, _, result = stray
             calls = stood.get(result.name, deque())
-            replies = waiting.setdefault(result.name, [])
-            while calls and calls[0].reply <= reply:
+            responses = waiting.setdefault(result.name, [])
+            while calls and calls[0].response <= response:
                 call = calls.popleft()
-                if replies and replies[-1][0].reply == call.reply:
-                    replies[-1].append(call)
+                if responses and responses[-1][0].response == call.response:
+                    responses[-1].append(call)
                 else:
-                    replies.append(deque([call]))
-            if not replies or not self._has_no_id(result):
+                    responses.append(deque([call]))
+            if not responses or not self._has_no_id(result):
                 left.append(stray)
                 continue
-            self._give(replies[-1].popleft(), result)
-            if not replies[-1]:
-                replies.pop()
+            self._give(responses[-1].popleft(), result)
+            if not responses[-1]:
+                responses.pop()
         self.strays = left
 
     def _arm(self, call: Part, turn: MessageTurn) -> None:
         key = _key(call)
-        replies = self.waiting.get(key)
-        if replies is None:
+        responses = self.waiting.get(key)
+        if responses is None:
             self.waiting[key] = [[call]]
-        elif not self._arm_again(call, turn, replies):
+        elif not self._arm_again(call, turn, responses):
             return
         self.calls.append(call)
         if self.goes_by_name and not call.is_by_name:
-            if self.named_reply != call.reply:
-                self.named, self.named_reply = {}, call.reply
+            if self.named_response != call.response:
+                self.named, self.named_response = {}, call.response
             self.named.setdefault(call.name, deque()).append(call)
         if isinstance(call.raw, dict) and isinstance(item := call.raw.get("id"), str) and item != call.id:
             self.by_item[item] = call
 
-    def _arm_again(self, call: Part, turn: MessageTurn, replies: list[Waiting]) -> bool:
+    def _arm_again(self, call: Part, turn: MessageTurn, responses: list[Waiting]) -> bool:
         """Arm an id that had calls before; false if the last of them waits and this is its copy."""
-        if replies and not call.is_by_name and call.id and self._is_copy(call, replies[-1][-1], turn):
-            if not self._thinks_more(turn, replies[-1][-1]):
+        if responses and not call.is_by_name and call.id and self._is_copy(call, responses[-1][-1], turn):
+            if not self._thinks_more(turn, responses[-1][-1]):
                 self.copies.add(id(call))
                 return False
-            self._forget(replies)
-        if replies and replies[-1][0].reply == call.reply:
-            if len(replies[-1]) == 1:
-                replies[-1] = deque(replies[-1])
-            replies[-1].append(call)
+            self._forget(responses)
+        if responses and responses[-1][0].response == call.response:
+            if len(responses[-1]) == 1:
+                responses[-1] = deque(responses[-1])
+            responses[-1].append(call)
         else:
-            replies.append([call])
+            responses.append([call])
         return True
 
     def _is_copy(self, call: Part, other: Part, turn: MessageTurn) -> bool:
-        """Whether a call was written twice: the same in all, with only replies between."""
+        """Whether a call was written twice: the same in all, with only responses between."""
         if call.name != other.name or call.body != other.body:
             return False
         if call.turn - other.turn > _COPY_DISTANCE_MAX:
@@ -152,7 +152,7 @@ class Pairing:
         return True
 
     def _thinks_more(self, turn: MessageTurn, other: Part) -> bool:
-        """Whether this reply has the signed thinking that its copy before it lost: then that one goes."""
+        """Whether this response has the signed thinking that its copy before it lost: then that one goes."""
         if not self.task.profile.is_thinking_signed or not self._thinks(turn):
             return False
         before = self.turns[other.turn]
@@ -166,15 +166,15 @@ class Pairing:
             self.thinking[id(turn)] = known
         return known
 
-    def _forget(self, replies: list[Waiting]) -> None:
+    def _forget(self, responses: list[Waiting]) -> None:
         """Take the call that was armed last for this id for the copy."""
-        other = replies[-1].pop()
-        if not replies[-1]:
-            replies.pop()
+        other = responses[-1].pop()
+        if not responses[-1]:
+            responses.pop()
         self.copies.add(id(other))
         self.forgotten.add(id(other))
 
-    def _consume(self, result: Part, reply: int, *, is_near: bool) -> None:
+    def _consume(self, result: Part, response: int, *, is_near: bool) -> None:
         key = _key(result)
         call = self._waiting_for(key)
         if call is not None:
@@ -193,23 +193,23 @@ class Pairing:
         if call is None:
             earlier = self.done.get(key)
             if earlier is None or result.is_by_name:
-                self.strays.append((reply, is_near, result))
+                self.strays.append((response, is_near, result))
                 return
             call = earlier
         self._give(call, result)
 
     def _waiting_for(self, key: Key) -> Part | None:
-        replies = self.waiting.get(key)
-        if not replies:
+        responses = self.waiting.get(key)
+        if not responses:
             return None
-        calls = replies[-1]
+        calls = responses[-1]
         call = _first(calls)
         if not calls:
-            replies.pop()
+            responses.pop()
         return call
 
     def _waiting_by_name(self, result: Part) -> Part | None:
-        """Find a call of the present reply when only one side has an id."""
+        """Find a call of the present response when only one side has an id."""
         if not result.is_by_name:
             return None if _key(result) in self.borne else self._waiting_for(("name", result.name))
         calls = self.named.get(result.name)
@@ -228,16 +228,16 @@ class Pairing:
 
     def _take(self, call: Part) -> None:
         """A call is answered by another way than its id: it waits no longer."""
-        replies = self.waiting.get(_key(call), [])
-        for place in range(len(replies) - 1, -1, -1):
-            if call in replies[place]:
-                replies[place].remove(call)
-                if not replies[place]:
-                    del replies[place]
+        responses = self.waiting.get(_key(call), [])
+        for place in range(len(responses) - 1, -1, -1):
+            if call in responses[place]:
+                responses[place].remove(call)
+                if not responses[place]:
+                    del responses[place]
                 return
 
     def _give(self, call: Part, result: Part) -> None:
-        result.owner, result.reply = id(call), call.reply
+        result.owner, result.response = id(call), call.response
         if call.answers is None:
             call.answers = [result]
         else:
@@ -247,31 +247,31 @@ class Pairing:
     def _find_early(self) -> None:
         """A result that came before its call answers it, if nothing else does."""
         left: list[tuple[int, bool, Part]] = []
-        for reply, is_near, result in self.strays:
-            replies = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
-            if replies and replies[0][0].turn > result.turn:
-                call = _first(replies[0])
-                if not replies[0]:
-                    del replies[0]
+        for response, is_near, result in self.strays:
+            responses = self.waiting.get(_key(result)) if not result.is_by_name and result.id else None
+            if responses and responses[0][0].turn > result.turn:
+                call = _first(responses[0])
+                if not responses[0]:
+                    del responses[0]
                 self._give(call, result)
             else:
-                left.append((reply, is_near, result))
+                left.append((response, is_near, result))
         self.strays = left
 
     def _relink(self) -> None:
-        """A result under a foreign id answers the one call of the reply before it that is still open."""
+        """A result under a foreign id answers the one call of the response before it that is still open."""
         if not self.strays:
             return
         open_calls: dict[int, list[Part]] = {}
         for call in self.calls:
             if _is_open(call):
-                open_calls.setdefault(call.reply, []).append(call)
+                open_calls.setdefault(call.response, []).append(call)
         near: dict[int, list[Part]] = {}
         far: dict[int, list[Part]] = {}
-        for reply, is_near, result in self.strays:
-            (near if is_near else far).setdefault(reply, []).append(result)
-        for reply, results in (far | near).items():
-            calls = open_calls.get(reply, [])
+        for response, is_near, result in self.strays:
+            (near if is_near else far).setdefault(response, []).append(result)
+        for response, results in (far | near).items():
+            calls = open_calls.get(response, [])
             named = [result for result in results if result.id]
             if len(calls) == len(results) and (len(calls) == 1 or not named):
                 for call, result in zip(calls, results, strict=True):
@@ -349,8 +349,8 @@ class Pairing:
             size = len(turn.parts)
             parts = [part for part in turn.parts if id(part) not in self.copies]
             if len(parts) != size:
-                is_copied_reply = kept and not _asks(parts) and _is_copy_of(turn, kept[-1])
-                if not parts or is_copied_reply or not _says(parts):
+                is_copied_response = kept and not _asks(parts) and _is_copy_of(turn, kept[-1])
+                if not parts or is_copied_response or not _says(parts):
                     continue
                 turn.parts, turn.is_changed = parts, True
             kept.append(turn)
@@ -368,7 +368,7 @@ def _asks(parts: list[Part]) -> bool:
 
 
 def _is_copy_of(turn: MessageTurn, before: MessageTurn) -> bool:
-    """Whether this reply was written twice; two pieces of one message are no copies."""
+    """Whether this response was written twice; two pieces of one message are no copies."""
     is_other = turn.source is not before.source
     return turn.role is Role.ASSISTANT and is_other and turn.source == before.source
 

@@ -72,7 +72,7 @@ def _drop_lone_call_ids(turns: list[MessageTurn], task: Task) -> None:
 
 
 def _followed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Leave out reasoning that no item of its reply follows."""
+    """Leave out reasoning that no item of its response follows."""
     kept: list[MessageTurn] = []
     for turn in reversed(turns):
         if _is_reasoning(turn) and not (kept and kept[-1].role is Role.ASSISTANT):
@@ -159,7 +159,7 @@ def _without_lost_partners(
 
 
 def _is_left_blank(turn: MessageTurn, task: Task) -> bool:
-    """Whether a reply that lost its id has no words either: then nothing speaks for keeping it."""
+    """Whether a response that lost its id has no words either: then nothing speaks for keeping it."""
     if turn.role is not Role.ASSISTANT or not turn.is_changed:
         return False
     is_blank = all(part.kind is PartKind.TEXT and not part.body for part in turn.parts)
@@ -200,7 +200,7 @@ def _asks(turn: MessageTurn) -> bool:
 
 
 def _fill_reasoning(turns: list[MessageTurn], task: Task, *, thinking: bool | None) -> None:
-    """Give replies with calls the reasoning that was lost, as a placeholder that is accepted."""
+    """Give responses with calls the reasoning that was lost, as a placeholder that is accepted."""
     is_every = task.profile.wants_reasoning == "every"
     is_thinking = thinking
     if thinking is None and not is_every:

@@ -8,10 +8,10 @@ from midstream.history.codecs.codec_spec import CodecSpec, Json, as_words, type_
 
 _ASSISTANTS = frozenset({"assistant", "ai", "model", "bot", "agent", "response", "aimessage"})
 _SYSTEMS = frozenset({"system", "developer", "systemmessage"})
-_REPLY_FIELDS = ("tool_calls", "function_call", "reasoning_content", "refusal")
-_REPLY_BLOCKS = frozenset({"tool_use", "thinking", "redacted_thinking", "server_tool_use", "output_text"})
-_REPLY_KEYS = frozenset({"toolUse", "reasoningContent", "functionCall", "function_call"})
-_REPLY_PARTS = frozenset({"text", "thinking", "tool-call", "builtin-tool-call", "builtin-tool-return"})
+_RESPONSE_FIELDS = ("tool_calls", "function_call", "reasoning_content", "refusal")
+_RESPONSE_BLOCKS = frozenset({"tool_use", "thinking", "redacted_thinking", "server_tool_use", "output_text"})
+_RESPONSE_KEYS = frozenset({"toolUse", "reasoningContent", "functionCall", "function_call"})
+_RESPONSE_PARTS = frozenset({"text", "thinking", "tool-call", "builtin-tool-call", "builtin-tool-return"})
 
 
 _REQUEST_BLOCKS = frozenset({"tool_result", "input_text", "input_image", "input_file"})
@@ -33,11 +33,11 @@ def with_known_role(message: Json, spec: CodecSpec) -> Json:
 
 
 def _is_misnamed(message: Json, role: str) -> bool:
-    """Whether this asks for tools or thinks, as only replies do, or answers a call by its id, as only tools do."""
+    """Whether this asks for tools or thinks, as only responses do, or answers a call by its id, as only tools do."""
     if message.get("tool_calls") and "tool_call_id" not in message:
         return role != "assistant"
     if role in _SYSTEMS:
-        return _has_reply_part(message)
+        return _has_response_part(message)
     return role == "function" and "tool_call_id" in message
 
 
@@ -46,15 +46,15 @@ def _guess(message: Json, role: str, spec: CodecSpec) -> str:
     has_tools = spec.has_tool_messages
     if has_tools and "tool_call_id" in message:
         return "tool"
-    is_reply = has_tools and any(message.get(field) for field in _REPLY_FIELDS)
-    is_reply = is_reply or _has_reply_part(message)
-    if role in _SYSTEMS and spec.system_role and not is_reply:
+    is_response = has_tools and any(message.get(field) for field in _RESPONSE_FIELDS)
+    is_response = is_response or _has_response_part(message)
+    if role in _SYSTEMS and spec.system_role and not is_response:
         return spec.system_role
     if _has_request_part(message):
-        is_reply = False
-    elif not is_reply:
-        is_reply = role in _ASSISTANTS
-    return spec.reply_role if is_reply else spec.user_role
+        is_response = False
+    elif not is_response:
+        is_response = role in _ASSISTANTS
+    return spec.response_role if is_response else spec.user_role
 
 
 def _has_request_part(message: Json) -> bool:
@@ -70,14 +70,14 @@ def _has_request_part(message: Json) -> bool:
     )
 
 
-def _has_reply_part(message: Json) -> bool:
+def _has_response_part(message: Json) -> bool:
     parts: Any = message.get("content", message.get("parts"))
     return isinstance(parts, list) and any(
         isinstance(part, dict)
         and (
-            type_of(part) in _REPLY_BLOCKS
-            or as_words(part.get("part_kind")) in _REPLY_PARTS
-            or part.keys() & _REPLY_KEYS
+            type_of(part) in _RESPONSE_BLOCKS
+            or as_words(part.get("part_kind")) in _RESPONSE_PARTS
+            or part.keys() & _RESPONSE_KEYS
         )
         for part in parts
     )

@@ -124,12 +124,12 @@ REFUSALS: dict[str, HistoryRule] = {
     "content-shape": HistoryRule("Content is a list of blocks."),
     "empty-content": HistoryRule("Content is null or a list with something in it."),
     "unlisted-call": HistoryRule("A call in the content stands in `tool_calls` too."),
-    "user-in-reply": HistoryRule("A reply holds no parts of a request."),
+    "user-in-response": HistoryRule("A response holds no parts of a request."),
     "bad-name": HistoryRule("A tool's name is made of letters, digits, `_` and `-`, at most 64 of them."),
     "hosted-result-first": HistoryRule("A hosted tool's result stands behind its call."),
     "unknown-role": HistoryRule("A message has one of the provider's roles."),
     "not-a-message": HistoryRule("Every message is an object."),
-    "reply-in-user-turn": HistoryRule("Calls and thinking stand in the assistant's messages."),
+    "response-in-user-turn": HistoryRule("Calls and thinking stand in the assistant's messages."),
     "unsigned-thinking": HistoryRule(
         "Thinking bears its signature.",
         ("Invalid `signature` in `thinking` block", "signature: Field required"),
@@ -149,7 +149,7 @@ REFUSALS: dict[str, HistoryRule] = {
         "Thinking is followed by words or a call.",
         ("The final block in an assistant message cannot be `thinking`",),
     ),
-    "split-reply": HistoryRule("One response is one message."),
+    "split-response": HistoryRule("One response is one message."),
     "hosted-call-without-result": HistoryRule(
         "A hosted tool's call has its result in the same message.",
         (
@@ -169,7 +169,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "repeated-system": HistoryRule("A system prompt is said once."),
-    "starts-with-reply": HistoryRule(
+    "starts-with-response": HistoryRule(
         "The user speaks first.",
         (
             "first message must use the user role",
@@ -186,11 +186,11 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "user-after-result": HistoryRule(
-        "A reply stands between a result and what the user says next.",
+        "A response stands between a result and what the user says next.",
         ("Unexpected role 'user' after role 'tool'",),
     ),
     "white-prefill": HistoryRule(
-        "A reply that the model is to continue does not end in white space.",
+        "A response that the model is to continue does not end in white space.",
         ("final assistant content cannot end with trailing whitespace",),
     ),
     "misplaced-file": HistoryRule(
@@ -221,7 +221,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ("Function call is missing a thought_signature",),
     ),
     "missing-reasoning": HistoryRule(
-        "Replies bring their reasoning along.",
+        "Responses bring their reasoning along.",
         ("The `reasoning_content` in the thinking mode must be passed back to the API",),
     ),
     "lone-surrogate": HistoryRule(

@@ -35,7 +35,7 @@ class Task:
         self.model = model
         self.outcomes = outcomes or {}
         self.is_prefill = is_prefill
-        """Whether the last reply is one that the model is to continue."""
+        """Whether the last response is one that the model is to continue."""
         self.odd_signatures: frozenset[str] = frozenset()
         self.report = EditLog()
         self.is_grouped = form.layout is ResultPlacement.GROUPED

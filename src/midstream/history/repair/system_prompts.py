@@ -155,8 +155,8 @@ def settle_systems(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
             settled.append(turn)
             continue
         is_after_user = bool(settled) and settled[-1].role is Role.USER and turns[number - 1] is settled[-1]
-        is_before_reply = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
-        is_fine = is_after_user and is_before_reply
+        is_before_response = number + 1 < len(turns) and turns[number + 1].role is Role.ASSISTANT
+        is_fine = is_after_user and is_before_response
         settled.append(turn if is_fine else _noted(turn, _words(turn.parts), task))
     return settled
 

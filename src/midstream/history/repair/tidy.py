@@ -20,7 +20,7 @@ from midstream.history.repair.shared_state import Task, is_text, words_in
 from midstream.history.repair.tool_names import names_of, nearest_name, takes_name
 
 _HOSTED_KINDS = frozenset({PartKind.HOSTED_CALL, PartKind.HOSTED_RESULT})
-_REPLY_KINDS = _HOSTED_KINDS | {PartKind.CALL, PartKind.THINKING}
+_RESPONSE_KINDS = _HOSTED_KINDS | {PartKind.CALL, PartKind.THINKING}
 _REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 
 
@@ -81,7 +81,7 @@ def _taken(turn: MessageTurn, task: Task) -> list[Part]:
 
 
 def _answers(turn: MessageTurn) -> bool:
-    """Whether a turn only answers calls: what was taken out of their reply waits until it has."""
+    """Whether a turn only answers calls: what was taken out of their response waits until it has."""
     if turn.role is Role.TOOL:
         return True
     return turn.role is Role.USER and turn.has_only(PartKind.RESULT)
@@ -100,15 +100,15 @@ def _tidy_role(turn: MessageTurn, task: Task) -> None:
 
 
 def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
-    """Take apart what two speakers, or two replies, were merged into."""
+    """Take apart what two speakers, or two responses, were merged into."""
     if not task.is_grouped:
         return [turn]
     if turn.role is Role.USER:
-        if not any(map(_is_replys, turn.parts)):
+        if not any(map(_is_responses, turn.parts)):
             return [turn]
-        code, cuts = "reply-in-user-turn", _side_cuts([_is_replys(part) for part in turn.parts])
+        code, cuts = "response-in-user-turn", _side_cuts([_is_responses(part) for part in turn.parts])
     elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
-        code, cuts = "user-in-reply", _side_cuts([_is_users(part) for part in turn.parts])
+        code, cuts = "user-in-response", _side_cuts([_is_users(part) for part in turn.parts])
     elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed and turn.has(PartKind.THINKING):
         code, cuts = "spliced-thinking", _splice_cuts(turn, task)
         if not cuts:
@@ -122,8 +122,8 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
         parts = turn.parts[start:end]
         role = turn.role
         if pieces and code == "spliced-thinking" and not pieces[-1].has_calls:
-            pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join replies that stand in a row
-        if role is Role.USER and _is_replys(parts[0]):
+            pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join responses that stand in a row
+        if role is Role.USER and _is_responses(parts[0]):
             role = Role.ASSISTANT
         elif role is Role.ASSISTANT and _is_users(parts[0]):
             role = Role.USER
@@ -139,9 +139,11 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
     return pieces
 
 
-def _is_replys(part: Part) -> bool:
-    """Whether only a reply may hold this part."""
-    return part.kind in _REPLY_KINDS or (isinstance(part.raw, dict) and part.raw.get("part_kind") == "text")
+def _is_responses(part: Part) -> bool:
+    """Whether only a response may hold this part."""
+    return part.kind in _RESPONSE_KINDS or (
+        isinstance(part.raw, dict) and part.raw.get("part_kind") == "text"
+    )
 
 
 def _is_users(part: Part) -> bool:
@@ -150,7 +152,7 @@ def _is_users(part: Part) -> bool:
 
 
 def _side_cuts(sides: list[bool]) -> list[int]:
-    """Where a turn changes between a user's parts and a reply's."""
+    """Where a turn changes between a user's parts and a response's."""
     return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
 
 
@@ -308,7 +310,7 @@ def _is_foreign(signature: str, turn: MessageTurn, task: Task) -> bool:
 
 
 def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
-    """Whether this turn is the rest of the reply before it: one response, stored in pieces."""
+    """Whether this turn is the rest of the response before it: one response, stored in pieces."""
     profile = task.profile
     if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
         return False
@@ -328,7 +330,9 @@ def _ends_with_thinking(turn: MessageTurn) -> bool:
 
 
 def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
-    task.report.tell("split-reply", turn.at, "joined with the message before: one reply, stored in pieces")
+    task.report.tell(
+        "split-response", turn.at, "joined with the message before: one response, stored in pieces"
+    )
     source = before.source or turn.source
     return MessageTurn(Role.ASSISTANT, [*before.parts, *turn.parts], source, before.at, is_changed=True)
 
@@ -361,7 +365,7 @@ def is_refused_empty(turn: MessageTurn, task: Task) -> bool:
 
 
 def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
-    """A reply of thoughts alone gets a word, so that the thoughts can stay."""
+    """A response of thoughts alone gets a word, so that the thoughts can stay."""
     is_hollow = (
         turn.role is Role.ASSISTANT
         and not task.is_flat
@@ -377,7 +381,7 @@ def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
 
 
 def _close_thinking(turn: MessageTurn, task: Task) -> None:
-    """Thinking may not stand at the end of a reply: a cut reply gets a word after it."""
+    """Thinking may not stand at the end of a response: a cut response gets a word after it."""
     if not task.profile.is_thinking_signed or not _ends_with_thinking(turn):
         return
     turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
@@ -386,7 +390,7 @@ def _close_thinking(turn: MessageTurn, task: Task) -> None:
 
 
 def _close_hosted(turn: MessageTurn, task: Task) -> None:
-    """A hosted call and its result stand in one reply, in this order, once each."""
+    """A hosted call and its result stand in one response, in this order, once each."""
     if not task.profile.pairs_hosted:
         return
     if not turn.has(PartKind.HOSTED_CALL) and not turn.has(PartKind.HOSTED_RESULT):

@@ -14,7 +14,7 @@ from midstream.history.repair.layout import LayoutWriter
 from midstream.history.repair.pairing import Pairing
 from midstream.history.repair.parsing import sendable, turns_of
 from midstream.history.repair.reasoning import settle_reasoning
-from midstream.history.repair.repeated_replies import without_retries
+from midstream.history.repair.repeated_responses import without_retries
 from midstream.history.repair.report import Advice, Repaired
 from midstream.history.repair.shared_state import Task
 from midstream.history.repair.signatures import odd_signatures
@@ -22,7 +22,7 @@ from midstream.history.repair.system_prompts import place_system_parts, place_sy
 from midstream.history.repair.tidy import tidy_turns
 
 Thinking = Literal[True, False, "every"] | None
-"""Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every reply."""
+"""Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every response."""
 
 
 def repaired(

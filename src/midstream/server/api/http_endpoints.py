@@ -1,4 +1,4 @@
-"""The HTTP endpoints: sessions as JSON, chunks by POST, events by server-sent events.
+"""The HTTP endpoints: sessions as JSON, commands by POST, events by server-sent events.
 
 `HttpEndpoints` are ordinary requests; `EventsEndpoint` is the stream protocol's way down for clients without a
 WebSocket, as a plain ASGI callable.
@@ -319,7 +319,7 @@ class HttpEndpoints:
 
 
 class SseTransport(FrameTransport):
-    """Frames as server-sent events in the body of one answer; the way up is `POST …/chunks`."""
+    """Frames as server-sent events in the body of one answer; the way up is `POST …/commands`."""
 
     gap_s = 0.0
     is_full = False

@@ -21,9 +21,9 @@ from midstream.protocol.frames import (
     COALESCE_S_MAX,
     HEARTBEAT_S,
     PROTOCOL_VERSION,
-    AbortPayload,
     Ack,
     AnswerPayload,
+    CancelPayload,
     Close,
     HeartbeatFrame,
     Payload,
@@ -35,7 +35,7 @@ from midstream.protocol.frames import (
 )
 from midstream.protocol.open_fields import CANCEL_AFTER_S_MAX, KEY_CHARS_MAX, NUMBER_MAX
 from midstream.server.api.http_endpoints import CURSOR, SESSIONS_PER_PAGE_MAX, QuestionPage, SessionPage
-from midstream.server.api.probe_endpoint import CHUNKS_MAX as CHUNKS_MAX_PROBED
+from midstream.server.api.probe_endpoint import CHUNKS_MAX as PIECES_MAX_PROBED
 from midstream.server.api.probe_endpoint import EVERY_MS_MAX
 from midstream.server.api.problems import MEDIA_TYPE, Problem
 from midstream.server.api.session_snapshot import SessionSnapshot
@@ -44,7 +44,7 @@ from midstream.server.auth.authorizer import HOST_COOKIE
 from midstream.server.auth.principals import ID_CHARS_MAX
 from midstream.server.auth.viewer_routes import ViewerRequest
 from midstream.session.records import Record
-from midstream.session.session import CHUNKS_MAX
+from midstream.session.session import COMMANDS_MAX
 from midstream.version import __version__
 
 Json = dict[str, Any]
@@ -77,18 +77,18 @@ _Word = Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX, pattern=WORD
 _WordOrNone = Annotated[str, Meta(max_length=KEY_CHARS_MAX, pattern=WORD_OR_NONE)]
 
 
-class FirstChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
-    """The first chunk of a stream."""
+class FirstCommand(Struct, frozen=True, tag="command", tag_field="type"):
+    """The first command of a stream."""
 
     seqno: Annotated[int, Meta(ge=0, le=0)]
     payload: Payload
 
 
-class NextChunk(Struct, frozen=True, tag="chunk", tag_field="type"):
+class NextCommand(Struct, frozen=True, tag="command", tag_field="type"):
     """A later one: a message, and the wish to go on with a turn, come first."""
 
-    seqno: Annotated[int, Meta(ge=1, le=CHUNKS_MAX)]
-    payload: ResultPayload | AbortPayload | AnswerPayload | WithdrawPayload
+    seqno: Annotated[int, Meta(ge=1, le=COMMANDS_MAX)]
+    payload: ResultPayload | CancelPayload | AnswerPayload | WithdrawPayload
 
 
 class _Opening(Struct, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ class PollAnswer(Struct, frozen=True):
 
 
 class Probe(Struct, frozen=True):
-    """One numbered chunk of a probe."""
+    """One numbered command of a probe."""
 
     probe: int
 
@@ -213,7 +213,7 @@ _KEY_OR_NONE: Json = {"type": "string", "maxLength": KEY_CHARS_MAX, "pattern": W
 _NAME: Json = {"type": "string", "maxLength": KEY_CHARS_MAX}
 _SEEN: Json = {"type": "string", "format": "event-id", "pattern": f"{EVENT_ID}|^$"}
 _CANCEL_AFTER = _whole(0, int(CANCEL_AFTER_S_MAX))
-_CHUNK: Mapping[str, Json] = {
+_COMMAND_HEADERS: Mapping[str, Json] = {
     "x-idempotency-key": _KEY,
     "x-idempotent-encryption-key": _KEY,
     "x-midstream-connection": _NAME,
@@ -303,14 +303,14 @@ OPERATIONS = (
     _command("withdraw", "Take back a queued message, or all that wait.", of="number"),
     Operation(
         "POST",
-        f"{_ONE}/chunks",
-        "chunks",
-        "Take one frame of a client: a chunk, which shows its stream's key and secret, is answered with its ack;"
+        f"{_ONE}/commands",
+        "commands",
+        "Take one frame of a client: a command, which shows its stream's key and secret, is answered with its ack;"
         " a ping with a heartbeat.",
         Ack | HeartbeatFrame,
         errors=(*_COMMAND, *_BODY, 422),
-        bodies=(FirstChunk, NextChunk, Ping, Close),
-        headers=_CHUNK,
+        bodies=(FirstCommand, NextCommand, Ping, Close),
+        headers=_COMMAND_HEADERS,
         also={204: None},
     ),
     Operation(
@@ -356,17 +356,17 @@ OPERATIONS = (
         "GET",
         "/v1/probe/events",
         "probe_events",
-        "Say numbered chunks, some time apart.",
+        "Say numbered commands, some time apart.",
         media=EVENTS,
-        query={"chunks": _whole(1, CHUNKS_MAX_PROBED), "every_ms": _whole(1, EVERY_MS_MAX)},
+        query={"commands": _whole(1, PIECES_MAX_PROBED), "every_ms": _whole(1, EVERY_MS_MAX)},
     ),
     Operation(
         "GET",
         "/v1/probe/poll",
         "probe_poll",
-        "Say one numbered chunk.",
+        "Say one numbered command.",
         Probe,
-        query={"n": _whole(0, CHUNKS_MAX_PROBED), "every_ms": _whole(1, EVERY_MS_MAX)},
+        query={"n": _whole(0, PIECES_MAX_PROBED), "every_ms": _whole(1, EVERY_MS_MAX)},
     ),
     Operation(
         "POST",

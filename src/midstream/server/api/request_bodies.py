@@ -12,7 +12,7 @@ from midstream.errors import ConnectionLostError, FrameTooLargeError
 from midstream.protocol.frames import FRAME_BYTES_MAX
 
 BODY_S = 30.0
-"""Seconds for the body of one chunk: 1 MiB over a bad mobile network."""
+"""Seconds for the body of one command: 1 MiB over a bad mobile network."""
 
 
 async def body_of(request: Request) -> bytes:
@@ -34,7 +34,7 @@ async def body_of(request: Request) -> bytes:
         async with asyncio.timeout(BODY_S):
             return await _read(request.receive)
     except TimeoutError as error:
-        raise ConnectionLostError(f"the chunk did not arrive within {BODY_S:g} s") from error
+        raise ConnectionLostError(f"the command did not arrive within {BODY_S:g} s") from error
 
 
 async def _read(receive: Receive) -> bytes:
@@ -43,7 +43,7 @@ async def _read(receive: Receive) -> bytes:
     while not is_whole:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionLostError("the client went before its chunk was whole")
+            raise ConnectionLostError("the client went before its command was whole")
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > FRAME_BYTES_MAX:

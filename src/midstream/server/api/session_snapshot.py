@@ -6,12 +6,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.history.messages import Call, Entry, Reply, Result, UserMessage
+from midstream.history.messages import Call, Entry, Response, Result, UserMessage
 from midstream.protocol.server_stream import waiting_on
 from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.session.records import QuestionAsked, SessionStatus
 from midstream.session.session import Session
-from midstream.session.turn.deciding import reply_so_far
+from midstream.session.turn.deciding import response_so_far
 from midstream.session.turn.states import AgentQuestion, AwaitingModel, Cancelling, Idle, RunningCalls
 
 SNAPSHOT_BYTES_MAX = 8 * 2**20
@@ -69,17 +69,17 @@ class RunningTurn(Struct, frozen=True, omit_defaults=True):
     """The turn that is open. Nothing of it beyond the user's message and whole steps is in the history.
 
     Args:
-        turn, reply: Their numbers.
-        attempt: Which try of this reply the model is at; 0 once the reply is whole.
-        said: The reply, or as much of it as the model has said.
-        calls: The calls of a whole reply, in the model's order.
-        questions: What the upstream's agent wants leave for in the middle of this reply; see `question_asked`.
+        turn, response: Their numbers.
+        attempt: Which try of this response the model is at; 0 once the response is whole.
+        said: The response, or as much of it as the model has said.
+        calls: The calls of a whole response, in the model's order.
+        questions: What the upstream's agent wants leave for in the middle of this response; see `question_asked`.
     """
 
     turn: int
-    reply: int
+    response: int
     attempt: int = 0
-    said: Reply | None = None
+    said: Response | None = None
     calls: tuple[CallSnapshot, ...] = ()
     questions: tuple[QuestionAsked, ...] = ()
 
@@ -94,7 +94,7 @@ class SessionSnapshot(Struct, frozen=True):
         waiting_on: What the turn waits for: nothing, model, tool, client, person, agent.
         turns: Turns opened so far.
         last: How the last turn ended; "" before the first end.
-        history: User messages and steps (a reply with the results of all its calls), in order.
+        history: User messages and steps (a response with the results of all its calls), in order.
         running: The open turn, or null.
         queue: Messages that wait for it to end, in order.
         is_resumable: Whether the last turn was interrupted or failed and can go on.
@@ -145,17 +145,17 @@ def _running_turn(state: Session) -> RunningTurn | None:
         case AwaitingModel() as turn:
             questions = tuple(_asked(turn, each) for each in turn.questions if each.is_open)
             return RunningTurn(
-                turn.turn, turn.reply_no, turn.attempt, reply_so_far(turn), questions=questions
+                turn.turn, turn.response_no, turn.attempt, response_so_far(turn), questions=questions
             )
         case RunningCalls() | Cancelling() as turn:
             calls = tuple(_call_snapshot(call) for call in turn.calls)
-            return RunningTurn(turn.turn, turn.reply_no, said=turn.reply, calls=calls)
+            return RunningTurn(turn.turn, turn.response_no, said=turn.response, calls=calls)
 
 
 def _asked(turn: AwaitingModel, question: AgentQuestion) -> QuestionAsked:
     return QuestionAsked(
         turn.turn,
-        turn.reply_no,
+        turn.response_no,
         question.id,
         QuestionKind.APPROVAL,
         question.digest,

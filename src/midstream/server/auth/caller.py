@@ -19,7 +19,7 @@ from midstream.server.auth.ownership import Ownership, name_outside
 from midstream.server.auth.principals import Action, Principal
 from midstream.server.limits import CALLERS_MAX, HOUR_S, CallerSlots, Limits, Rate, RunningTurns
 from midstream.session.child_names import root_of
-from midstream.session.records import Record, ReplyCompleted
+from midstream.session.records import Record, ResponseCompleted
 from midstream.session.turn.commands import Command, Resume, SendMessage
 
 VISIT = "midstream.visit"
@@ -49,7 +49,7 @@ class Counters:
     def appended(self, session: str, records: Sequence[Record]) -> None:
         """See `Observer.appended`: count tokens."""
         for record in records:
-            if isinstance(record, ReplyCompleted) and (usage := record.body.usage) is not None:
+            if isinstance(record, ResponseCompleted) and (usage := record.body.usage) is not None:
                 caller = self._spenders.get(root_of(session), "")
                 self.tokens.add(caller, usage.input_tokens + usage.output_tokens)
 

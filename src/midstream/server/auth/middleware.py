@@ -36,12 +36,12 @@ SESSION_PATH = re.compile(r"/v1/sessions/(?P<session>[^/]+)(?P<what>/.*)?", re.D
 """The paths of one session, and what they ask of it."""
 _OPEN = re.compile(r"/|/health|/ready|/static/.*|/v1/login")
 """What strangers may ask for: the page's own files, whether the server lives, and to become known."""
-_LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/chunks|/tickets|/stream")
+_LOOKS = re.compile(r"/records|/blobs/[^/]+|/events|/poll|/commands|/tickets|/stream")
 """Open to whoever may look; a stream, a frame or a ticket that speaks is asked for more when it says so."""
 _SPEAKS = frozenset({"/cancel", "/answer", "/resume", "/withdraw"})
 _STREAMS = frozenset({"/events", "/poll", "/stream"})
 """What a ticket opens."""
-_BEGINNINGS = frozenset({"/chunks", "/events", "/poll", "/stream", "/tickets"})
+_BEGINNINGS = frozenset({"/commands", "/events", "/poll", "/stream", "/tickets"})
 """What may come before its session is there."""
 
 _ADVICE = (

@@ -22,7 +22,7 @@ from midstream.errors import EntryMovedError, LimitReachedError, SessionNotFound
 from midstream.retries import REPLACE_ATTEMPTS_MAX
 from midstream.server.auth.principals import Principal
 from midstream.session.child_names import root_of
-from midstream.store.contract import OWNERS, KeyValue
+from midstream.store.contract import PRINCIPAL_OF, KeyValue
 
 REVOKED_NAMESPACE = "access-revoked"
 READERS_MAX = 100
@@ -57,7 +57,7 @@ class Ownership:
 
     async def owner_of(self, session: str) -> Owner | None:
         """Return whose a session (or the one it is part of) is; None where nobody's."""
-        kept = await self._kv.kv_get(OWNERS, root_of(session))
+        kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
         return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
 
     async def claim(self, session: str, principal: Principal) -> Owner:
@@ -66,7 +66,7 @@ class Ownership:
         body = msgspec.json.encode(owner)
         await self._note(session, principal.tenant, principal.id)
         try:
-            await self._kv.kv_put(OWNERS, root_of(session), body, expected=0, at=self._world.now())
+            await self._kv.kv_put(PRINCIPAL_OF, root_of(session), body, expected=0, at=self._world.now())
         except EntryMovedError:
             return await self.owner_of(session) or owner
         return owner
@@ -81,14 +81,14 @@ class Ownership:
         """
         if len(readers) > READERS_MAX:
             raise LimitReachedError(f"a session is shared with {READERS_MAX} principals at most")
-        kept = await self._kv.kv_get(OWNERS, root_of(session))
+        kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
         if kept is None:
             raise SessionNotFoundError(f"there is no session {session!r}")
         owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
         for reader in readers:
             await self._note(session, owner.tenant, reader)
         body = msgspec.json.encode(owner)
-        await self._kv.kv_put(OWNERS, kept.key, body, expected=kept.version, at=self._world.now())
+        await self._kv.kv_put(PRINCIPAL_OF, kept.key, body, expected=kept.version, at=self._world.now())
         return owner
 
     async def sessions_of(self, principal: Principal) -> list[str]:

@@ -30,7 +30,7 @@ REFUSAL_S = 0.02
 """Seconds of which a whole number passes before somebody is refused: the time says nothing of what was found."""
 HELD = "midstream.held"
 """Where the scope of a request has what its secret opened."""
-_SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/chunks")
+_SAID_IN_BODY = re.compile(r"/events|/poll|/stream|/commands")
 """Streams, and what is said on them: they ask when the `open` or the frame has come."""
 _NOTHING_SAID = re.compile(r"/tickets|/owner|/readers/[^/]+")
 """What says nothing of what was said in a session, and is for those whom the door knows."""

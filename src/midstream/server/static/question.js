@@ -17,7 +17,7 @@ const DOUBT =
 const LABELS = {
   allow: "Allow",
   deny: "Deny",
-  reply: "Answer",
+  respond: "Answer",
   happened: "It happened",
   rerun: "Run it again",
   skip: "Skip it",
@@ -28,7 +28,7 @@ const HINTS = {
   doubt: "What came of it, if it happened (optional)",
 };
 /** Choices to which a person may add words. */
-const WITH_WORDS = new Set(["deny", "reply", "happened"]);
+const WITH_WORDS = new Set(["deny", "respond", "happened"]);
 
 /** One open question; `answer(choice, {text, argumentsJson})` returns a promise that rejects where it is refused. */
 export class QuestionCard {
@@ -104,7 +104,7 @@ export class QuestionCard {
       button.type = "button";
       button.addEventListener("click", () => {
         this.#words.value = option;
-        this.#send("reply");
+        this.#send("respond");
       });
       made.append(button);
     }
@@ -133,7 +133,7 @@ export class QuestionCard {
 
   #send(choice) {
     const text = WITH_WORDS.has(choice) ? this.#words.value.trim() : "";
-    if (choice === "reply" && !text) return void this.#words.focus();
+    if (choice === "respond" && !text) return void this.#words.focus();
     let argumentsJson = null;
     if (choice === "allow" && this.#isEditing) {
       argumentsJson = objectIn(this.#edited.value);

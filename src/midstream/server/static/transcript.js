@@ -2,7 +2,7 @@
  * The records of a session, folded into what a person reads. Pure: no page, no clock.
  *
  * A `Transcript` is fed events in order (`apply`) or begins from a server's snapshot (`fromSnapshot`). It keeps
- * the words of one attempt per reply: when the model is asked again, what the cut attempt said is void and is
+ * the words of one attempt per response: when the model is asked again, what the cut attempt said is void and is
  * counted in `attempts`, so that a reader can be told.
  */
 
@@ -23,7 +23,7 @@ export const CALL_STATES = [
   "allowed",
 ];
 /** The answers each kind of question takes. */
-const CHOICES = { approval: ["allow", "deny"], question: ["reply"], doubt: ["happened", "rerun", "skip"] };
+const CHOICES = { approval: ["allow", "deny"], question: ["respond"], doubt: ["happened", "rerun", "skip"] };
 /** Turns that ended so can go on, but for one code. */
 const LEFT = new Set(["interrupted", "failed"]);
 const NEVER_AGAIN = "model_calls_max";
@@ -44,15 +44,15 @@ export class Transcript {
     const transcript = new Transcript(snapshot.event_id);
     transcript.isPartial = true;
     let number = snapshot.turns - snapshot.history.filter(isOpening).length;
-    let reply = 0;
+    let response = 0;
     for (const entry of snapshot.history) {
       if (isOpening(entry)) {
         number += 1;
-        reply = 0;
+        response = 0;
         transcript.#turn(number).message = { parts: entry.parts };
       } else if (entry.type !== "user") {
-        reply += 1;
-        transcript.#step(number, reply, entry);
+        response += 1;
+        transcript.#step(number, response, entry);
       }
     }
     for (const turn of transcript.turns.values()) turn.status = "completed";
@@ -78,8 +78,8 @@ export class Transcript {
   /** The calls that wait for a person, also those of sub-agents: [{session, call}], `session` "" for this one. */
   get asking() {
     const found = [];
-    for (const reply of this.running?.replies.values() ?? []) {
-      for (const call of reply.calls.values()) {
+    for (const response of this.running?.responses.values() ?? []) {
+      for (const call of response.calls.values()) {
         if (call.question) found.push({ session: "", call });
         if (!call.work) continue;
         const { session: child, transcript } = call.work;
@@ -128,7 +128,7 @@ export class Transcript {
         this.#delta(turn, record);
         break;
       case "attempt_failed":
-        Object.assign(replyOf(turn, record.reply), {
+        Object.assign(responseOf(turn, record.response), {
           failure: { code: record.code, message: record.message },
         });
         endSpan(turn, record.at, true);
@@ -137,17 +137,17 @@ export class Transcript {
         mark(turn, "continued", record.at, `attempt ${record.attempt}`);
         endSpan(turn, record.at, false);
         turn.spans.push({ from: Math.max(record.at, record.not_before ?? 0), to: null, isVoid: false });
-        Object.assign(replyOf(turn, record.reply), { failure: null, notBefore: record.not_before ?? 0 });
+        Object.assign(responseOf(turn, record.response), { failure: null, notBefore: record.not_before ?? 0 });
         break;
-      case "reply_completed":
+      case "response_completed":
         complete(turn, record);
         endSpan(turn, record.at, false);
         break;
       case "history_compacted":
-        replyOf(turn, record.reply).notes.push("Longer than the model can read: it is shown no more of the older part.");
+        responseOf(turn, record.response).notes.push("Longer than the model can read: it is shown no more of the older part.");
         break;
       case "tools_changed":
-        lastReply(turn).notes.push(...toolNotes(record));
+        lastResponse(turn).notes.push(...toolNotes(record));
         break;
       case "call_started":
         Object.assign(callOf(turn, record), {
@@ -162,7 +162,7 @@ export class Transcript {
       case "call_progressed":
         callOf(turn, record).progress = record.text;
         break;
-      case "call_doubted":
+      case "call_in_doubt":
         callOf(turn, record).state = "doubt";
         break;
       case "question_asked":
@@ -211,7 +211,7 @@ export class Transcript {
         number,
         message: null,
         stream: "",
-        replies: new Map(),
+        responses: new Map(),
         marks: [],
         spans: [],
         status: "",
@@ -229,17 +229,17 @@ export class Transcript {
   }
 
   #attempt(turn, record) {
-    const reply = replyOf(turn, record.reply);
-    const had = reply.parts.some((part) => part.text);
-    const isRepeated = reply.attempt > 0 && record.attempt !== reply.attempt;
+    const response = responseOf(turn, record.response);
+    const had = response.parts.some((part) => part.text);
+    const isRepeated = response.attempt > 0 && record.attempt !== response.attempt;
     if (isRepeated) {
-      reply.voided += had ? 1 : 0;
+      response.voided += had ? 1 : 0;
       mark(turn, "repeat", record.at, `attempt ${record.attempt}`);
     }
     endSpan(turn, record.at, true);
     turn.spans.push({ from: Math.max(record.at, record.not_before ?? 0), to: null, isVoid: false });
-    // Whatever an earlier attempt said of this reply is void.
-    Object.assign(reply, {
+    // Whatever an earlier attempt said of this response is void.
+    Object.assign(response, {
       attempt: record.attempt,
       parts: [],
       failure: null,
@@ -249,48 +249,48 @@ export class Transcript {
   }
 
   #delta(turn, record) {
-    const reply = replyOf(turn, record.reply);
-    if (record.attempt !== reply.attempt) return;
+    const response = responseOf(turn, record.response);
+    if (record.attempt !== response.attempt) return;
     if (record.call) {
-      reply.parts[record.part] = ranElsewhere(record.call);
+      response.parts[record.part] = ranElsewhere(record.call);
       return;
     }
-    const part = (reply.parts[record.part] ??= { kind: record.kind, text: "" });
+    const part = (response.parts[record.part] ??= { kind: record.kind, text: "" });
     part.text += record.text;
   }
 
-  #step(number, reply, { reply: body, results = [] }) {
+  #step(number, response, { response: body, results = [] }) {
     const turn = this.#turn(number);
-    complete(turn, { reply, attempt: 1, body, at: null });
-    for (const result of results) endCall(turn, { reply, result, at: null });
+    complete(turn, { response, attempt: 1, body, at: null });
+    for (const result of results) endCall(turn, { response, result, at: null });
   }
 
   #takeUp(running) {
     const turn = this.#turn(running.turn);
     turn.status = "";
-    const reply = replyOf(turn, running.reply);
+    const response = responseOf(turn, running.response);
     for (const question of running.questions ?? []) askedAbout(callOf(turn, question), question);
     if (running.calls?.length) {
-      complete(turn, { reply: running.reply, attempt: 1, body: running.said, at: null });
+      complete(turn, { response: running.response, attempt: 1, body: running.said, at: null });
       for (const { call, status, started_at: startedAt = null, result, question } of running.calls) {
-        const known = reply.calls.get(call.id);
+        const known = response.calls.get(call.id);
         if (status === "running") Object.assign(known, { state: "running", startedAt });
         if (status === "in doubt") known.state = "doubt";
         if (question) {
-          const place = { turn: running.turn, reply: running.reply, call_id: call.id };
+          const place = { turn: running.turn, response: running.response, call_id: call.id };
           Object.assign(known, { state: "asking", question: asked({ ...question, ...place }) });
         }
-        if (result) endCall(turn, { reply: running.reply, result, at: null });
+        if (result) endCall(turn, { response: running.response, result, at: null });
       }
     } else {
       const parts = (running.said?.parts ?? []).map(shownPart);
-      Object.assign(reply, { attempt: running.attempt ?? 0, parts });
+      Object.assign(response, { attempt: running.attempt ?? 0, parts });
     }
   }
 
   /** Begin where a journal does that was pruned. */
   #begin({ history, turns, turn, queue, last_turn: last }) {
-    const running = turn.type === "idle" ? null : { turn: turn.turn, reply: turn.reply_no };
+    const running = turn.type === "idle" ? null : { turn: turn.turn, response: turn.response_no };
     const snapshot = { history: history.entries, turns, running, queue, last: last?.status ?? "" };
     const begun = Transcript.fromSnapshot({ ...snapshot, event_id: this.cursor });
     Object.assign(this, { turns: begun.turns, queue: begun.queue, isPartial: true });
@@ -306,9 +306,9 @@ export class Transcript {
   }
 }
 
-function replyOf(turn, number) {
-  if (!turn.replies.has(number)) {
-    const reply = {
+function responseOf(turn, number) {
+  if (!turn.responses.has(number)) {
+    const response = {
       number,
       attempt: 0,
       voided: 0,
@@ -318,9 +318,9 @@ function replyOf(turn, number) {
       failure: null,
       isWhole: false,
     };
-    turn.replies.set(number, { ...reply, startedAt: null, endedAt: null, notBefore: 0, finish: "" });
+    turn.responses.set(number, { ...response, startedAt: null, endedAt: null, notBefore: 0, finish: "" });
   }
-  return turn.replies.get(number);
+  return turn.responses.get(number);
 }
 
 function shownPart(part) {
@@ -333,9 +333,9 @@ function ranElsewhere({ name = "", arguments: given = "{}", content = "", outcom
 }
 
 function complete(turn, record) {
-  const reply = replyOf(turn, record.reply);
+  const response = responseOf(turn, record.response);
   const parts = record.body.parts.filter((part) => part.type !== "call");
-  Object.assign(reply, {
+  Object.assign(response, {
     attempt: record.attempt,
     parts: parts.map(shownPart),
     isWhole: true,
@@ -348,7 +348,7 @@ function complete(turn, record) {
   for (const part of record.body.parts) {
     if (part.type !== "call") continue;
     const call = { id: part.id, name: part.name, arguments: part.arguments ?? "{}", state: "planned" };
-    reply.calls.set(part.id, { ...newCall(), ...call });
+    response.calls.set(part.id, { ...newCall(), ...call });
   }
 }
 
@@ -373,11 +373,11 @@ function newCall() {
 }
 
 /** A question as an answer must name it, with what to show of it. */
-function asked({ turn, reply, call_id, kind, digest, text = "", expires_at: expiresAt = 0, is_fixed: isFixed = false }) {
-  return { turn, reply, call_id, kind, digest, text, expiresAt, isFixed, choices: CHOICES[kind] ?? [] };
+function asked({ turn, response, call_id, kind, digest, text = "", expires_at: expiresAt = 0, is_fixed: isFixed = false }) {
+  return { turn, response, call_id, kind, digest, text, expiresAt, isFixed, choices: CHOICES[kind] ?? [] };
 }
 
-/** Let a call ask; what an upstream's agent wants leave for is no call of the reply, and its record has all of it. */
+/** Let a call ask; what an upstream's agent wants leave for is no call of the response, and its record has all of it. */
 function askedAbout(call, record) {
   if (record.attempt) Object.assign(call, { name: record.name, arguments: record.arguments, isElsewhere: true });
   Object.assign(call, { state: "asking", question: asked(record) });
@@ -413,12 +413,12 @@ function toolNotes({ added = [], removed = [], unreachable = [] }) {
   return told.map(([what, names]) => `${what}${names.join(", ")}.`);
 }
 
-function lastReply(turn) {
-  return [...turn.replies.values()].at(-1) ?? replyOf(turn, 1);
+function lastResponse(turn) {
+  return [...turn.responses.values()].at(-1) ?? responseOf(turn, 1);
 }
 
 function callOf(turn, record) {
-  const calls = replyOf(turn, record.reply).calls;
+  const calls = responseOf(turn, record.response).calls;
   const id = record.call_id ?? record.result.call_id;
   if (!calls.has(id)) calls.set(id, { ...newCall(), id });
   return calls.get(id);

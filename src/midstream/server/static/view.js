@@ -63,15 +63,15 @@ export function textOf(message) {
 }
 
 /**
- * One turn: what was said, the replies, how it ended.
+ * One turn: what was said, the responses, how it ended.
  *
  * `actions` is what a person can do: `answer(session, question, choice, more)`, where the session is "" for the one
  * that is shown, and `resume(turn)`.
  */
 export class TurnView {
   #said = element("div", "said");
-  #replies = element("div", "replies");
-  #replyViews = new Map();
+  #responses = element("div", "responses");
+  #responseViews = new Map();
   #foot = element("footer", "foot");
   #band = new Band();
   #words = element("span", "how");
@@ -80,7 +80,7 @@ export class TurnView {
 
   constructor(number, actions) {
     this.#actions = actions;
-    this.root = element("article", "turn", this.#said, this.#replies, this.#foot);
+    this.root = element("article", "turn", this.#said, this.#responses, this.#foot);
     this.root.dataset.turn = number;
     this.#said.dir = "auto";
     this.#resume.type = "button";
@@ -100,13 +100,13 @@ export class TurnView {
     setText(this.#said, textOf(turn.message));
     this.#said.hidden = turn.message === null;
     this.root.dataset.status = turn.status || (turn.isCancelling ? "cancelling" : "running");
-    for (const [number, reply] of turn.replies) {
-      if (!this.#replyViews.has(number)) {
-        const made = new ReplyView(this.#actions);
-        this.#replyViews.set(number, made);
-        this.#replies.append(made.root);
+    for (const [number, response] of turn.responses) {
+      if (!this.#responseViews.has(number)) {
+        const made = new ResponseView(this.#actions);
+        this.#responseViews.set(number, made);
+        this.#responses.append(made.root);
       }
-      this.#replyViews.get(number).show(reply, !turn.status && number === turn.replies.size, now);
+      this.#responseViews.get(number).show(response, !turn.status && number === turn.responses.size, now);
     }
     const isTimed = turn.startedAt !== null;
     this.#foot.hidden = !turn.status && !isTimed;
@@ -122,7 +122,7 @@ function footOf(turn, cuts, now) {
   if (turn.startedAt !== null)
     words[0] += ` ${turn.status ? "in" : "for"} ${duration((turn.endedAt ?? now) - turn.startedAt)}`;
   if (turn.problem) words[0] += `: ${turn.problem}`;
-  const every = [...turn.replies.values()].flatMap((reply) => [...reply.calls.values()]);
+  const every = [...turn.responses.values()].flatMap((response) => [...response.calls.values()]);
   const calls = every.filter((call) => !call.isElsewhere).length;
   const repeats = turn.marks.filter((mark) => mark.kind === "repeat").length;
   const owners = turn.marks.filter((mark) => mark.kind === "owner").length;
@@ -132,13 +132,13 @@ function footOf(turn, cuts, now) {
   if (owners) words.push(`${counted(owners, "server restart")} survived`);
   const resumed = turn.marks.filter((mark) => mark.kind === "resume").length;
   if (resumed) words.push(resumed === 1 ? "resumed" : `resumed ${resumed} times`);
-  if (repeats) words.push(`${counted(repeats, "reply", "replies")} asked again`);
+  if (repeats) words.push(`${counted(repeats, "response", "responses")} asked again`);
   return words.join(" \u00b7 ");
 }
 
 function doing(turn) {
   if (turn.isCancelling) return "cancelling";
-  const calls = [...turn.replies.values()].flatMap((reply) => [...reply.calls.values()]);
+  const calls = [...turn.responses.values()].flatMap((response) => [...response.calls.values()]);
   const asks = (call) => call.question || (call.work && call.work.transcript.asking.length > 0);
   return calls.some(asks) ? "waiting" : "running";
 }
@@ -147,8 +147,8 @@ function counted(count, one, many = `${one}s`) {
   return `${count} ${count === 1 ? one : many}`;
 }
 
-/** One reply: thoughts, words, calls. */
-class ReplyView {
+/** One response: thoughts, words, calls. */
+class ResponseView {
   #actions;
   #notes = element("div", "notes");
   #again = element("p", "again");
@@ -160,22 +160,22 @@ class ReplyView {
 
   constructor(actions) {
     this.#actions = actions;
-    this.root = element("section", "reply", this.#notes, this.#again, this.#parts, this.#calls);
+    this.root = element("section", "response", this.#notes, this.#again, this.#parts, this.#calls);
     this.#again.hidden = this.#calls.hidden = this.#notes.hidden = true;
   }
 
-  show(reply, isLast, now) {
-    const isWaiting = isLast && !reply.isWhole;
-    this.root.classList.toggle("is-waiting", isWaiting && !reply.parts.some((part) => part?.text));
+  show(response, isLast, now) {
+    const isWaiting = isLast && !response.isWhole;
+    this.root.classList.toggle("is-waiting", isWaiting && !response.parts.some((part) => part?.text));
     this.root.classList.toggle("is-speaking", isWaiting);
-    this.#notes.hidden = reply.notes.length === 0;
-    for (const note of reply.notes.slice(this.#notes.childElementCount))
+    this.#notes.hidden = response.notes.length === 0;
+    for (const note of response.notes.slice(this.#notes.childElementCount))
       this.#notes.append(element("p", "note", visible(note)));
-    this.#again.hidden = reply.attempt <= 1 && !reply.failure;
-    setText(this.#again, againOf(reply));
-    this.#showParts(reply);
-    this.#calls.hidden = reply.calls.size === 0;
-    for (const [id, call] of reply.calls) {
+    this.#again.hidden = response.attempt <= 1 && !response.failure;
+    setText(this.#again, againOf(response));
+    this.#showParts(response);
+    this.#calls.hidden = response.calls.size === 0;
+    for (const [id, call] of response.calls) {
       if (!this.#callViews.has(id)) {
         const made = new CallView(call, this.#actions);
         this.#callViews.set(id, made);
@@ -185,13 +185,13 @@ class ReplyView {
     }
   }
 
-  #showParts(reply) {
-    const parts = reply.parts.filter((part) => part?.text || part?.kind === "elsewhere");
-    const isOther = parts.length < this.#partViews.length || reply.attempt !== this.#attempt;
+  #showParts(response) {
+    const parts = response.parts.filter((part) => part?.text || part?.kind === "elsewhere");
+    const isOther = parts.length < this.#partViews.length || response.attempt !== this.#attempt;
     if (isOther || this.#partViews.some((shown, index) => shown.kind !== parts[index].kind)) {
       this.#parts.replaceChildren();
       this.#partViews = [];
-      this.#attempt = reply.attempt;
+      this.#attempt = response.attempt;
     }
     for (const part of parts.slice(this.#partViews.length)) {
       const made = partView(part.kind);
@@ -206,10 +206,10 @@ class ReplyView {
   }
 }
 
-function againOf(reply) {
-  if (reply.failure) return `The model did not answer (${reply.failure.code}).`;
-  if (reply.voided === 0) return `An earlier try gave nothing; this is try ${reply.attempt}.`;
-  return `The model was cut off before this reply was whole. What it had said is void; this is try ${reply.attempt}.`;
+function againOf(response) {
+  if (response.failure) return `The model did not answer (${response.failure.code}).`;
+  if (response.voided === 0) return `An earlier try gave nothing; this is try ${response.attempt}.`;
+  return `The model was cut off before this response was whole. What it had said is void; this is try ${response.attempt}.`;
 }
 
 function partView(kind) {
@@ -352,7 +352,7 @@ class CallView {
 const DECISIONS = {
   allow: "Allowed",
   deny: "Denied",
-  reply: "Answered",
+  response: "Answered",
   happened: "Said to have happened",
   rerun: "Sent to run again",
   skip: "Skipped",
@@ -409,8 +409,8 @@ class Band {
         ),
       );
     }
-    for (const reply of turn.replies.values()) {
-      for (const { name, state, startedAt, endedAt } of reply.calls.values()) {
+    for (const response of turn.responses.values()) {
+      for (const { name, state, startedAt, endedAt } of response.calls.values()) {
         if (!startedAt) continue;
         const told = `${visible(name)}: ${duration((endedAt ?? end) - startedAt)}, ${state}`;
         bars.push(bar(`tool ${state}`, at(startedAt), at(endedAt ?? end), 0, 7, told));

@@ -82,4 +82,4 @@ def overdue(session: Session, stream: str, *, connected_s: float, now: float) ->
         is_timed = call.plan.site is Site.CLIENT and call.is_running and call.plan.timeout_s > 0
         if is_timed and min(connected_s, now - call.started_at) >= limit_s:
             result = Result(call.call.id, NO_ANSWER_CONTENT, Outcome.UNKNOWN)
-            yield CallFinished(turn.turn, turn.reply_no, result)
+            yield CallFinished(turn.turn, turn.response_no, result)

@@ -60,10 +60,10 @@ NAMES_MAX = 10_000
 _log = logging.getLogger(__name__)
 
 
-def is_played_back(session: Session, chunk: Received) -> bool:
-    """Whether a chunk was accepted before: it costs nothing more."""
-    known = session.streams.get(chunk.stream)
-    return known is not None and chunk.seqno < known.accepted
+def is_played_back(session: Session, received: Received) -> bool:
+    """Whether a command was accepted before: it costs nothing more."""
+    known = session.streams.get(received.stream)
+    return known is not None and received.seqno < known.accepted
 
 
 class FrameTransport(Protocol):
@@ -110,7 +110,7 @@ class Connections:
         self._told: OrderedDict[tuple[str, str], StreamSettings] = OrderedDict()
         """What the welcome of a named connection told, by its session and its name."""
         self._under_way: dict[tuple[str, str], list[int]] = {}
-        """Chunks of each stream that came in requests of their own and are not answered yet."""
+        """Commands of each stream that came in requests of their own and are not answered yet."""
         self._ending: MidstreamError | None = None
         self._copies: WeakValueDictionary[tuple[str, FrameEncoding], Copies] = WeakValueDictionary()
         self._presence: Presence | None = None
@@ -201,16 +201,16 @@ class Connections:
 
     @contextlib.contextmanager
     def under_way(self, place: tuple[str, str], seqno: int, *, most: int) -> Iterator[None]:
-        """Count a chunk that came in a request of its own, until it is answered (STREAM-56).
+        """Count a command that came in a request of its own, until it is answered (STREAM-56).
 
         Raises:
-            ProtocolError: More than `most` chunks of its stream wait for their answers.
+            ProtocolError: More than `most` commands of its stream wait for their answers.
         """
         waiting = self._under_way.setdefault(place, [])
         waiting.append(seqno)
         try:
             if len({*waiting}) > most:
-                raise ProtocolError(f"more than {most} chunks wait for their acks")
+                raise ProtocolError(f"more than {most} commands wait for their acks")
             yield
         finally:
             waiting.remove(seqno)
@@ -621,10 +621,10 @@ class Connection:
             case Submit():
                 assert self._runner is not None
                 try:
-                    if not is_played_back(self._runner.state, request.chunk):
-                        self._visitor.speak(request.chunk.command)
+                    if not is_played_back(self._runner.state, request.received):
+                        self._visitor.speak(request.received.command)
                     with self._typed_errors():
-                        await self._runner.submit(request.chunk)
+                        await self._runner.submit(request.received)
                 except MidstreamError as error:
                     self._stream.refused(request.seqno, error, now=self._now())
                 else:
@@ -643,7 +643,7 @@ class Connection:
             raise InternalError(INTERNAL) from error
 
     async def _admit(self, request: Admit) -> None:
-        # A stream may begin a session; who has seen events of it knows that there was one. The first chunk may
+        # A stream may begin a session; who has seen events of it knows that there was one. The first command may
         # come after the second request of its connection.
         has_seen_none = request.event_id is None or request.event_id == START
         is_new = bool(request.open.stream) and (has_seen_none or self.is_continued)

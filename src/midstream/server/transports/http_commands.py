@@ -1,4 +1,4 @@
-"""The way up of a stream over plain HTTP: `POST /v1/sessions/{id}/chunks` takes one frame of a client."""
+"""The way up of a stream over plain HTTP: `POST /v1/sessions/{id}/commands` takes one frame of a client."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from starlette.types import Receive, Scope, Send
 from midstream.engine.host import Host
 from midstream.environment import Fault
 from midstream.errors import MalformedFrameError
-from midstream.protocol.frames import Ack, Chunk, Close, HeartbeatFrame, Open, Ping, decode_client, encode
-from midstream.protocol.server_stream import digest_shown, read_chunk
+from midstream.protocol.frames import (
+    Ack,
+    Close,
+    CommandFrame,
+    HeartbeatFrame,
+    Open,
+    Ping,
+    decode_client,
+    encode,
+)
+from midstream.protocol.server_stream import digest_shown, read_command
 from midstream.server.api.request_bodies import body_of
 from midstream.server.auth.caller import visitor_of
 from midstream.server.auth.principals import Action
@@ -25,7 +34,7 @@ _FRAME: Headers = [*_NO_STORE, (b"content-type", b"application/json")]
 _REPLAYED = (b"x-midstream-replayed", b"true")
 
 
-class ChunksEndpoint:
+class CommandsEndpoint:
     """A plain ASGI callable, as each tool's result comes this way: nothing is made that its answer does not need."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
@@ -33,7 +42,7 @@ class ChunksEndpoint:
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a chunk with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
+        """Answer a command with its ack, a ping with a heartbeat, a close with nothing (STREAM-39).
 
         Raises:
             MidstreamError: It is refused; an ordinary HTTP error.
@@ -42,7 +51,7 @@ class ChunksEndpoint:
         session_id: str = scope["path_params"]["session_id"]
         frame, by = decode_client(await body_of(request)), sender_of(request)
         match frame:
-            case Chunk():
+            case CommandFrame():
                 is_replayed = await self._take(session_id, frame, by, scope)
                 self._host.world.reach(Fault.BEFORE_ACK)
                 headers = [*_FRAME, _REPLAYED] if is_replayed else _FRAME
@@ -54,18 +63,18 @@ class ChunksEndpoint:
                 await _answer(send, 204, _NO_STORE)
             case _:
                 raise MalformedFrameError(
-                    "the body of this request is a `chunk`, a `ping` or a `close`; a GET opens"
+                    "the body of this request is a `command`, a `ping` or a `close`; a GET opens"
                 )
 
-    async def _take(self, session_id: str, frame: Chunk, by: FrameSender, scope: Scope) -> bool:
-        """Let a chunk be decided; return whether it was accepted before, once it is on disk."""
+    async def _take(self, session_id: str, frame: CommandFrame, by: FrameSender, scope: Scope) -> bool:
+        """Let a command be decided; return whether it was accepted before, once it is on disk."""
         if not by.stream or not by.secret:
             raise MalformedFrameError(
-                "a chunk needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
+                "a command needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        chunk = read_chunk(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
+        received = read_command(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
         visitor = visitor_of(scope)
-        is_first = chunk.seqno == 0
+        is_first = received.seqno == 0
         if is_first:
             await visitor.begin()
         else:
@@ -78,13 +87,13 @@ class ChunksEndpoint:
             runner = await self._host.session(session_id, create=True)
             opening = Open(by.stream, by.secret, old_secret=by.old_secret)
             digest = stream_digest_of(held) or digest_shown(runner.state, opening)
-            chunk = replace(chunk, secret_digest=digest, connection=by.number)
-            is_replayed = is_played_back(runner.state, chunk)
+            received = replace(received, secret_digest=digest, connection=by.number)
+            is_replayed = is_played_back(runner.state, received)
             if not is_replayed:
-                visitor.speak(chunk.command)
+                visitor.speak(received.command)
             most = self._connections.told(session_id, by.connection).in_flight_max
-            with self._connections.under_way((session_id, by.stream), chunk.seqno, most=most):
-                await runner.submit(chunk)
+            with self._connections.under_way((session_id, by.stream), received.seqno, most=most):
+                await runner.submit(received)
         return is_replayed
 
     async def _heartbeat(self, session_id: str, by: FrameSender, request: Request) -> HeartbeatFrame:

@@ -2,7 +2,7 @@
 
 Each request is answered once, with the frames there are: at once where there are some, else with the first news,
 else with a heartbeat when it is due. The next request shows the last event the client has, so that nothing is kept
-for it here between two of them. The way up is `POST …/chunks`, as for server-sent events.
+for it here between two of them. The way up is `POST …/commands`, as for server-sent events.
 """
 
 from __future__ import annotations

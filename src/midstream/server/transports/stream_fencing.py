@@ -1,7 +1,7 @@
 """Notices to the other processes of a store that a connection has its stream (STREAM-102).
 
 Within one process `Connections` fences. Elsewhere the journal does: whoever reads there that a newer connection has a
-stream ends the older ones. A chunk says so by itself; a connection that says nothing is announced here, beside its
+stream ends the older ones. A command says so by itself; a connection that says nothing is announced here, beside its
 welcome, which does not wait for it.
 """
 

@@ -3,7 +3,7 @@
     asked ──answered──▶ (the agent waits) ──used──▶ told
       │                        │
     closed: expired,    its attempt was cut: the answer is kept for the first question
-    withdrawn           like it that a later attempt of the same reply asks
+    withdrawn           like it that a later attempt of the same response asks
 
 An answer is used up by a record that is written before the agent hears it; so it is never used twice, and after a crash
 in between it counts as used.
@@ -20,16 +20,16 @@ from midstream.errors import AnswerMismatchError, QuestionClosedError
 from midstream.session.calls import CHOICES, Choice, QuestionKind, digest_of
 from midstream.session.records import (
     AnswerUsed,
+    CloseReason,
     QuestionAnswered,
     QuestionAsked,
     QuestionClosed,
     Record,
-    WhyClosed,
 )
 from midstream.session.turn.commands import (
     Answer,
-    PermissionAsked,
-    PermissionDropped,
+    PermissionRequested,
+    PermissionWithdrawn,
     QuestionExpired,
     Refused,
     UseAnswer,
@@ -44,34 +44,36 @@ _KIND = QuestionKind.APPROVAL
 
 def decide(
     state: AwaitingModel,
-    command: PermissionAsked | PermissionDropped | UseAnswer | QuestionExpired,
+    command: PermissionRequested | PermissionWithdrawn | UseAnswer | QuestionExpired,
     *,
     at: float,
 ) -> tuple[Record, ...]:
     """Return what follows of what an agent asked, dropped, is told, or was not answered in time."""
     match command:
-        case PermissionAsked():
+        case PermissionRequested():
             return _asked(state, command, at=at)
-        case PermissionDropped():
+        case PermissionWithdrawn():
             dropped = _find(state, command)
             return () if dropped is None else (_closed(state, dropped, at=at),)
         case UseAnswer():
             told = _find(state, command)
             if told is None or told.is_open:
                 raise closed_error(command)
-            return (AnswerUsed(state.turn, state.reply_no, state.attempt, told.id, at),)
+            return (AnswerUsed(state.turn, state.response_no, state.attempt, told.id, at),)
         case QuestionExpired():
-            late = open_question(state, command.turn, command.reply_no, command.call_id)
+            late = open_question(state, command.turn, command.response_no, command.call_id)
             if late is None or not late.expires_at or at < late.expires_at:
                 return ()  # TURN-9
-            return (_closed(state, late, at=at, why=WhyClosed.EXPIRED),)
+            return (_closed(state, late, at=at, why=CloseReason.EXPIRED),)
         case _:
             assert_never(command)
 
 
-def open_question(state: AwaitingModel, turn: int, reply_no: int, question_id: str) -> AgentQuestion | None:
+def open_question(
+    state: AwaitingModel, turn: int, response_no: int, question_id: str
+) -> AgentQuestion | None:
     """Return the question of this id that a person may answer, or None."""
-    if (turn, reply_no) != (state.turn, state.reply_no):
+    if (turn, response_no) != (state.turn, state.response_no):
         return None
     return next((each for each in state.questions if each.id == question_id and each.is_open), None)
 
@@ -95,7 +97,7 @@ def take_answer(
     return (
         QuestionAnswered(
             state.turn,
-            state.reply_no,
+            state.response_no,
             question.id,
             _KIND,
             question.digest,
@@ -125,7 +127,7 @@ def closed_error(command: Answer | UseAnswer) -> Refused:
     return Refused(QuestionClosedError(message))
 
 
-def too_late(command: PermissionAsked) -> Refused:
+def too_late(command: PermissionRequested) -> Refused:
     """Return the refusal of a question of an attempt that has ended."""
     message = (
         f"attempt {command.attempt} of turn {command.turn} has ended: nothing can be asked in it any more"
@@ -151,7 +153,7 @@ def evolve(
                 else each
                 for each in state.questions
             )
-        case QuestionClosed(why=WhyClosed.EXPIRED):
+        case QuestionClosed(why=CloseReason.EXPIRED):
             questions = tuple(
                 replace(each, is_expired=True) if each.id == record.call_id else each
                 for each in state.questions
@@ -169,8 +171,8 @@ def evolve(
     return replace(after, waits_since=0.0, deadline_at=deadline_at)
 
 
-def _asked(state: AwaitingModel, asked: PermissionAsked, *, at: float) -> tuple[Record, ...]:
-    if (asked.turn, asked.reply_no, asked.attempt) != (state.turn, state.reply_no, state.attempt):
+def _asked(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tuple[Record, ...]:
+    if (asked.turn, asked.response_no, asked.attempt) != (state.turn, state.response_no, state.attempt):
         raise too_late(asked)
     if sum(each.is_open for each in state.questions) >= QUESTIONS_MAX:
         message = f"{QUESTIONS_MAX} questions wait for a person already"
@@ -179,7 +181,7 @@ def _asked(state: AwaitingModel, asked: PermissionAsked, *, at: float) -> tuple[
     given = None if asked.is_vague else _given(state, digest)
     question = QuestionAsked(
         state.turn,
-        state.reply_no,
+        state.response_no,
         asked.question_id,
         _KIND,
         digest,
@@ -196,7 +198,7 @@ def _asked(state: AwaitingModel, asked: PermissionAsked, *, at: float) -> tuple[
         return (question,)
     answer = QuestionAnswered(
         state.turn,
-        state.reply_no,
+        state.response_no,
         asked.question_id,
         _KIND,
         digest,
@@ -235,17 +237,17 @@ def _question(record: QuestionAsked) -> AgentQuestion:
     )
 
 
-def _find(state: AwaitingModel, command: PermissionDropped | UseAnswer) -> AgentQuestion | None:
-    if (command.turn, command.reply_no, command.attempt) != (state.turn, state.reply_no, state.attempt):
+def _find(state: AwaitingModel, command: PermissionWithdrawn | UseAnswer) -> AgentQuestion | None:
+    if (command.turn, command.response_no, command.attempt) != (state.turn, state.response_no, state.attempt):
         return None
     ids = (command.question_id, state.attempt)
     return next((each for each in state.questions if (each.id, each.attempt) == ids), None)
 
 
 def _closed(
-    state: AwaitingModel, question: AgentQuestion, *, at: float, why: WhyClosed = WhyClosed.WITHDRAWN
+    state: AwaitingModel, question: AgentQuestion, *, at: float, why: CloseReason = CloseReason.WITHDRAWN
 ) -> QuestionClosed:
-    return QuestionClosed(state.turn, state.reply_no, question.id, why, at)
+    return QuestionClosed(state.turn, state.response_no, question.id, why, at)
 
 
 def _refuse_unfit(question: AgentQuestion, arguments: str) -> None:

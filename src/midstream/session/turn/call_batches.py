@@ -1,4 +1,4 @@
-"""The calls of one reply: which start, which ask a person, what each outcome leads to, how a batch is closed.
+"""The calls of one response: which start, which ask a person, what each outcome leads to, how a batch is closed.
 
 Every function returns records and none acts; `and_then_settle` is where a batch goes on after any of them.
 """
@@ -19,7 +19,7 @@ from midstream.session.calls import (
     HAPPENED_CONTENT,
     NO_ANSWER_CONTENT,
     NO_DECISION_CONTENT,
-    NO_REPLY_CONTENT,
+    NO_RESPONSE_CONTENT,
     RERUNS_MAX,
     SKIPPED_CONTENT,
     STOPPED_CONTENT,
@@ -37,8 +37,8 @@ from midstream.session.calls import (
 )
 from midstream.session.records import (
     AttemptStarted,
-    CallDoubted,
     CallEnded,
+    CallInDoubt,
     CallStarted,
     ChildDelta,
     QuestionAnswered,
@@ -48,7 +48,14 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
-from midstream.session.turn.commands import Answer, CallProbed, ChildSpoke, QuestionExpired, Recover, Refused
+from midstream.session.turn.commands import (
+    Answer,
+    CallProbed,
+    ChildStreamed,
+    QuestionExpired,
+    Recover,
+    Refused,
+)
 from midstream.session.turn.folding import evolve
 from midstream.session.turn.states import (
     MODEL_CALLS_MAX,
@@ -78,19 +85,19 @@ def and_then_settle(
         asked = (_asked(after, call, _kind_of(call), at=at) for call in open_calls if call.wants_person)
         started = (_started(after, call, at=at) for call in startable(after.calls))
         return (*records, *asked, *started)
-    committed = StepCommitted(after.turn, after.reply_no)
-    if after.terms.has_grace and after.reply_no >= after.terms.replies_max:
-        return (*records, committed, AttemptStarted(after.turn, after.reply_no + 1, 1, at, is_last=True))
-    if after.reply_no >= MODEL_CALLS_MAX:
+    committed = StepCommitted(after.turn, after.response_no)
+    if after.terms.has_grace and after.response_no >= after.terms.responses_max:
+        return (*records, committed, AttemptStarted(after.turn, after.response_no + 1, 1, at, is_last=True))
+    if after.response_no >= MODEL_CALLS_MAX:
         message = f"the turn was ended after {MODEL_CALLS_MAX} model calls"
         end = TurnEnded(after.turn, TurnStatus.FAILED, at, MODEL_CALLS_MAX_CODE, message)
         return (*records, committed, end)
-    return (*records, committed, AttemptStarted(after.turn, after.reply_no + 1, attempt=1, at=at))
+    return (*records, committed, AttemptStarted(after.turn, after.response_no + 1, attempt=1, at=at))
 
 
 def ended(state: Batch | AwaitingModel, result: Result, *, at: float) -> CallEnded:
     """Return the record of a call's one outcome."""
-    return CallEnded(state.turn, state.reply_no, result, at)
+    return CallEnded(state.turn, state.response_no, result, at)
 
 
 def end_call(state: RunningCalls, result: Result, *, epoch: int, at: float) -> tuple[Record, ...]:
@@ -120,12 +127,12 @@ def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> 
     return (last, *close(replace(state, calls=after), state.status, at=at))
 
 
-def show_child(state: Batch, spoke: ChildSpoke) -> tuple[Record, ...]:
+def show_child(state: Batch, spoke: ChildStreamed) -> tuple[Record, ...]:
     """Show the readers of this session what a sub-agent did, each record once."""
-    call = _find(state, spoke.turn, spoke.reply_no, spoke.call_id)
+    call = _find(state, spoke.turn, spoke.response_no, spoke.call_id)
     shown = call.child_position if call else 0
     return tuple(
-        ChildDelta(state.turn, state.reply_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
+        ChildDelta(state.turn, state.response_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
         for position, body in spoke.records
         if position > shown
     )
@@ -139,13 +146,13 @@ def give_up_client(state: RunningCalls, call_id: str, *, epoch: int, at: float) 
 def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False) -> tuple[Record, ...]:
     """End a turn in the middle of a batch: real results stay, the rest is told apart (unknown, not started).
 
-    `is_lost` says that what ran died with its owner, rather than that it was stopped.
+    `is_lost` says that what ran died with its node, rather than that it was stopped.
     """
     running = UNKNOWN_CONTENT if is_lost else STOPPED_CONTENT
     results = (closing_result(call, running=running) for call in state.calls if call.is_open)
     return (
         *(ended(state, _told(state, result), at=at) for result in results),
-        StepCommitted(state.turn, state.reply_no),
+        StepCommitted(state.turn, state.response_no),
         _after_closing(state, status, at=at),
     )
 
@@ -158,7 +165,7 @@ def _after_closing(state: Batch, status: TurnStatus, *, at: float) -> Record:
     if status is not TurnStatus.FAILED:
         return TurnEnded(state.turn, status, at)
     if state.terms.has_grace:  # its time is over, and it may hand in what it has
-        return AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True)
+        return AttemptStarted(state.turn, state.response_no + 1, 1, at, is_last=True)
     return TurnEnded(state.turn, status, at, TURN_TIMEOUT_CODE, timeout_message(state))
 
 
@@ -168,7 +175,7 @@ def timeout_message(state: Batch | AwaitingModel) -> str:
 
 
 def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Judge every call that an older owner left. One that waits for a person goes on waiting, however long."""
+    """Judge every call that an older node left. One that waits for a person goes on waiting, however long."""
     if command.is_suspect:
         *closed, _ = close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
         return (*closed, _suspected(state, at=at))
@@ -177,7 +184,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
         return close(state, TurnStatus.INTERRUPTED, at=at, is_lost=True)
     records: list[Record] = []
     for call in state.calls:
-        doubted = CallDoubted(state.turn, state.reply_no, call.call.id, at)
+        doubted = CallInDoubt(state.turn, state.response_no, call.call.id, at)
         match judge(call, epoch=epoch):
             case CallVerdict.GIVE_UP:
                 records.append(ended(state, _told(state, lost_result(call)), at=at))
@@ -194,7 +201,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
 
 def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Go on after the outside world was asked about a call in doubt."""
-    call = _find(state, probed.turn, probed.reply_no, probed.call_id)
+    call = _find(state, probed.turn, probed.response_no, probed.call_id)
     if call is None or not call.is_in_doubt or call.asked is not None:
         return ()  # TURN-9
     if probed.result is not None:
@@ -211,9 +218,9 @@ def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float
 # --- people ---------------------------------------------------------------------------------------------------
 
 
-def asking(state: RunningCalls, turn: int, reply_no: int, call_id: str) -> CallState | None:
+def asking(state: RunningCalls, turn: int, response_no: int, call_id: str) -> CallState | None:
     """Return the call whose question is open, or None."""
-    call = _find(state, turn, reply_no, call_id)
+    call = _find(state, turn, response_no, call_id)
     return call if call is not None and call.is_asking else None
 
 
@@ -230,7 +237,7 @@ def take_answer(
         raise Refused(AnswerMismatchError(f"a question of kind {kind} is answered with: {known}"))
     answered = QuestionAnswered(
         state.turn,
-        state.reply_no,
+        state.response_no,
         call.call.id,
         kind,
         answer.digest,
@@ -256,14 +263,14 @@ def expire_question(
     state: RunningCalls, expired: QuestionExpired, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
     """Close a call whose question nobody answered in time."""
-    call = asking(state, expired.turn, expired.reply_no, expired.call_id)
+    call = asking(state, expired.turn, expired.response_no, expired.call_id)
     if call is None or not call.expires_at or at < call.expires_at:
         return ()  # TURN-9
     match call.asked:
         case QuestionKind.DOUBT:
             result = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         case QuestionKind.QUESTION:
-            result = Result(call.call.id, NO_REPLY_CONTENT, Outcome.CANCELLED)
+            result = Result(call.call.id, NO_RESPONSE_CONTENT, Outcome.CANCELLED)
         case _:
             result = Result(call.call.id, NO_DECISION_CONTENT, Outcome.CANCELLED)
     return end_call(state, result, epoch=epoch, at=at)
@@ -273,7 +280,7 @@ def _result_of(call: CallState, answer: Answer) -> Result | None:
     """Return the outcome that an answer itself gives to a call, or None where the call goes on."""
     call_id = call.call.id
     match answer.choice:
-        case Choice.REPLY:
+        case Choice.RESPOND:
             return Result(call_id, answer.text)
         case Choice.DENY:
             why = f" They said: {answer.text}" if answer.text else ""
@@ -293,7 +300,14 @@ def _kind_of(call: CallState) -> QuestionKind:
 def _asked(state: Batch, call: CallState, kind: QuestionKind, *, at: float) -> QuestionAsked:
     expires_at = at + call.plan.answer_s if call.plan.answer_s else 0.0
     return QuestionAsked(
-        state.turn, state.reply_no, call.call.id, kind, call.plan.digest, at, call.plan.question, expires_at
+        state.turn,
+        state.response_no,
+        call.call.id,
+        kind,
+        call.plan.digest,
+        at,
+        call.plan.question,
+        expires_at,
     )
 
 
@@ -315,8 +329,8 @@ def has_children(state: Batch) -> bool:
     return any(call.is_running and call.plan.site is Site.CHILD for call in state.calls)
 
 
-def _find(state: Batch, turn: int, reply_no: int, call_id: str) -> CallState | None:
-    if (turn, reply_no) != (state.turn, state.reply_no):
+def _find(state: Batch, turn: int, response_no: int, call_id: str) -> CallState | None:
+    if (turn, response_no) != (state.turn, state.response_no):
         return None
     return next((call for call in state.calls if call.call.id == call_id and call.is_open), None)
 
@@ -325,7 +339,7 @@ def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
     arguments = call.call.arguments if call.is_edited else None
     # An effect in the transaction of its outcome cannot be there without it: a start that a power cut loses, too.
     has_effects = call.plan.has_effects and call.plan.on_doubt is not OnDoubt.IN_TRANSACTION
-    return CallStarted(state.turn, state.reply_no, call.call.id, call.runs + 1, at, has_effects, arguments)
+    return CallStarted(state.turn, state.response_no, call.call.id, call.runs + 1, at, has_effects, arguments)
 
 
 def _told(state: Batch, result: Result) -> Result:

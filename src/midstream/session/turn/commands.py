@@ -8,10 +8,10 @@ from typing import Literal
 from msgspec import Struct
 
 from midstream.errors import MidstreamError
-from midstream.history.messages import Entry, Reply, Result, ToolSpec, UserMessage
+from midstream.history.messages import Entry, Response, Result, ToolSpec, UserMessage
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice
-from midstream.session.records import ClientTool, Delta, Judgement, Parent, PromptHead
+from midstream.session.records import ClientTool, Delta, Parent, PromptHead, ReuseDecision
 from midstream.session.turn.states import LOOK_BACK_S
 from midstream.timing import StalledOn
 
@@ -45,8 +45,8 @@ class SendMessage(Struct, frozen=True, gc=False):
     stream: str = ""
     when_busy: WhenBusy = WhenBusy.REFUSE
     timeout_s: float = 0.0
-    replies_max: int = 0
-    """Replies before the model is asked to hand in what it has; 0 for the general limit."""
+    responses_max: int = 0
+    """Responses before the model is asked to hand in what it has; 0 for the general limit."""
     parent: Parent | None = None
 
 
@@ -77,53 +77,53 @@ class Withdraw(Struct, frozen=True, gc=False):
     number: int | None = None
 
 
-class ModelSaid(Struct, frozen=True, gc=False):
-    """The model said some more of a reply."""
+class ModelStreamed(Struct, frozen=True, gc=False):
+    """The model said some more of a response."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     deltas: tuple[Delta, ...]
 
 
-class ModelHeld(Struct, frozen=True, gc=False):
-    """The provider keeps the reply it is making, under `token`."""
+class ModelResumable(Struct, frozen=True, gc=False):
+    """The provider keeps the response it is making, under `token`."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     token: str
 
 
-class ModelRemembered(Struct, frozen=True, gc=False):
+class ModelReuseDecided(Struct, frozen=True, gc=False):
     """A pool judged what the upstream's agent knows of the conversation."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
-    judgement: Judgement
+    judgement: ReuseDecision
 
 
-class ModelReplied(Struct, frozen=True, gc=False):
-    """The model ended its reply. `plans` has one entry per call, in order."""
+class ModelResponded(Struct, frozen=True, gc=False):
+    """The model ended its response. `plans` has one entry per call, in order."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
-    reply: Reply
+    response: Response
     plans: tuple[CallPlan, ...] = ()
     prompt: PromptHead | None = None
 
 
 class ModelFailed(Struct, frozen=True, gc=False):
-    """The attempt gave no usable reply. `chance` in [0, 1) spreads the next try.
+    """The attempt gave no usable response. `chance` in [0, 1) spreads the next try.
 
     Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be. `is_cut`
-    says that only the connection, or our patience, ended: the provider may have the reply.
+    says that only the connection, or our patience, ended: the provider may have the response.
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     code: str
     message: str
@@ -138,17 +138,17 @@ class Stalled(Struct, frozen=True, gc=False):
     """A model (`call_id` is empty) or a tool has been silent for `silent_s` seconds, and is still waited for."""
 
     turn: int
-    reply_no: int
+    response_no: int
     waiting_for: StalledOn
     silent_s: float
     call_id: str = ""
 
 
-class StallOver(Struct, frozen=True, gc=False):
+class StallFinished(Struct, frozen=True, gc=False):
     """End of a stall: the silent part continues, after `silent_s` seconds."""
 
     turn: int
-    reply_no: int
+    response_no: int
     waiting_for: StalledOn
     silent_s: float
     call_id: str = ""
@@ -158,17 +158,17 @@ class CallProgress(Struct, frozen=True, gc=False):
     """A running tool says how far it is."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     run: int
     text: str
 
 
-class ChildSpoke(Struct, frozen=True, gc=False):
+class ChildStreamed(Struct, frozen=True, gc=False):
     """The session that does the work of a call has new records, each with its position there."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     child: str
     records: tuple[tuple[int, bytes], ...]
@@ -181,7 +181,7 @@ class CallFinished(Struct, frozen=True, gc=False):
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     result: Result
     is_suspect: bool = False
 
@@ -190,7 +190,7 @@ class CallExpired(Struct, frozen=True, gc=False):
     """No client answered a call within its time."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
 
 
@@ -201,7 +201,7 @@ class CallProbed(Struct, frozen=True, gc=False):
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     result: Result | None = None
     may_run: bool = False
@@ -219,7 +219,7 @@ class Answer(Struct, frozen=True, gc=False):
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     digest: str
     choice: Choice
@@ -232,11 +232,11 @@ class QuestionExpired(Struct, frozen=True, gc=False):
     """A question was not answered within its time."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
 
 
-class PermissionAsked(Struct, frozen=True, gc=False):
+class PermissionRequested(Struct, frozen=True, gc=False):
     """An upstream's agent wants leave for something, in the middle of its answer, and waits.
 
     Args:
@@ -249,7 +249,7 @@ class PermissionAsked(Struct, frozen=True, gc=False):
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     question_id: str
     name: str
@@ -260,11 +260,11 @@ class PermissionAsked(Struct, frozen=True, gc=False):
     is_vague: bool = False
 
 
-class PermissionDropped(Struct, frozen=True, gc=False):
+class PermissionWithdrawn(Struct, frozen=True, gc=False):
     """An upstream's agent waits no more for the answer to its question, and goes on."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     question_id: str
 
@@ -276,7 +276,7 @@ class UseAnswer(Struct, frozen=True, gc=False):
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     question_id: str
 
@@ -307,33 +307,33 @@ class Resume(Struct, frozen=True, gc=False):
 
 
 class Recover(Struct, frozen=True, gc=False):
-    """A new owner takes up what an older one left, in the epoch it just started."""
+    """A new node takes up what an older one left, in the epoch it just started."""
 
     look_back_s: float = LOOK_BACK_S
     is_suspect: bool = False
-    """Whether the turn is suspected of too many deaths of its owners to be resumed."""
+    """Whether the turn is suspected of too many deaths of its nodes to be resumed."""
 
 
 Command = (
     SendMessage
     | SendTranscript
     | Withdraw
-    | ModelSaid
-    | ModelHeld
-    | ModelRemembered
-    | ModelReplied
+    | ModelStreamed
+    | ModelResumable
+    | ModelReuseDecided
+    | ModelResponded
     | ModelFailed
     | Stalled
-    | StallOver
+    | StallFinished
     | CallProgress
-    | ChildSpoke
+    | ChildStreamed
     | CallFinished
     | CallExpired
     | CallProbed
     | Answer
     | QuestionExpired
-    | PermissionAsked
-    | PermissionDropped
+    | PermissionRequested
+    | PermissionWithdrawn
     | UseAnswer
     | Cancel
     | CancelExpired

@@ -12,7 +12,16 @@ from midstream.errors import (
     NothingToResumeError,
     SessionBusyError,
 )
-from midstream.history.messages import Finish, Outcome, Reply, ReplyPart, Result, Text, Thinking, UpstreamCall
+from midstream.history.messages import (
+    Finish,
+    Outcome,
+    Response,
+    ResponsePart,
+    Result,
+    Text,
+    Thinking,
+    UpstreamCall,
+)
 from midstream.history.upstream_calls import Words, closed
 from midstream.retries import MODEL_ATTEMPTS_MAX, MODEL_BACKOFF, pause_s
 from midstream.session.calls import CallState
@@ -25,10 +34,10 @@ from midstream.session.records import (
     CancelRequested,
     Delta,
     HistoryCompacted,
-    MemoryJudged,
     MessageAccepted,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
+    ReuseDecided,
     StallEnded,
     StallNoticed,
     StepCommitted,
@@ -45,22 +54,22 @@ from midstream.session.turn.commands import (
     CallProgress,
     Cancel,
     CancelExpired,
-    ChildSpoke,
+    ChildStreamed,
     Command,
     ModelFailed,
-    ModelHeld,
-    ModelRemembered,
-    ModelReplied,
-    ModelSaid,
-    PermissionAsked,
-    PermissionDropped,
+    ModelResponded,
+    ModelResumable,
+    ModelReuseDecided,
+    ModelStreamed,
+    PermissionRequested,
+    PermissionWithdrawn,
     QuestionExpired,
     Recover,
     Refused,
     Resume,
     SendMessage,
     Stalled,
-    StallOver,
+    StallFinished,
     TurnExpired,
     UseAnswer,
 )
@@ -113,10 +122,10 @@ def opening(turn: int, command: SendMessage, *, at: float, queued: int = 0) -> t
         command.stream,
         queued,
         command.timeout_s,
-        command.replies_max,
+        command.responses_max,
         command.parent,
     )
-    return (said, AttemptStarted(turn, reply=1, attempt=1, at=at))
+    return (said, AttemptStarted(turn, response=1, attempt=1, at=at))
 
 
 def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, ...]:
@@ -126,14 +135,14 @@ def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, .
         case Resume():
             if state.left is None or command.turn not in (None, state.left.turn):
                 raise Refused(NothingToResumeError("there is no interrupted or failed turn to go on with"))
-            turn, reply_no = state.left.turn, state.left.reply_no
+            turn, response_no = state.left.turn, state.left.response_no
             return (
-                TurnResumed(turn, reply_no, at, command.stream),
-                AttemptStarted(turn, reply_no, attempt=1, at=at),
+                TurnResumed(turn, response_no, at, command.stream),
+                AttemptStarted(turn, response_no, attempt=1, at=at),
             )
         case Answer() | UseAnswer():
             raise approvals.closed_error(command)
-        case PermissionAsked():
+        case PermissionRequested():
             raise approvals.too_late(command)
         case _:
             return ()  # TURN-9: the turn this is about has ended
@@ -145,21 +154,21 @@ def _decide_awaiting_model(
     match command:
         case SendMessage():
             raise _busy(state.turn)
-        case ModelSaid():
+        case ModelStreamed():
             return command.deltas if _is_current(state, command) else ()
-        case ModelHeld():
+        case ModelResumable():
             return _take_token(state, command) if _is_current(state, command) else ()
-        case ModelRemembered():
-            place = (state.turn, state.reply_no, state.attempt)
-            return (MemoryJudged(*place, command.judgement, at),) if _is_current(state, command) else ()
-        case Stalled() | StallOver() if _is_about_model(state, command):
+        case ModelReuseDecided():
+            place = (state.turn, state.response_no, state.attempt)
+            return (ReuseDecided(*place, command.judgement, at),) if _is_current(state, command) else ()
+        case Stalled() | StallFinished() if _is_about_model(state, command):
             return (_noticed(command, at=at),)
         case Answer():
-            question = approvals.open_question(state, command.turn, command.reply_no, command.call_id)
+            question = approvals.open_question(state, command.turn, command.response_no, command.call_id)
             if question is None:
                 raise approvals.closed_error(command)
             return approvals.take_answer(state, question, command, at=at)
-        case PermissionAsked() | PermissionDropped() | UseAnswer() | QuestionExpired():
+        case PermissionRequested() | PermissionWithdrawn() | UseAnswer() | QuestionExpired():
             return approvals.decide(state, command, at=at)
         case _:
             did = _end_attempt(state, command, epoch=epoch, at=at)
@@ -168,16 +177,16 @@ def _decide_awaiting_model(
 
 
 def _end_attempt(state: AwaitingModel, command: Command, *, epoch: int, at: float) -> tuple[Record, ...]:
-    """Take what ends the attempt that runs: its reply, its failure, a stop, a new owner."""
+    """Take what ends the attempt that runs: its response, its failure, a stop, a new node."""
     match command:
-        case ModelReplied():
-            return _take_reply(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
+        case ModelResponded():
+            return _take_response(state, command, epoch=epoch, at=at) if _is_current(state, command) else ()
         case ModelFailed():
             return _take_failure(state, command, at=at) if _is_current(state, command) else ()
         case Cancel() if command.turn in (None, state.turn):
             return (
                 CancelRequested(state.turn, at, deadline_at=at),
-                *_end_without_reply(state, TurnStatus.CANCELLED, at=at),
+                *_end_without_response(state, TurnStatus.CANCELLED, at=at),
             )
         case TurnExpired() if command.turn == state.turn:
             return _take_timeout(state, at=at)
@@ -193,22 +202,24 @@ def _decide_running_calls(
     match command:
         case SendMessage():
             raise _busy(state.turn)
-        case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+        case CallFinished() if is_open(state, command.turn, command.response_no, command.result.call_id):
             if command.is_suspect:
                 return call_batches.end_with_suspect(state, command.result, at=at)
             return call_batches.end_call(state, command.result, epoch=epoch, at=at)
-        case CallExpired() if is_open(state, command.turn, command.reply_no, command.call_id):
+        case CallExpired() if is_open(state, command.turn, command.response_no, command.call_id):
             return call_batches.give_up_client(state, command.call_id, epoch=epoch, at=at)
-        case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
+        case CallProgress() if is_open(state, command.turn, command.response_no, command.call_id):
             return (_progressed(command, at=at),)
-        case Stalled() | StallOver() if is_open(state, command.turn, command.reply_no, command.call_id):
+        case Stalled() | StallFinished() if is_open(
+            state, command.turn, command.response_no, command.call_id
+        ):
             return (_noticed(command, at=at),)
-        case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
+        case ChildStreamed() if is_open(state, command.turn, command.response_no, command.call_id):
             return call_batches.show_child(state, command)
         case CallProbed():
             return call_batches.take_probe(state, command, epoch=epoch, at=at)
         case Answer():
-            call = call_batches.asking(state, command.turn, command.reply_no, command.call_id)
+            call = call_batches.asking(state, command.turn, command.response_no, command.call_id)
             if call is None:
                 raise approvals.closed_error(command)
             return call_batches.take_answer(state, call, command, epoch=epoch, at=at)
@@ -222,7 +233,7 @@ def _decide_running_calls(
             return call_batches.recover(state, command, epoch=epoch, at=at)
         case UseAnswer():
             raise approvals.closed_error(command)
-        case PermissionAsked():
+        case PermissionRequested():
             raise approvals.too_late(command)
         case _:
             return ()  # TURN-9
@@ -232,12 +243,12 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
     match command:
         case SendMessage():
             raise _busy(state.turn)
-        case CallFinished() if is_open(state, command.turn, command.reply_no, command.result.call_id):
+        case CallFinished() if is_open(state, command.turn, command.response_no, command.result.call_id):
             # An outcome that arrives during a cancel is kept (TURN-7).
             return call_batches.end_call_while_stopping(state, command.result, at=at)
-        case CallProgress() if is_open(state, command.turn, command.reply_no, command.call_id):
+        case CallProgress() if is_open(state, command.turn, command.response_no, command.call_id):
             return (_progressed(command, at=at),)
-        case ChildSpoke() if is_open(state, command.turn, command.reply_no, command.call_id):
+        case ChildStreamed() if is_open(state, command.turn, command.response_no, command.call_id):
             return call_batches.show_child(state, command)
         case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
             # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
@@ -248,20 +259,22 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             return call_batches.close(state, state.status, at=at, is_lost=True)
         case Answer() | UseAnswer():
             raise approvals.closed_error(command)
-        case PermissionAsked():
+        case PermissionRequested():
             raise approvals.too_late(command)
         case _:
             return ()  # TURN-9; a second cancel changes nothing
 
 
-def is_open(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> bool:
+def is_open(state: RunningCalls | Cancelling, turn: int, response_no: int, call_id: str) -> bool:
     """Say whether a call runs, so that its outcome can still come."""
-    return open_call(state, turn, reply_no, call_id) is not None
+    return open_call(state, turn, response_no, call_id) is not None
 
 
-def open_call(state: RunningCalls | Cancelling, turn: int, reply_no: int, call_id: str) -> CallState | None:
+def open_call(
+    state: RunningCalls | Cancelling, turn: int, response_no: int, call_id: str
+) -> CallState | None:
     """Return a call that runs, so that its outcome can still come; None where it does not, or not any more."""
-    if (turn, reply_no) != (state.turn, state.reply_no):
+    if (turn, response_no) != (state.turn, state.response_no):
         return None
     for call in state.calls:
         if call.call.id == call_id and call.is_running:
@@ -274,18 +287,23 @@ def _busy(turn: int) -> Refused:
 
 
 def _progressed(said: CallProgress, *, at: float) -> Record:
-    return CallProgressed(said.turn, said.reply_no, said.call_id, said.run, said.text, at)
+    return CallProgressed(said.turn, said.response_no, said.call_id, said.run, said.text, at)
 
 
-def _noticed(seen: Stalled | StallOver, *, at: float) -> Record:
+def _noticed(seen: Stalled | StallFinished, *, at: float) -> Record:
     kind = StallNoticed if isinstance(seen, Stalled) else StallEnded
-    return kind(seen.turn, seen.reply_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
+    return kind(seen.turn, seen.response_no, seen.waiting_for, seen.silent_s, at, seen.call_id)
 
 
 def _is_current(
-    state: AwaitingModel, command: ModelSaid | ModelHeld | ModelRemembered | ModelReplied | ModelFailed
+    state: AwaitingModel,
+    command: ModelStreamed | ModelResumable | ModelReuseDecided | ModelResponded | ModelFailed,
 ) -> bool:
-    return (command.turn, command.reply_no, command.attempt) == (state.turn, state.reply_no, state.attempt)
+    return (command.turn, command.response_no, command.attempt) == (
+        state.turn,
+        state.response_no,
+        state.attempt,
+    )
 
 
 def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record, ...]:
@@ -297,22 +315,24 @@ def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record
     return (requested, *call_batches.close(state, status, at=at))
 
 
-def _is_about_model(state: AwaitingModel, seen: Stalled | StallOver) -> bool:
-    return (seen.turn, seen.reply_no, seen.call_id) == (state.turn, state.reply_no, "")
+def _is_about_model(state: AwaitingModel, seen: Stalled | StallFinished) -> bool:
+    return (seen.turn, seen.response_no, seen.call_id) == (state.turn, state.response_no, "")
 
 
-# --- replies --------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------
 
 
-def _take_reply(state: AwaitingModel, command: ModelReplied, *, epoch: int, at: float) -> tuple[Record, ...]:
-    place = (state.turn, state.reply_no, state.attempt)
-    completed = ReplyCompleted(*place, command.reply, at, command.plans, prompt=command.prompt)
-    if state.is_last or not command.reply.calls:
-        not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.reply.calls)
+def _take_response(
+    state: AwaitingModel, command: ModelResponded, *, epoch: int, at: float
+) -> tuple[Record, ...]:
+    place = (state.turn, state.response_no, state.attempt)
+    completed = ResponseCompleted(*place, command.response, at, command.plans, prompt=command.prompt)
+    if state.is_last or not command.response.calls:
+        not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.response.calls)
         return (
             completed,
             *(call_batches.ended(state, result, at=at) for result in not_run),
-            StepCommitted(state.turn, state.reply_no),
+            StepCommitted(state.turn, state.response_no),
             TurnEnded(state.turn, TurnStatus.COMPLETED, at, HANDED_IN_CODE if state.is_last else ""),
         )
     # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
@@ -328,36 +348,36 @@ def _take_timeout(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
     """End a turn whose time is over, or let it hand in what it has, once."""
     if not state.terms.has_grace or state.is_last:
         message = call_batches.timeout_message(state)
-        return _end_without_reply(state, TurnStatus.FAILED, at=at, code=TURN_TIMEOUT_CODE, message=message)
-    partial = partial_reply(state)
+        return _end_without_response(state, TurnStatus.FAILED, at=at, code=TURN_TIMEOUT_CODE, message=message)
+    partial = partial_response(state)
     if partial is None:
-        return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, is_last=True),)
+        return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at, is_last=True),)
     return (
-        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        StepCommitted(state.turn, state.reply_no),
-        AttemptStarted(state.turn, state.reply_no + 1, 1, at, is_last=True),
+        ResponseCompleted(state.turn, state.response_no, state.attempt, partial, at),
+        StepCommitted(state.turn, state.response_no),
+        AttemptStarted(state.turn, state.response_no + 1, 1, at, is_last=True),
     )
 
 
-def _take_token(state: AwaitingModel, command: ModelHeld) -> tuple[Record, ...]:
+def _take_token(state: AwaitingModel, command: ModelResumable) -> tuple[Record, ...]:
     if command.token == state.token:
         return ()
-    return (AttemptResumable(state.turn, state.reply_no, state.attempt, command.token),)
+    return (AttemptResumable(state.turn, state.response_no, state.attempt, command.token),)
 
 
 def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> tuple[Record, ...]:
-    failed = AttemptFailed(state.turn, state.reply_no, state.attempt, command.code, command.message, at)
+    failed = AttemptFailed(state.turn, state.response_no, state.attempt, command.code, command.message, at)
     if state.terms.request is not None:  # its application retries, and shortens its conversation, by itself
         failed = replace(failed, retry_after_s=command.retry_after_s)
         status, code, message = TurnStatus.FAILED, command.code, command.message
-        return (failed, *_end_without_reply(state, status, at=at, code=code, message=message))
+        return (failed, *_end_without_response(state, status, at=at, code=code, message=message))
     if command.code == ContextOverflowError.code:
         return (failed, *_after_overflow(state, command, at=at))
     if command.code == ModelForgotError.code and state.continued:
         return _anew(state, at=at)  # TURN-61: taking it up was worth a try, and what cut it was counted
     failures = state.failures + 1
     if not command.is_retriable or failures >= MODEL_ATTEMPTS_MAX:
-        ended = _end_without_reply(
+        ended = _end_without_response(
             state, TurnStatus.FAILED, at=at, code=command.code, message=command.message
         )
         return (failed, *ended)
@@ -371,17 +391,17 @@ def _take_failure(state: AwaitingModel, command: ModelFailed, *, at: float) -> t
 
 def _anew(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> tuple[Record, ...]:
     """Ask the model again. What a stateful agent did in the cut attempt enters the history first (TURN-83)."""
-    partial = partial_reply(state)
+    partial = partial_response(state)
     if partial is None or not _has_acted(state, partial):
-        return (AttemptStarted(state.turn, state.reply_no, state.attempt + 1, at, not_before),)
+        return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at, not_before),)
     return (
-        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        StepCommitted(state.turn, state.reply_no),
-        AttemptStarted(state.turn, state.reply_no + 1, 1, at, not_before, is_last=state.is_last),
+        ResponseCompleted(state.turn, state.response_no, state.attempt, partial, at),
+        StepCommitted(state.turn, state.response_no),
+        AttemptStarted(state.turn, state.response_no + 1, 1, at, not_before, is_last=state.is_last),
     )
 
 
-def _has_acted(state: AwaitingModel, partial: Reply) -> bool:
+def _has_acted(state: AwaitingModel, partial: Response) -> bool:
     """Whether a repetition would do something twice, or contradict the memory of an agent. Thinking is neither."""
     has_called = any(isinstance(part, UpstreamCall) for part in partial.parts)
     is_shown = state.is_upstream or state.terms.request is not None  # no dialect takes text back
@@ -389,7 +409,7 @@ def _has_acted(state: AwaitingModel, partial: Reply) -> bool:
 
 
 def _continued(state: AwaitingModel, *, at: float, not_before: float = 0.0) -> Record:
-    place = (state.turn, state.reply_no, state.attempt)
+    place = (state.turn, state.response_no, state.attempt)
     return AttemptContinued(*place, state.continued + 1, at, not_before)
 
 
@@ -397,25 +417,25 @@ def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) ->
     """Ask again with less to read, once for each model call (TURN-25)."""
     if command.cut is not None and not state.is_compacted:
         return (
-            HistoryCompacted(state.turn, state.reply_no, command.cut, at),
+            HistoryCompacted(state.turn, state.response_no, command.cut, at),
             *_anew(state, at=at),
         )
     why = "without its older part too" if state.is_compacted else "and nothing of it can be left out"
     message = f"the conversation is longer than the model can read, {why}: {command.message}"
-    return _end_without_reply(state, TurnStatus.FAILED, at=at, code=command.code, message=message)
+    return _end_without_response(state, TurnStatus.FAILED, at=at, code=command.code, message=message)
 
 
-def _end_without_reply(
+def _end_without_response(
     state: AwaitingModel, status: TurnStatus, *, at: float, code: str = "", message: str = ""
 ) -> tuple[Record, ...]:
-    """End a turn whose reply never ended; the text readers were shown is kept as an interrupted reply."""
+    """End a turn whose response never ended; the text readers were shown is kept as an interrupted response."""
     ended = TurnEnded(state.turn, status, at, code, message)
-    partial = partial_reply(state)
+    partial = partial_response(state)
     if partial is None:
         return (ended,)
     return (
-        ReplyCompleted(state.turn, state.reply_no, state.attempt, partial, at),
-        StepCommitted(state.turn, state.reply_no),
+        ResponseCompleted(state.turn, state.response_no, state.attempt, partial, at),
+        StepCommitted(state.turn, state.response_no),
         ended,
     )
 
@@ -443,21 +463,21 @@ def words_said(state: AwaitingModel) -> dict[int, Words]:
     return {part: calls.get(part) or (kinds[part], "".join(texts[part])) for part in sorted(texts)}
 
 
-def reply_so_far(state: AwaitingModel) -> Reply | None:
+def response_so_far(state: AwaitingModel) -> Response | None:
     """Return what the running attempt has said so far, or None if it said nothing. Calls upstream may still run."""
     parts = [_part(words) for words in words_said(state).values()]
-    return Reply(tuple(parts), Finish.INTERRUPTED) if parts else None
+    return Response(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
-def partial_reply(state: AwaitingModel) -> Reply | None:
-    """Return the interrupted reply that the running attempt leaves, or None if it said nothing."""
-    said = reply_so_far(state)
+def partial_response(state: AwaitingModel) -> Response | None:
+    """Return the interrupted response that the running attempt leaves, or None if it said nothing."""
+    said = response_so_far(state)
     if said is None:
         return None
     return replace(said, parts=tuple(closed(p) if isinstance(p, UpstreamCall) else p for p in said.parts))
 
 
-def _part(words: Words) -> ReplyPart:
+def _part(words: Words) -> ResponsePart:
     if isinstance(words, UpstreamCall):
         return words
     kind, text = words
@@ -472,9 +492,9 @@ def _recover_awaiting_model(
     is_old = at - state.touched_at > command.look_back_s and not state.is_waiting_for_person
     if command.is_suspect:
         code, message = SUSPECTED_CODE, SUSPECTED_MESSAGE
-        return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at, code=code, message=message)
+        return _end_without_response(state, TurnStatus.INTERRUPTED, at=at, code=code, message=message)
     if is_old:
-        return _end_without_reply(state, TurnStatus.INTERRUPTED, at=at)
+        return _end_without_response(state, TurnStatus.INTERRUPTED, at=at)
     if state.token:
         return (_continued(state, at=at),)
     return _anew(state, at=at)

@@ -14,8 +14,8 @@ from midstream.session.records import (
     AttemptFailed,
     AttemptResumable,
     AttemptStarted,
-    CallDoubted,
     CallEnded,
+    CallInDoubt,
     CallProgressed,
     CallStarted,
     CancelRequested,
@@ -25,7 +25,6 @@ from midstream.session.records import (
     EpochStarted,
     HistoryCompacted,
     JournalPruned,
-    MemoryJudged,
     MessageAccepted,
     MessageQueued,
     MessageWithdrawn,
@@ -34,8 +33,9 @@ from midstream.session.records import (
     QuestionAsked,
     QuestionClosed,
     Record,
-    ReplyCompleted,
+    ResponseCompleted,
     ResultArrivedLate,
+    ReuseDecided,
     StallEnded,
     StallNoticed,
     StepCommitted,
@@ -78,9 +78,9 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return state
         case AttemptStarted():
             return _evolve_attempt(state, record, epoch=epoch)
-        case ReplyCompleted():
-            return _evolve_reply(state, record)
-        case CallStarted() | CallEnded() | CallDoubted() | ChildDelta():
+        case ResponseCompleted():
+            return _evolve_response(state, record)
+        case CallStarted() | CallEnded() | CallInDoubt() | ChildDelta():
             return _evolve_calls(state, record, epoch=epoch)
         case QuestionAsked() | QuestionAnswered() | QuestionClosed() | AnswerUsed():
             return _evolve_question(state, record, epoch=epoch)
@@ -94,7 +94,7 @@ def evolve(state: TurnState, record: Record, *, epoch: int) -> TurnState:
             return _evolve_continued(state, record, epoch=epoch)
         case AttemptFailed():
             return replace(state, failures=state.failures + 1) if isinstance(state, AwaitingModel) else state
-        case MemoryJudged():
+        case ReuseDecided():
             return replace(state, is_upstream=True) if isinstance(state, AwaitingModel) else state
         case HistoryCompacted():
             if not isinstance(state, AwaitingModel):
@@ -129,13 +129,15 @@ def step_of(state: TurnState) -> Step | None:
     if not isinstance(state, RunningCalls | Cancelling):
         return None
     ended = (call for call in state.calls if call.result is not None or call.is_outcome_lost)
-    return Step(state.reply, tuple(call.result or lost_result(call) for call in ended))
+    return Step(state.response, tuple(call.result or lost_result(call) for call in ended))
 
 
 def _evolve_opening(record: MessageAccepted | TranscriptAccepted) -> TurnState:
     if isinstance(record, TranscriptAccepted):
-        return AwaitingModel(record.turn, record.reply, Terms(request=record.request), touched_at=record.at)
-    terms = Terms(record.tools, record.timeout_s, record.replies_max)
+        return AwaitingModel(
+            record.turn, record.response, Terms(request=record.request), touched_at=record.at
+        )
+    terms = Terms(record.tools, record.timeout_s, record.responses_max)
     return AwaitingModel(record.turn, 1, terms, touched_at=record.at, deadline_at=terms.deadline(record.at))
 
 
@@ -144,7 +146,7 @@ def _evolve_attempt(state: TurnState, record: AttemptStarted, *, epoch: int) -> 
         return state
     asked = replace(
         state,
-        reply_no=record.reply,
+        response_no=record.response,
         attempt=record.attempt,
         epoch=epoch,
         not_before=record.not_before,
@@ -175,17 +177,17 @@ def _evolve_continued(state: TurnState, record: AttemptContinued, *, epoch: int)
     )
 
 
-def _evolve_reply(state: TurnState, record: ReplyCompleted) -> TurnState:
+def _evolve_response(state: TurnState, record: ResponseCompleted) -> TurnState:
     plans = {plan.call_id: plan for plan in record.plans}
     calls = tuple(
         CallState(call, plans.get(call.id) or CallPlan(call.id, digest_of(call.name, call.arguments)))
         for call in record.body.calls
     )
     if not isinstance(state, AwaitingModel):
-        return RunningCalls(record.turn, record.reply, record.body, calls, touched_at=record.at)
+        return RunningCalls(record.turn, record.response, record.body, calls, touched_at=record.at)
     return RunningCalls(
         record.turn,
-        record.reply,
+        record.response,
         record.body,
         calls,
         state.terms,
@@ -212,12 +214,12 @@ def _evolve_question(
 
 def _evolve_commit(state: TurnState, record: StepCommitted) -> TurnState:
     if isinstance(state, Idle):
-        return AwaitingModel(record.turn, record.reply + 1)
+        return AwaitingModel(record.turn, record.response + 1)
     deadline_at = 0.0 if isinstance(state, Cancelling) else state.deadline_at
     cut = state.cut if isinstance(state, RunningCalls) else Cut()
     return AwaitingModel(
         record.turn,
-        record.reply + 1,
+        record.response + 1,
         state.terms,
         failures=cut.failures,
         touched_at=state.touched_at,
@@ -233,8 +235,8 @@ def _evolve_cancel(state: TurnState, record: CancelRequested) -> TurnState:
         return state
     return Cancelling(
         state.turn,
-        state.reply_no,
-        state.reply,
+        state.response_no,
+        state.response,
         state.calls,
         record.deadline_at,
         state.terms,
@@ -249,19 +251,19 @@ def _evolve_end(state: TurnState, record: TurnEnded) -> TurnState:
     )
     if is_over or isinstance(state, Idle):
         return Idle()
-    return Idle(UnfinishedTurn(state.turn, state.reply_no, state.terms))
+    return Idle(UnfinishedTurn(state.turn, state.response_no, state.terms))
 
 
 def _evolve_resumed(state: TurnState, record: TurnResumed) -> TurnState:
     terms = state.left.terms if isinstance(state, Idle) and state.left else Terms()
     return AwaitingModel(
-        record.turn, record.reply, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
+        record.turn, record.response, terms, touched_at=record.at, deadline_at=terms.deadline(record.at)
     )
 
 
 # --- calls ----------------------------------------------------------------------------------------------------
 
-_CallRecord = CallStarted | CallEnded | CallDoubted | ChildDelta | QuestionAsked | QuestionAnswered
+_CallRecord = CallStarted | CallEnded | CallInDoubt | ChildDelta | QuestionAsked | QuestionAnswered
 
 
 def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnState:
@@ -282,9 +284,9 @@ def _evolve_calls(state: TurnState, record: _CallRecord, *, epoch: int) -> TurnS
 
 def _evolve_damaged(state: TurnState, record: OutcomeDamaged) -> TurnState:
     """Leave a call open whose outcome cannot be read; a commit that follows closes it as unknown (TURN-72)."""
-    if not isinstance(state, RunningCalls | Cancelling) or (record.turn, record.reply) != (
+    if not isinstance(state, RunningCalls | Cancelling) or (record.turn, record.response) != (
         state.turn,
-        state.reply_no,
+        state.response_no,
     ):
         return state
     calls = tuple(
@@ -311,7 +313,7 @@ def _evolve_call(call: CallState, record: _CallRecord, *, epoch: int) -> CallSta
             )
         case ChildDelta():
             return replace(call, child_position=record.position)
-        case CallDoubted():
+        case CallInDoubt():
             return replace(call, is_in_doubt=True, epoch=epoch)
         case QuestionAsked():
             return replace(call, asked=record.kind, asked_at=record.at, expires_at=record.expires_at)

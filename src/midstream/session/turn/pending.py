@@ -20,11 +20,11 @@ from midstream.session.turn.states import (
 )
 
 
-class AskModel(Struct, frozen=True, gc=False):
+class CallModel(Struct, frozen=True, gc=False):
     """Call the model and journal what it says; `continued` counts how often this attempt was taken up again."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     not_before: float = 0.0
     continued: int = 0
@@ -34,7 +34,7 @@ class RunCall(Struct, frozen=True, gc=False):
     """Run one tool call; its start is in the journal."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     run: int
 
@@ -43,7 +43,7 @@ class RunChild(Struct, frozen=True, gc=False):
     """Let a session of its own do the work of a call, and take its outcome from there."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
 
 
@@ -51,7 +51,7 @@ class ProbeCall(Struct, frozen=True, gc=False):
     """Ask the outside world whether a call in doubt happened."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
 
 
@@ -59,7 +59,7 @@ class AwaitClient(Struct, frozen=True, gc=False):
     """A client owes the outcome of a call; at `deadline_at` it has expired."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     deadline_at: float
 
@@ -68,16 +68,16 @@ class AwaitPerson(Struct, frozen=True, gc=False):
     """A person owes the answer to a question; at `deadline_at` it has expired. One without a deadline is no work."""
 
     turn: int
-    reply_no: int
+    response_no: int
     call_id: str
     deadline_at: float
 
 
-class TellAgent(Struct, frozen=True, gc=False):
+class AnswerAgent(Struct, frozen=True, gc=False):
     """An upstream's agent waits for what was decided about its question."""
 
     turn: int
-    reply_no: int
+    response_no: int
     attempt: int
     question_id: str
 
@@ -97,13 +97,13 @@ class AwaitEnd(Struct, frozen=True, gc=False):
 
 
 PendingWork = (
-    AskModel
+    CallModel
     | RunCall
     | RunChild
     | ProbeCall
     | AwaitClient
     | AwaitPerson
-    | TellAgent
+    | AnswerAgent
     | AwaitCancelled
     | AwaitEnd
 )
@@ -117,7 +117,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
         case AwaitingModel():
             if state.attempt == 0:
                 return ()  # the announcement stands in the same append
-            asked = AskModel(state.turn, state.reply_no, state.attempt, state.not_before, state.continued)
+            asked = CallModel(state.turn, state.response_no, state.attempt, state.not_before, state.continued)
             if not state.questions:
                 return (asked, *_end_of(state))
             end = () if state.is_waiting_for_person else _end_of(state)
@@ -139,7 +139,7 @@ def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
     """Say whether a client may give this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
-    call = open_call(state, finished.turn, finished.reply_no, finished.result.call_id)
+    call = open_call(state, finished.turn, finished.response_no, finished.result.call_id)
     return call is not None and call.plan.site is Site.CLIENT
 
 
@@ -152,14 +152,14 @@ def _pending_questions(state: AwaitingModel) -> Iterator[PendingWork]:
         if question.attempt != state.attempt:
             continue  # nobody waits for it; its answer may fit a question that is still to come
         if not question.is_open:
-            yield TellAgent(state.turn, state.reply_no, state.attempt, question.id)
+            yield AnswerAgent(state.turn, state.response_no, state.attempt, question.id)
         elif question.expires_at:
-            yield AwaitPerson(state.turn, state.reply_no, question.id, question.expires_at)
+            yield AwaitPerson(state.turn, state.response_no, question.id, question.expires_at)
 
 
 def _pending_call(state: RunningCalls, call: CallState) -> PendingWork | None:
     """Return what is owed for an open call. Each attribute is looked at once: a result is one of many calls'."""
-    place = (state.turn, state.reply_no, call.call.id)
+    place = (state.turn, state.response_no, call.call.id)
     if call.asked is not None:
         return AwaitPerson(*place, call.expires_at) if call.expires_at else None
     if call.is_in_doubt:

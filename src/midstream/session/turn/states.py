@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.history.messages import Reply
+from midstream.history.messages import Response
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallState, Choice
 from midstream.session.records import ClientTool, TurnStatus
 
 MODEL_CALLS_MAX = 1000
-"""Replies in one turn; an agent that loops ends here."""
+"""Responses in one turn; an agent that loops ends here."""
 MODEL_CALLS_MAX_CODE = "model_calls_max"
 """The code of a turn that ended there. It cannot be resumed: the next message opens a turn of its own."""
 TURN_TIMEOUT_CODE = "turn_timeout"
 """The code of a turn that took longer than it may."""
 SUSPECTED_MAX = 2
-"""Deaths of its owners that a turn may be suspected of and is still resumed; the next one interrupts it. The first
+"""Deaths of its nodes that a turn may be suspected of and is still resumed; the next one interrupts it. The first
 makes it a suspect, the others count where it was the only one."""
 SUSPECTED_CODE = "server_died"
 """The code of a turn that was interrupted because its tools killed the server, as far as can be told."""
 SUSPECTED_MESSAGE = "the server died again and again while a tool of this turn ran"
 LOOK_BACK_S = 2 * 60 * 60.0
-"""A turn untouched for longer is ended as `interrupted` by a new owner (the seed's two hours)."""
+"""A turn untouched for longer is ended as `interrupted` by a new node (the seed's two hours)."""
 CANCEL_GRACE_S = 5.0
 """Seconds a running tool has to end after a cancel before its call is closed without it."""
 CHILD_GRACE_S = 2.0
 """Seconds more where a sub-agent has to stop its own tools first."""
 HANDED_IN_CODE = "handed_in"
-"""The code of a turn that completed because a limit was reached: its last reply is what the model had by then."""
+"""The code of a turn that completed because a limit was reached: its last response is what the model had by then."""
 HANDED_IN_CONTENT = "This tool was not started: the turn had reached its limit."
 CLIENT_CALL_S = 2 * 60 * 60.0
 """Seconds a call waits for a client that is away: the resume window; longer where its tool takes longer."""
 
 
 HAND_IN_S = 60.0
-"""Seconds for the one reply in which a model hands in what it has, after the time of its turn is over."""
+"""Seconds for the one response in which a model hands in what it has, after the time of its turn is over."""
 
 
 class Terms(Struct, frozen=True, gc=False):
@@ -44,15 +44,15 @@ class Terms(Struct, frozen=True, gc=False):
     tools: tuple[ClientTool, ...] = ()
     timeout_s: float = 0.0
     """Seconds the whole turn may take, people's answers not counted; 0 for no limit."""
-    replies_max: int = 0
-    """Replies before the model must hand in what it has; 0 where nobody set a limit of their own."""
+    responses_max: int = 0
+    """Responses before the model must hand in what it has; 0 where nobody set a limit of their own."""
     request: ApplicationRequest | None = None
     """The request that the turn answers, where a client application resends its conversation."""
 
     @property
     def has_grace(self) -> bool:
-        """Whether a limit that is reached leaves one reply to hand in."""
-        return self.replies_max > 0
+        """Whether a limit that is reached leaves one response to hand in."""
+        return self.responses_max > 0
 
     def deadline(self, at: float) -> float:
         """Return when a turn that begins now must have ended; 0 where it has no limit."""
@@ -63,8 +63,8 @@ class UnfinishedTurn(Struct, frozen=True, gc=False):
     """A turn that ended before its work was done, and where it can be taken up again on request."""
 
     turn: int
-    reply_no: int
-    """The reply that would come next."""
+    response_no: int
+    """The response that would come next."""
     terms: Terms = Terms()
 
 
@@ -106,13 +106,13 @@ class AgentQuestion(Struct, frozen=True, gc=False):
 
 
 class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
-    """A reply is owed. Nothing the model says is in the history until the whole reply is.
+    """A response is owed. Nothing the model says is in the history until the whole response is.
 
-    `said` is a linked list of deltas, newest first, so that a long reply costs the same per token as a short one.
+    `said` is a linked list of deltas, newest first, so that a long response costs the same per token as a short one.
     """
 
     turn: int
-    reply_no: int
+    response_no: int
     terms: Terms = Terms()
     attempt: int = 0
     """0: not yet announced."""
@@ -126,10 +126,10 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     deadline_at: float = 0.0
     """When the turn must have ended (seconds since 1970); 0 where it has no limit."""
     is_last: bool = False
-    """It was asked to hand in what it has; the turn ends with this reply."""
+    """It was asked to hand in what it has; the turn ends with this response."""
     said: tuple[object, ...] = ()
     token: str = ""
-    """How to take this attempt's reply up again at its provider; "" where it cannot be."""
+    """How to take this attempt's response up again at its provider; "" where it cannot be."""
     continued: int = 0
     """How often this attempt was taken up again."""
     is_mute: bool = False
@@ -148,7 +148,7 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
 
 
 class Cut(Struct, frozen=True, gc=False):
-    """Parts that a reply takes over from the attempts at one that was cut."""
+    """Parts that a response takes over from the attempts at one that was cut."""
 
     failures: int = 0
     questions: tuple[AgentQuestion, ...] = ()
@@ -161,8 +161,8 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
     """
 
     turn: int
-    reply_no: int
-    reply: Reply
+    response_no: int
+    response: Response
     calls: tuple[CallState, ...]
     terms: Terms = Terms()
     touched_at: float = 0.0
@@ -188,8 +188,8 @@ class Cancelling(Struct, frozen=True, gc=False, tag="cancelling"):
     """Somebody stopped the turn while tools ran. The step is still out of the history; nothing more starts."""
 
     turn: int
-    reply_no: int
-    reply: Reply
+    response_no: int
+    response: Response
     calls: tuple[CallState, ...]
     deadline_at: float
     terms: Terms = Terms()

@@ -186,7 +186,7 @@ class FileKeys(OperatorKeys):
     To rotate, put a new line before the others. An old line may go when nothing written under it is left.
 
     Args:
-        path: Made by `make`, readable by its owner only.
+        path: Made by `make`, readable by its node only.
         world: Where the nonces of wraps come from.
 
     Raises:
@@ -200,7 +200,7 @@ class FileKeys(OperatorKeys):
 
     @staticmethod
     def make(path: str | Path, *, name: str = "1", world: World = World()) -> None:
-        """Make a file with one new key, readable by its owner only.
+        """Make a file with one new key, readable by its node only.
 
         Raises:
             UsageError: There is a file already, or it cannot be made. Nothing was changed.

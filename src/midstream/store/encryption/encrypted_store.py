@@ -77,7 +77,7 @@ class SessionKeys(Protocol):
     def close(self) -> None:
         """Forget all keys that are not the operator's."""
 
-    def require_owner(self, session: str) -> None:
+    def require_node(self, session: str) -> None:
         """Let a session be claimed.
 
         Raises:
@@ -92,10 +92,10 @@ class SessionKeys(Protocol):
         """
 
     async def writing(self, session: str, epoch: int) -> OperatorKeys:
-        """Return the keys for what an owner is about to append first under its epoch.
+        """Return the keys for what an node is about to append first under its epoch.
 
         Raises:
-            MidstreamError: As `reading` does; or somebody else is its owner by now.
+            MidstreamError: As `reading` does; or somebody else is its node by now.
         """
 
     async def has_title(self, session: str) -> bool:
@@ -117,8 +117,8 @@ class OneForAll(SessionKeys):
     def close(self) -> None:
         """See `SessionKeys.close`."""
 
-    def require_owner(self, session: str) -> None:
-        """See `SessionKeys.require_owner`."""
+    def require_node(self, session: str) -> None:
+        """See `SessionKeys.require_node`."""
 
     @override
     async def reading(self, session: str) -> OperatorKeys:
@@ -306,7 +306,7 @@ class EncryptedStore(EncryptedReader, Store):
 
     @override
     async def claim(self, session: str, *, at: float) -> int:
-        self.keys.require_owner(session)
+        self.keys.require_node(session)
         return await self._store.claim(session, at=at)
 
     @override

@@ -334,7 +334,7 @@ class ClientKeys(SessionKeys, Escrow):
         self._roots.clear()
 
     @override
-    def require_owner(self, session: str) -> None:
+    def require_node(self, session: str) -> None:
         root = self._roots.get(root_of(session))
         if root is not None and not root.is_client:
             raise LeaseHeldError(f"session {session!r} waits for its client", session=session)
@@ -350,14 +350,14 @@ class ClientKeys(SessionKeys, Escrow):
         return root.keys
 
     async def writing(self, session: str, epoch: int) -> OperatorKeys:
-        """See `SessionKeys.writing`. A session's row is written by its owner, before the first record."""
+        """See `SessionKeys.writing`. A session's row is written by its node, before the first record."""
         place = root_of(session)
         root = self._roots.get(place)
         if root is None:
             return await self._house_for(session)
         if root.unwritten is not None:
             kept = await self._kept(place)
-            found = await self._store.find(place)  # after the row: whoever wrote that was the owner then
+            found = await self._store.find(place)  # after the row: whoever wrote that was the node then
             if found is None or found.epoch != epoch:
                 raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
             if found.end > 0:

@@ -20,18 +20,12 @@ from midstream.store.sqlite.worker_thread import pause
 
 T = TypeVar("T")
 
-SCHEMA = (
-    "sqlite.sql",
-    "sqlite-2.sql",
-    "sqlite-blobs.sql",
-    "sqlite-key-value.sql",
-    "sqlite-seal.sql",
-    "sqlite-names.sql",
-)
-"""What makes each version out of the one before it; the number is kept in `pragma user_version`."""
-SCHEMA_VERSION = len(SCHEMA)
-APPLICATION_ID = 0x6D_69_64_73
-"""Kept in `pragma application_id`, so that no other program's database is taken for ours: "mids"."""
+SCHEMA_VERSION = 1
+"""Kept in `pragma user_version`."""
+APPLICATION_ID = 0x6D_73_74_72
+"""Kept in `pragma application_id`, so that the database of another program is refused: "mstr"."""
+PRERELEASE_ID = 0x6D_69_64_73
+"""The application id of versions before the first release, whose journals have records under other names."""
 
 BUSY_TRIES_MAX = 1000
 """Tries to get the lock from another process, 0.2 to 4 ms apart at random: about two seconds. SQLite's own
@@ -45,6 +39,11 @@ LOG_BYTES_MAX = 64 * 2**20
 BEGIN = "begin immediate"
 
 
+def schema() -> str:
+    """Return the statements that create our tables, views and indexes."""
+    return files("midstream.store.sqlite").joinpath("schema.sql").read_text()
+
+
 class DatabaseFile:
     """A database as a file.
 
@@ -55,9 +54,9 @@ class DatabaseFile:
     """
 
     def __init__(self, path: Path, world: World, vfs: str | None) -> None:
-        # Resolved, so that all processes look for owners in the same place.
+        # Resolved, so that all processes look for nodes in the same place.
         self.path = path.resolve()
-        self.owners = self.path.with_name(f"{self.path.name}.owners")
+        self.nodes = self.path.with_name(f"{self.path.name}.nodes")
         self.world = world
         self._vfs = vfs
 
@@ -99,10 +98,8 @@ class DatabaseFile:
         db.execute("pragma fullfsync = on; pragma checkpoint_fullfsync = on")
         self.patiently(partial(db.execute, BEGIN))
         try:
-            self.require_ours(db)
-            if missing := SCHEMA[number_of(db.execute("pragma user_version")) :]:
-                for name in missing:
-                    db.execute(files("midstream.store.sqlite").joinpath(f"schema/{name}").read_text())
+            if not self.require_ours(db):
+                db.execute(schema())
                 db.execute(f"pragma application_id = {APPLICATION_ID}")
                 db.execute(f"pragma user_version = {SCHEMA_VERSION}")
             db.execute("commit")
@@ -155,6 +152,11 @@ class DatabaseFile:
                     f"{SCHEMA_VERSION}: install the newer midstream that made it"
                 )
             return True
+        if application == PRERELEASE_ID:
+            raise UsageError(
+                f"database {str(self.path)!r} was made by a version before the first release, whose format changed: "
+                "move the file away to begin a new one"
+            )
         if application or version or tables:
             raise UsageError(f"database {str(self.path)!r} belongs to another program")
         return False

@@ -10,13 +10,13 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import Any, TypeVar
 
 import apsw
 
 from midstream.environment import World
 from midstream.errors import TransactionError, UsageError
+from midstream.store.sqlite.database import schema
 
 T = TypeVar("T")
 
@@ -50,11 +50,8 @@ _log = logging.getLogger(__name__)
 
 def own_names() -> frozenset[str]:
     """Return the names of our tables, views and indexes, in lower case, and of the table that counts their rows."""
-    pages = files("midstream.store.sqlite").joinpath("schema").iterdir()
-    text = "\n".join(page.read_text() for page in pages if page.name.endswith(".sql"))
-    created = re.findall(r"(?im)^create (?:unique )?(?:table|view|index) (\w+)", text)
-    renamed = dict(re.findall(r"(?im)^alter table (\w+) rename to (\w+)", text))
-    return frozenset(renamed.get(name, name).lower() for name in created) | {"sqlite_sequence"}
+    created = re.findall(r"(?im)^create (?:unique )?(?:table|view|index) (\w+)", schema())
+    return frozenset(name.lower() for name in created) | {"sqlite_sequence"}
 
 
 class Effects:

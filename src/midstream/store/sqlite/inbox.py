@@ -1,4 +1,4 @@
-"""Commands on their way between owners, and what a watcher asks of the tables: the SQL, one function each."""
+"""Commands on their way between nodes, and what a watcher asks of the tables: the SQL, one function each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LETTERS_MAX = 100
 
 PUT = "insert into inbox (session, sender, body) values (?, ?, ?) returning number"
 FIND_LETTER = """
-select inbox.session, sender, owner from inbox left join session on session.name = inbox.session where number = ?
+select inbox.session, sender, node from inbox left join session on session.name = inbox.session where number = ?
 """
 ANSWER = "update inbox set answer = ? where number = ? and answer is null"
 REMOVE = "delete from inbox where number = ?"
@@ -23,14 +23,14 @@ REMOVE_OF_SENDER = "delete from inbox where sender = ?"
 
 FIND_VERSION = "pragma data_version"
 FIND_UNDECIDED = """
-select number, inbox.session, body, sender, owner, ifnull(epoch, 0) from inbox
+select number, inbox.session, body, sender, node, ifnull(epoch, 0) from inbox
 left join session on session.name = inbox.session where answer is null order by number
 """
 FIND_ANSWERS = "select number, answer from inbox where sender = ? and answer is not null"
-FIND_GIVEN_UP = "select name, epoch from session where is_live = 1 and owner is null"
+FIND_GIVEN_UP = "select name, epoch from session where is_live = 1 and node is null"
 FIND_ORPHANS = """
-select name, epoch, owner from session where is_live = 1
-and (owner is null or owner not in (select value from json_each(?)))
+select name, epoch, node from session where is_live = 1
+and (node is null or node not in (select value from json_each(?)))
 """
 FIND_ENDS = """
 select name, (select ifnull(max(position), 0) from record where session_id = session.id)
@@ -52,7 +52,7 @@ class Undecided(Struct, frozen=True):
     session: str
     body: bytes
     sender: str
-    owner: str | None
+    node: str | None
     epoch: int
 
 
@@ -66,17 +66,17 @@ def put(db: SqlConnection, session: str, sender: str, body: bytes) -> int:
 
 
 def answer(db: SqlConnection, number: int, body: bytes, *, us: str, may_hold: Callable[[str], bool]) -> None:
-    """Store our answer to a forwarded command, unless another living owner holds its session.
+    """Store our answer to a forwarded command, unless another living node holds its session.
 
     Args:
-        us: The owner who answers.
-        may_hold: Whether another owner lives.
+        us: The node who answers.
+        may_hold: Whether another node lives.
     """
     row = db.execute(FIND_LETTER, (number,)).fetchone()
     if row is None:
         return
-    _, sender, owner = row
-    if owner not in (None, us) and may_hold(owner):
+    _, sender, node = row
+    if node not in (None, us) and may_hold(node):
         return
     if sender == us or may_hold(sender):
         db.execute(ANSWER, (body, number))
@@ -121,7 +121,7 @@ class Sight:
         return [Undecided(*row) for row in self._rows(FIND_UNDECIDED, ())]
 
     def answers(self, sender: str) -> list[tuple[int, bytes]]:
-        """Return the answers to what this owner has handed over."""
+        """Return the answers to what this node has handed over."""
         return self._rows(FIND_ANSWERS, (sender,))
 
     def given_up(self) -> list[tuple[str, int]]:
@@ -129,7 +129,7 @@ class Sight:
         return self._rows(FIND_GIVEN_UP, ())
 
     def orphans(self, living: Collection[str]) -> list[tuple[str, int, str | None]]:
-        """Return the sessions with an open turn that none of these owners holds, with epoch and owner."""
+        """Return the sessions with an open turn that none of these nodes holds, with epoch and node."""
         return self._rows(FIND_ORPHANS, (_json(living),))
 
     def moved(self, followed: Mapping[str, int]) -> frozenset[str]:

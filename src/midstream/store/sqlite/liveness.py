@@ -1,9 +1,9 @@
-"""Liveness of owners: an owner is a process that holds an operating-system lock on a file of its own.
+"""Liveness of nodes: an node is a process that holds an operating-system lock on a file of its own.
 
 The system frees the lock the moment the process dies, however it dies; a free lock, or a missing file, is a dead
-owner. Nobody needs a clock or a heartbeat for that. An owner's name is never used twice.
+node. Nobody needs a clock or a heartbeat for that. An node's name is never used twice.
 
-A process that is stopped, not dead, still holds its lock. So every owner that sees others also touches its file every
+A process that is stopped, not dead, still holds its lock. So every node that sees others also touches its file every
 now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch says that the process is
 given time at all, not that its event loop is quick: it comes from a thread of the store's, so that a tool which blocks
 the loop for a minute is working, not frozen. No two clocks are compared: each observer adds up, by its own clock, how
@@ -56,22 +56,22 @@ else:
 TRIES_MAX = 100
 """A sweep by another process may take a new file away before it is locked; a hundred in a row are no accident."""
 BEATS_PER_LEASE = 10
-"""Touches of an owner's file in the time after which it counts as frozen."""
+"""Touches of an node's file in the time after which it counts as frozen."""
 
 _log = logging.getLogger(__name__)
 
 
-class OwnerLock:
-    """The sign of life of one owner: a locked file `<folder>/<owner>.lock`."""
+class NodeLock:
+    """The sign of life of one node: a locked file `<folder>/<node>.lock`."""
 
-    def __init__(self, folder: Path, owner: str) -> None:
+    def __init__(self, folder: Path, node: str) -> None:
         """Take the lock.
 
         Raises:
             UsageError: The folder cannot be written, or its file system knows no locks. Nothing is left behind.
         """
-        self.owner = owner
-        self._path = _lock_file(folder, owner)
+        self.node = node
+        self._path = _lock_file(folder, node)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._descriptor = _take(self._path)
@@ -104,9 +104,9 @@ class OwnerLock:
             self._descriptor = -1
 
 
-def is_alive(folder: Path, owner: str) -> bool:
-    """Return whether an owner's lock is held; the file of a dead one is removed."""
-    path = _lock_file(folder, owner)
+def is_alive(folder: Path, node: str) -> bool:
+    """Return whether an node's lock is held; the file of a dead one is removed."""
+    path = _lock_file(folder, node)
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -124,25 +124,25 @@ def is_alive(folder: Path, owner: str) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files that killed owners left behind."""
+    """Remove the files that killed nodes left behind."""
     for path in folder.glob("*.lock"):
         is_alive(folder, path.stem)
 
 
-def has_others(folder: Path, owner: str) -> bool:
+def has_others(folder: Path, node: str) -> bool:
     """Return whether anybody else holds a lock here."""
-    return any(path.stem != owner and is_alive(folder, path.stem) for path in folder.glob("*.lock"))
+    return any(path.stem != node and is_alive(folder, path.stem) for path in folder.glob("*.lock"))
 
 
 class Peers:
-    """The other owners of a place, as one of them sees them. One thread looks; others read what it saw.
+    """The other nodes of a place, as one of them sees them. One thread looks; others read what it saw.
 
     Args:
         lock: The one who looks; it is let beat while there is anybody to see it.
-        lease_s: Seconds without a beat after which an owner counts as frozen.
+        lease_s: Seconds without a beat after which an node counts as frozen.
     """
 
-    def __init__(self, folder: Path, lock: OwnerLock, *, lease_s: float) -> None:
+    def __init__(self, folder: Path, lock: NodeLock, *, lease_s: float) -> None:
         self.living: frozenset[str] = frozenset()
         """Who holds its lock and is not frozen, besides the one who looks."""
         self.frozen: frozenset[str] = frozenset()
@@ -165,25 +165,25 @@ class Peers:
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self._beat_s)
         self._looked_at = now
         silent_s: dict[str, tuple[int, float]] = {}
-        for owner, beat in self._beats():
-            if is_alive(self._folder, owner):
-                last, silent = self._silent_s.get(owner, (beat, 0.0))
-                silent_s[owner] = (beat, silent + passed_s if beat == last else 0.0)
+        for node, beat in self._beats():
+            if is_alive(self._folder, node):
+                last, silent = self._silent_s.get(node, (beat, 0.0))
+                silent_s[node] = (beat, silent + passed_s if beat == last else 0.0)
         self._silent_s = silent_s
         if silent_s and now - self._beaten_at >= self._beat_s:
             self._lock.beat()
             self._beaten_at = now
         return self._judge()
 
-    def may_hold(self, owner: str) -> bool:
-        """Whether a session of this owner must be left to it."""
-        return owner not in self.frozen and is_alive(self._folder, owner)
+    def may_hold(self, node: str) -> bool:
+        """Whether a session of this node must be left to it."""
+        return node not in self.frozen and is_alive(self._folder, node)
 
     def _judge(self) -> bool:
-        frozen = frozenset(owner for owner, (_, silent) in self._silent_s.items() if silent >= self._lease_s)
+        frozen = frozenset(node for node, (_, silent) in self._silent_s.items() if silent >= self._lease_s)
         living = frozenset(self._silent_s) - frozen
-        for owner in frozen - self.frozen:
-            _log.warning("owner %s was silent for %g s: its sessions may be taken", owner, self._lease_s)
+        for node in frozen - self.frozen:
+            _log.warning("node %s was silent for %g s: its sessions may be taken", node, self._lease_s)
         is_changed = (living, frozen) != (self.living, self.frozen)
         self.living, self.frozen = living, frozen
         return is_changed
@@ -194,17 +194,17 @@ class Peers:
             self._folder
         ) as files:  # fifty times a second: `Path.glob` would cost more than all the rest
             for file in files:
-                owner, dot, kind = file.name.rpartition(".")
-                if (dot, kind) == (".", "lock") and owner != self._lock.owner:
+                node, dot, kind = file.name.rpartition(".")
+                if (dot, kind) == (".", "lock") and node != self._lock.node:
                     with contextlib.suppress(FileNotFoundError):  # it has just gone
-                        yield owner, os.stat(file.path).st_mtime_ns  # noqa: PTH116 - the entry's own may be old
+                        yield node, os.stat(file.path).st_mtime_ns  # noqa: PTH116 - the entry's own may be old
 
 
-_locks_of_this_process: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
+_locks_of_this_process: weakref.WeakSet[NodeLock] = weakref.WeakSet()
 
 
-def _lock_file(folder: Path, owner: str) -> str:
-    return os.path.join(folder, f"{owner}.lock")  # noqa: PTH118 - asked too often for a `Path`
+def _lock_file(folder: Path, node: str) -> str:
+    return os.path.join(folder, f"{node}.lock")  # noqa: PTH118 - asked too often for a `Path`
 
 
 def _take(path: str) -> int:

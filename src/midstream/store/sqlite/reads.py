@@ -28,7 +28,7 @@ where session_id = (select id from session where name = ?) and position > ? orde
 FIND_BLOB = "select body from blob where session_id = (select id from session where name = ?) and digest = ?"
 COLUMNS = """
 select session.id, session.name, (select ifnull(max(position), 0) from record where session_id = session.id),
-    session.epoch, session.created_at, is_live, changed_at, title, turns, status, owner is null,
+    session.epoch, session.created_at, is_live, changed_at, title, turns, status, node is null,
     (select ifnull(min(position), 0) from record where session_id = session.id)
 """
 LINE = f"{COLUMNS} from session"

@@ -1,4 +1,4 @@
-"""Journals in one SQLite file: group commit on one connection, readers apart, owners by operating-system locks.
+"""Journals in one SQLite file: group commit on one connection, readers apart, nodes by operating-system locks.
 
 Reads are in `reading`, writes in `writing`.
 
@@ -34,8 +34,8 @@ from midstream.store.contract import (
     Store,
     Transactional,
 )
-from midstream.store.sqlite import inbox, older_files
-from midstream.store.sqlite import liveness as owners
+from midstream.store.sqlite import inbox
+from midstream.store.sqlite import liveness as nodes
 from midstream.store.sqlite.database import DatabaseFile
 from midstream.store.sqlite.group_commit import Commits, Durability
 from midstream.store.sqlite.reads import ReadConnection, SQLiteReads
@@ -59,10 +59,10 @@ class SQLiteStore(SQLiteReads, Store):
     Args:
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
             (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
-            of locks (`.owners`), which does not.
+            of locks (`.nodes`), which does not.
         durability: "power" syncs every append, "process" none, "default" does what the records say.
         lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
-        world: Where the owner's id and the jitter come from.
+        world: Where the node's id and the jitter come from.
         vfs: Name of a registered SQLite file system, e.g. one that encrypts; None for the usual one.
 
     Raises:
@@ -80,7 +80,7 @@ class SQLiteStore(SQLiteReads, Store):
     ) -> None:
         if durability not in get_args(Durability):
             raise UsageError(f"durability is one of {get_args(Durability)}, not {durability!r}")
-        self.owner = ""
+        self.node = ""
         self._file = DatabaseFile(Path(path), world, vfs)
         self._durability = durability
         self._lease_s = lease_s
@@ -96,16 +96,16 @@ class SQLiteStore(SQLiteReads, Store):
         """
         async with self._opening:
             if self._opened is None:
-                owner = self._world.new_id("owner")
-                self._opened = await _Opened.make(self._file, owner, self._durability, self._lease_s)
-                self.owner = self._opened.lock.owner
+                node = self._world.new_id("node")
+                self._opened = await _Opened.make(self._file, node, self._durability, self._lease_s)
+                self.node = self._opened.lock.node
 
     @override
     async def close(self) -> None:
         async with self._opening:
             if self._opened is not None:
                 opened, self._opened = self._opened, None
-                self.owner = ""
+                self.node = ""
                 await asyncio.shield(opened.close())  # a cancelled close still closes
 
     @override
@@ -127,7 +127,7 @@ class SQLiteStore(SQLiteReads, Store):
                 raise UsageError("a record's body is bytes")
         write = partial(opened.writer.append, session, batch)
         # A claim is not synced by itself. The first append under its epoch syncs both, or a power cut could give
-        # the same epoch, and the positions under it, to another owner.
+        # the same epoch, and the positions under it, to another node.
         if opened.synced_epochs.get(session) != batch.epoch:
             end = await opened.commits.ask(write, Sync.FULL)
             opened.synced_epochs[session] = batch.epoch
@@ -236,7 +236,7 @@ def _is_small(batch: Batch) -> bool:
 
 
 class _Opened:
-    """Parts between open and close: the owner's lock, two connections, a thread for each, and the watcher."""
+    """Parts between open and close: the node's lock, two connections, a thread for each, and the watcher."""
 
     def __init__(
         self,
@@ -256,17 +256,17 @@ class _Opened:
         self._threads = threads
 
     @classmethod
-    async def make(cls, file: DatabaseFile, owner: str, durability: Durability, lease_s: float) -> _Opened:
+    async def make(cls, file: DatabaseFile, node: str, durability: Durability, lease_s: float) -> _Opened:
         threads = _Threads(
             WorkThread("midstream-sqlite-writer"),
             WorkThread("midstream-sqlite-reader"),
         )
         try:
-            writer, reader = await threads.writing.ask(partial(_open, file, owner, lease_s))
+            writer, reader = await threads.writing.ask(partial(_open, file, node, lease_s))
         except BaseException:
             threads.shut()
             raise
-        watcher = Watcher(owner, writer.peers, file.looking, file.world)
+        watcher = Watcher(node, writer.peers, file.looking, file.world)
         watcher.start()
         return cls(writer, reader, threads, watcher, Commits(writer, threads.writing, durability, file.world))
 
@@ -291,19 +291,18 @@ class _Threads(NamedTuple):
         self.reading.shut()
 
 
-def _open(file: DatabaseFile, owner: str, lease_s: float) -> tuple[WriteConnection, ReadConnection]:
+def _open(file: DatabaseFile, node: str, lease_s: float) -> tuple[WriteConnection, ReadConnection]:
     with contextlib.ExitStack() as undo, file.named_errors():
         db = file.connect()
         undo.callback(db.close)
         file.prepare(db)
         looking = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
         undo.callback(looking.close)
-        lock = owners.OwnerLock(file.owners, owner)
+        lock = nodes.NodeLock(file.nodes, node)
         undo.callback(lock.give_up)
-        owners.sweep(file.owners)
-        older_files.take_in(file, db)
-        peers = owners.Peers(file.owners, lock, lease_s=lease_s)
-        file.patiently(partial(inbox.clear, db, is_alive=partial(owners.is_alive, file.owners)))
+        nodes.sweep(file.nodes)
+        peers = nodes.Peers(file.nodes, lock, lease_s=lease_s)
+        file.patiently(partial(inbox.clear, db, is_alive=partial(nodes.is_alive, file.nodes)))
         undo.pop_all()
     return WriteConnection(file, db, lock, peers), ReadConnection(file, looking)
 

@@ -25,7 +25,7 @@ from midstream.store.sqlite.liveness import Peers
 T = TypeVar("T")
 
 ALONE_S = 0.25
-"""Seconds between two looks while there is no other owner: so long may the first one of them go unseen."""
+"""Seconds between two looks while there is no other node: so long may the first one of them go unseen."""
 QUIET_S = 0.02
 """Seconds between two looks while there are others: at most so late a death is seen."""
 BUSY_S = 0.002
@@ -58,23 +58,23 @@ class _Waiting:
 
 
 class Watcher:
-    """Looks around in a thread of its own, from `start` to `close`; beats for its owner meanwhile.
+    """Looks around in a thread of its own, from `start` to `close`; beats for its node meanwhile.
 
     Args:
-        owner: Who looks.
-        peers: The other owners, and how to find them.
+        node: Who looks.
+        peers: The other nodes, and how to find them.
         sight: Opens the view of the database, in the thread that looks.
         world: The clock.
     """
 
     def __init__(
         self,
-        owner: str,
+        node: str,
         peers: Peers,
         sight: Callable[[], contextlib.AbstractContextManager[Sight]],
         world: World,
     ) -> None:
-        self._owner = owner
+        self._node = node
         self._peers = peers
         self._sight = sight
         self._world = world
@@ -122,7 +122,7 @@ class Watcher:
         return self._told.news
 
     async def answer_to(self, forwarded: int) -> bytes:
-        """Wait for the answer to a letter of this owner."""
+        """Wait for the answer to a letter of this node."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._awaited[forwarded] = answer
         self._look_soon()
@@ -175,7 +175,7 @@ class Watcher:
         if self._seen == before and not is_all:
             return
         if self._awaited:
-            self._settle_answers(dict(sight.answers(self._owner)))
+            self._settle_answers(dict(sight.answers(self._node)))
         waiting = self._waiting
         if waiting is None or waiting.is_over:
             return
@@ -191,7 +191,7 @@ class Watcher:
 
     def _look_for(self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool) -> _Told:
         """Return what is not yet told, and what of it to remember as told."""
-        forwarded_commands = [each for each in sight.undecided() if self._is_ours(each.owner)]
+        forwarded_commands = [each for each in sight.undecided() if self._is_ours(each.node)]
         senders = {sender for sender in {each.sender for each in forwarded_commands} if self._waits(sender)}
         forwarded_commands = [each for each in forwarded_commands if each.sender in senders]
         fresh = [
@@ -216,17 +216,17 @@ class Watcher:
         return _Told(news, told_letters, known.union(lost), changes if is_all else self._told.changes)
 
     def _orphans(self, sight: Sight) -> list[tuple[str, int]]:
-        living = {self._owner, *self._peers.living}
-        # Asked again: an owner that came a moment ago is alive, and what is told of it now is not told again.
-        return [(name, epoch) for name, epoch, owner in sight.orphans(living) if self._is_ours(owner)]
+        living = {self._node, *self._peers.living}
+        # Asked again: an node that came a moment ago is alive, and what is told of it now is not told again.
+        return [(name, epoch) for name, epoch, node in sight.orphans(living) if self._is_ours(node)]
 
-    def _is_ours(self, owner: str | None) -> bool:
-        """Whether a session is this owner's, or nobody's who lives."""
-        return owner is None or owner == self._owner or not self._peers.may_hold(owner)
+    def _is_ours(self, node: str | None) -> bool:
+        """Whether a session is this node's, or nobody's who lives."""
+        return node is None or node == self._node or not self._peers.may_hold(node)
 
     def _waits(self, sender: str) -> bool:
         """Whether the sender of a forwarded command may still wait for its answer."""
-        return sender == self._owner or self._peers.may_hold(sender)
+        return sender == self._node or self._peers.may_hold(sender)
 
     def _settle_answers(self, answers: Mapping[int, bytes]) -> None:
         for number, future in [*self._awaited.items()]:

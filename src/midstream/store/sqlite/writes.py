@@ -14,22 +14,22 @@ from midstream.session.child_names import PART_MARK, PART_MARK_END
 from midstream.session.records import Sync
 from midstream.store.contract import Attempt, Batch
 from midstream.store.sqlite import inbox, key_values
-from midstream.store.sqlite import liveness as owners
+from midstream.store.sqlite import liveness as nodes
 from midstream.store.sqlite.database import BEGIN, DatabaseFile, number_of
 from midstream.store.sqlite.effects import Effects
 from midstream.store.sqlite.group_commit import QueuedOperation
 
 T = TypeVar("T")
 
-FIND_OWNED = "select id, epoch, owner from session where name = ?"
+FIND_OWNED = "select id, epoch, node from session where name = ?"
 FIND_EPOCH = "select id, epoch from session where name = ?"
-# A new session starts above the epochs of all deleted ones, so that no old owner and no old event id fits it.
+# A new session starts above the epochs of all deleted ones, so that no old node and no old event id fits it.
 CREATE = """
-insert into session (name, epoch, owner, created_at, changed_at)
+insert into session (name, epoch, node, created_at, changed_at)
 values (?, 1 + (select epochs_spent from ledger), ?, ?, ?) returning epoch
 """
-CLAIM = "update session set epoch = epoch + 1, owner = ? where id = ? returning epoch"
-RELEASE = "update session set owner = null where name = ? and epoch = ?"
+CLAIM = "update session set epoch = epoch + 1, node = ? where id = ? returning epoch"
+RELEASE = "update session set node = null where name = ? and epoch = ?"
 FIND_END = "select ifnull(max(position), 0) from record where session_id = ?"
 APPEND = "insert into record (session_id, position, epoch, body) values (?, ?, ?, ?)"
 FOLD_INTO = """
@@ -45,7 +45,7 @@ where id = ?
 SEAL = "update session set seal = ? where id = ?"
 KEEP_BLOB = "insert into blob (session_id, digest, body) values (?, ?, ?) on conflict do nothing"
 FIND_WITH_PARTS = """
-select name, id, epoch, owner from session where name = ?1 or (name > ?1 || ?2 and name < ?1 || ?3)
+select name, id, epoch, node from session where name = ?1 or (name > ?1 || ?2 and name < ?1 || ?3)
 """
 DELETE_BLOBS = "delete from blob where session_id = ?"
 DELETE_RECORDS = "delete from record where session_id = ?"
@@ -68,8 +68,8 @@ class WriteConnection:
         self,
         file: DatabaseFile,
         db: apsw.Connection,
-        lock: owners.OwnerLock,
-        peers: owners.Peers,
+        lock: nodes.NodeLock,
+        peers: nodes.Peers,
     ) -> None:
         self.lock = lock
         self.peers = peers
@@ -146,11 +146,11 @@ class WriteConnection:
         """See `Store.claim`."""
         row = self._db.execute(FIND_OWNED, (session,)).fetchone()
         if row is None:
-            return number_of(self._db.execute(CREATE, (session, self.lock.owner, at, at)))
-        number, _, owner = row
-        self._refuse_if_held(session, owner)
+            return number_of(self._db.execute(CREATE, (session, self.lock.node, at, at)))
+        number, _, node = row
+        self._refuse_if_held(session, node)
         self._ends.pop(session, None)  # its epoch is over, also for who was told so by this process
-        return number_of(self._db.execute(CLAIM, (self.lock.owner, number)))
+        return number_of(self._db.execute(CLAIM, (self.lock.node, number)))
 
     def release(self, session: str, epoch: int) -> None:
         """See `Store.release`."""
@@ -211,8 +211,8 @@ class WriteConnection:
     def delete(self, session: str) -> bool:
         """See `Store.delete`."""
         going: list[Any] = self._db.execute(FIND_WITH_PARTS, (session, PART_MARK, PART_MARK_END)).fetchall()
-        for name, _, _, owner in going:
-            self._refuse_if_held(name, owner)
+        for name, _, _, node in going:
+            self._refuse_if_held(name, node)
         for name, number, epoch, _ in going:
             self._ends.pop(name, None)
             self._db.execute(DELETE_RECORDS, (number,))
@@ -223,20 +223,20 @@ class WriteConnection:
             self._db.execute(SPEND_EPOCHS, (epoch,))
         return bool(going)
 
-    def _refuse_if_held(self, session: str, owner: str | None) -> None:
-        if owner is None or owner == self.lock.owner:
+    def _refuse_if_held(self, session: str, node: str | None) -> None:
+        if node is None or node == self.lock.node:
             return
-        if self.peers.may_hold(owner):
-            message = f"session {session!r} belongs to {owner!r}, which is alive"
+        if self.peers.may_hold(node):
+            message = f"session {session!r} belongs to {node!r}, which is alive"
             raise LeaseHeldError(message, session=session)
 
     def put(self, session: str, body: bytes) -> int:
         """See `inbox.put`."""
-        return inbox.put(self._db, session, self.lock.owner, body)
+        return inbox.put(self._db, session, self.lock.node, body)
 
     def answer(self, forwarded: int, body: bytes) -> None:
         """See `Store.answer`."""
-        inbox.answer(self._db, forwarded, body, us=self.lock.owner, may_hold=self.peers.may_hold)
+        inbox.answer(self._db, forwarded, body, us=self.lock.node, may_hold=self.peers.may_hold)
 
     def remove(self, forwarded: int) -> None:
         """See `inbox.remove`."""

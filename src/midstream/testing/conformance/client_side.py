@@ -2,7 +2,7 @@
 
 Steps:
 
-- `submit`: the application says this payload. `abort`: it stops the turn. `detach`: it leaves.
+- `submit`: the application says this payload. `cancel`: it stops the turn. `detach`: it leaves.
 - `connected`: a connection is made, which the client wants. `lost`: it is gone.
 - `receive`: this frame comes. `text`: this text comes, which may be no frame.
 - `sent`: since the step before that asked, exactly these frames were sent, each fitting its pattern.
@@ -24,7 +24,14 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from midstream.protocol.checkpoint import Checkpoint, ChunkKept, ChunksAcked, CursorMoved, Forgotten, Write
+from midstream.protocol.checkpoint import (
+    Checkpoint,
+    CommandKept,
+    CommandsAcked,
+    CursorMoved,
+    Forgotten,
+    Write,
+)
 from midstream.protocol.client_stream import Applied, ClientStream
 from midstream.protocol.frames import EventId, decode_payload
 from midstream.testing.conformance.matching import Names, difference, filled
@@ -40,9 +47,9 @@ def kept_after(kept: Checkpoint | None, write: Write) -> Checkpoint | None:
     if kept is None:
         return None
     match write:
-        case ChunkKept(seqno, payload):
+        case CommandKept(seqno, payload):
             return replace(kept, next_seqno=seqno + 1, unacked=(*kept.unacked, (seqno, payload)))
-        case ChunksAcked(seqno):
+        case CommandsAcked(seqno):
             return replace(kept, unacked=tuple(each for each in kept.unacked if each[0] > seqno))
         case CursorMoved(event_id, promised, known):
             return replace(kept, event_id=event_id, promised=promised, known=known)
@@ -117,7 +124,7 @@ class ClientTrial:
         match step:
             case {"submit": dict(payload)}:
                 stream.submit(decode_payload(msgspec.json.encode(filled(payload, self._names))))
-            case {"abort": _}:
+            case {"cancel": _}:
                 stream.abort()
             case {"detach": _}:
                 stream.detach()

@@ -60,7 +60,7 @@ class ProbedClient(Protocol):
         """Be a new client, which will say its first words in this session, over this transport and no other."""
 
     async def submit(self, payload: Json) -> None:
-        """Let the application say this: a `say` opens the stream, an `abort` follows on it."""
+        """Let the application say this: a `send` opens the stream, an `cancel` follows on it."""
 
     async def detach(self) -> None:
         """Let the application leave, and keep what was written down."""
@@ -148,8 +148,8 @@ class WireTrial:
         match step:
             case {"submit": dict(payload)}:
                 await self._subject.submit(filled(payload, self._names))
-            case {"abort": _}:
-                await self._subject.submit({"type": "abort"})
+            case {"cancel": _}:
+                await self._subject.submit({"type": "cancel"})
             case {"detach": _}:
                 await self._subject.detach()
             case {"handled": str(event_id)}:

@@ -1,7 +1,7 @@
 """A server that says what a script says, and nothing else: one address, each transport of the stream protocol.
 
 It is made of sockets and nothing of ours, so that what it shows of a client does not stand on our own server. It
-answers no chunk by itself, ends no answer by itself, and judges nothing.
+answers no command by itself, ends no answer by itself, and judges nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 BODY_BYTES_MAX = 2 * 2**20
 """Bytes of one request or message of a client; a frame has half of that."""
 HEAD_END = b"\r\n\r\n"
-_PATH = re.compile(r"/v1/sessions/([^/?]+)/(stream|events|poll|chunks)(?:\?n=([0-9]+).*)?")
+_PATH = re.compile(r"/v1/sessions/([^/?]+)/(stream|events|poll|commands)(?:\?n=([0-9]+).*)?")
 _ACCEPTS = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
 
@@ -143,7 +143,7 @@ class ScriptedServer:
         name = _header(head, b"x-midstream-connection").decode("latin-1")
         frame: Json = msgspec.json.decode(body)
         kind, is_first = path[2], path[3] in (None, "0")
-        if kind == "chunks":
+        if kind == "commands":
             if (line := self._named.get(name)) is not None and not line.is_cut:
                 line.said.append(frame)
                 self.ring()

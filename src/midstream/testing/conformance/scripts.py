@@ -31,7 +31,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
         steps: One thing after the other; see the module that runs them.
         needs: What a server's transport must be: `websocket` (one connection both ways, which outlives the turn) or
             `requests` (each of which is answered); none for a story that every transport can tell. What a client must
-            do: `pipelining` (chunks right behind its `open`).
+            do: `pipelining` (commands right behind its `open`).
     """
 
     name: str

@@ -6,8 +6,8 @@ Steps, each on the connection that `on` names ("a" where it does not):
 - `open`: make one and send an `open` with these fields; `stream` and `secret` are the script's own where they are not
   said, and left out where they are null.
 - `send`: send a frame. `text`: send text that may be none.
-- `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern. An ack of a later chunk fits too,
-  and an ack that says nothing new may come anywhere (STREAM-13).
+- `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern. An ack of a later command
+fits too, and an ack that says nothing new may come anywhere (STREAM-13).
 - `events`: read events until one with a record of this type; `capture` gives a name to its id.
 - `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
 - `closed`: the server ends the connection, and says nothing more before that but events.
@@ -125,7 +125,7 @@ class _Heard:
         """The server said so of the session."""
         self.heartbeat_s = HEARTBEAT_S
         self.newest_said = -1
-        """The highest number of a chunk that the server has, or was sent here."""
+        """The highest number of a command that the server has, or was sent here."""
         self._newest_acked = -1
         self._acked_ahead = -1
         """An ack of so many came where one of fewer was enough: it is also those that a script asks for next."""
@@ -190,9 +190,9 @@ class _Heard:
         return frame
 
     async def acknowledged(self, seqno: int, wait_s: float) -> Json | None:
-        """Return what came in the place of an ack of this chunk; None where one came, or came before.
+        """Return what came in the place of an ack of this command; None where one came, or came before.
 
-        An ack of a later chunk is one of this chunk too.
+        An ack of a later command is one of this command too.
 
         Raises:
             ConnectionLostError, LimitReachedError: As `next` does.

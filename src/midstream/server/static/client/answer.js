@@ -61,7 +61,7 @@ export class AnswerText {
         if (record.call) this.#isAfterCall = true;
         else if (record.kind === "text" && record.text) return this.#add(this.#lead(record.text) + record.text);
         break;
-      case "reply_completed":
+      case "response_completed":
         return this.#complete(record.body);
       case "turn_ended":
         if (this.#repeated !== null) return this.#replace(this.#begun.slice(0, this.#repeated));
@@ -83,7 +83,7 @@ export class AnswerText {
     this.#begin();
     for (const entry of history) {
       if (isOpening(entry)) this.#begin();
-      else if (entry.type !== "user") this.#complete(entry.reply);
+      else if (entry.type !== "user") this.#complete(entry.response);
     }
     if (running?.said) this.#begun = this.#textOf(running.said);
     return this.#now(this.#settled + this.#begun, true);
@@ -112,8 +112,8 @@ export class AnswerText {
   }
 
   /** Settle the text of a response by the response itself, which is whole. */
-  #complete(reply) {
-    const whole = this.#textOf(reply);
+  #complete(response) {
+    const whole = this.#textOf(response);
     this.#repeated = null;
     const settled = whole.startsWith(this.#begun) ? this.#add(whole.slice(this.#begun.length)) : this.#replace(whole);
     this.#settled += this.#begun;

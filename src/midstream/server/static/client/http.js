@@ -109,7 +109,7 @@ export class HttpLine {
         this.#hear(JSON.stringify(frame));
       }
       if (!more || frames.length === 0) return;
-      // The welcome has judged it; from here on the server may not have seen the first chunk yet.
+      // The welcome has judged it; from here on the server may not have seen the first command yet.
       opening = { ...opening, event_id: after, next_seqno: 0 };
     }
   }
@@ -144,11 +144,11 @@ export class HttpLine {
     const { stream, secret = "", old_secret: oldSecret = "", connection } = this.#opening;
     const which = { "x-idempotency-key": stream, "x-idempotency-connection": `${connection}` };
     const shown = { ...(stream ? which : {}), ...headersOf({ secret, oldSecret }) };
-    const answer = await this.#fetch("chunks", frame, shown, { priority: "high", ...more });
+    const answer = await this.#fetch("commands", frame, shown, { priority: "high", ...more });
     if (answer.status === 204) return null;
     if (answer.ok) return answer.text();
     const { type, seqno } = JSON.parse(frame);
-    if (type !== "chunk") return null;
+    if (type !== "command") return null;
     const problem = await problemIn(answer.clone());
     if (problem === null) throw await refusalOf(answer);
     const { code, detail: message, retry, expected, retry_after_s } = problem;

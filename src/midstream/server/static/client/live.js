@@ -119,7 +119,7 @@ export class LiveStream {
     return this.#stream.phase !== "ended" && !this.#stream.isDetached;
   }
 
-  /** Stop the turn. Like every chunk it is sent until it is acknowledged; resolves when the turn has ended. */
+  /** Stop the turn. Like every command it is sent until it is acknowledged; resolves when the turn has ended. */
   async abort() {
     this.#stream.abort(this.#stream.turn, this.#now());
     this.#settle();

@@ -60,7 +60,7 @@ export interface Result {
   /** Bytes of the whole, in UTF-8. */
   size?: number;
 }
-export interface Reply {
+export interface Response {
   parts: (TextPart | ThinkingPart | CallPart | UpstreamCallPart)[];
   finish?: "stop" | "calls" | "length" | "filter" | "interrupted";
   model?: string;
@@ -68,12 +68,12 @@ export interface Reply {
 }
 
 export type QuestionKind = "approval" | "question" | "doubt";
-/** `allow` or `deny` an approval, `reply` to a question; of a call in doubt `happened`, `rerun`, `skip`. */
-export type Choice = "allow" | "deny" | "reply" | "happened" | "rerun" | "skip";
+/** `allow` or `deny` an approval, `respond` to a question; of a call in doubt `happened`, `rerun`, `skip`. */
+export type Choice = "allow" | "deny" | "respond" | "happened" | "rerun" | "skip";
 /** What an answer must name; a `question_asked` record has it. */
 export interface Asked {
   turn: number;
-  reply: number;
+  response: number;
   call_id: string;
   digest: string;
 }
@@ -106,20 +106,20 @@ export type JournalRecord =
   | {
       type: "transcript_accepted";
       turn: number;
-      reply: number;
+      response: number;
       at: number;
       request: { id: string };
       keep?: number;
       tail?: unknown[];
     }
-  /** A turn that was interrupted or had failed goes on; `reply` is the one that comes next. */
-  | { type: "turn_resumed"; turn: number; reply: number; at: number; stream?: string }
-  /** The model is asked; what earlier attempts said of this reply is void. */
-  | { type: "attempt_started"; turn: number; reply: number; attempt: number; at: number; not_before?: number }
+  /** A turn that was interrupted or had failed goes on; `response` is the one that comes next. */
+  | { type: "turn_resumed"; turn: number; response: number; at: number; stream?: string }
+  /** The model is asked; what earlier attempts said of this response is void. */
+  | { type: "attempt_started"; turn: number; response: number; attempt: number; at: number; not_before?: number }
   | {
       type: "delta";
       turn: number;
-      reply: number;
+      response: number;
       attempt: number;
       part: number;
       kind: "text" | "thinking";
@@ -130,19 +130,19 @@ export type JournalRecord =
   | {
       type: "attempt_failed";
       turn: number;
-      reply: number;
+      response: number;
       attempt: number;
       code: string;
       message: string;
       at: number;
     }
-  /** The provider keeps this attempt's reply, whoever listens. */
-  | { type: "attempt_resumable"; turn: number; reply: number; attempt: number; token: string }
+  /** The provider keeps this attempt's response, whoever listens. */
+  | { type: "attempt_resumable"; turn: number; response: number; attempt: number; token: string }
   /** A cut attempt goes on where it stopped: its words stand, and only what is new follows. */
   | {
       type: "attempt_continued";
       turn: number;
-      reply: number;
+      response: number;
       attempt: number;
       number: number;
       at: number;
@@ -152,20 +152,20 @@ export type JournalRecord =
   | {
       type: "stall_noticed" | "stall_ended";
       turn: number;
-      reply: number;
+      response: number;
       waiting_for: "first_token" | "between_tokens" | "tool";
       silent_s: number;
       at: number;
       call_id?: string;
     }
   /** The conversation was too long: the model is shown nothing of its first `cut` entries any more. */
-  | { type: "history_compacted"; turn: number; reply: number; cut: number; at: number }
+  | { type: "history_compacted"; turn: number; response: number; cut: number; at: number }
   /** The tools that come and go (those of MCP servers) are others than the session's readers were told last. */
   /** What a pool made of the request, and how it goes on: once more where a fresh agent takes a failed one's place. */
   | {
-      type: "memory_judged";
+      type: "reuse_decided";
       turn: number;
-      reply: number;
+      response: number;
       attempt: number;
       judgement: {
         kind: string;
@@ -180,22 +180,22 @@ export type JournalRecord =
       at: number;
     }
   | { type: "tools_changed"; turn: number; at: number; added?: string[]; removed?: string[]; unreachable?: string[] }
-  | { type: "reply_completed"; turn: number; reply: number; attempt: number; body: Reply; at: number }
+  | { type: "response_completed"; turn: number; response: number; attempt: number; body: Response; at: number }
   /** `arguments` where a person changed the model's. */
-  | { type: "call_started"; turn: number; reply: number; call_id: string; run: number; at: number; arguments?: string }
-  | { type: "call_progressed"; turn: number; reply: number; call_id: string; run: number; text: string; at: number }
+  | { type: "call_started"; turn: number; response: number; call_id: string; run: number; at: number; arguments?: string }
+  | { type: "call_progressed"; turn: number; response: number; call_id: string; run: number; text: string; at: number }
   /** A record of the session `child`, which does the work of a call; of nested sub-agents again a `child_delta`. */
   | {
       type: "child_delta";
       turn: number;
-      reply: number;
+      response: number;
       call_id: string;
       child: string;
       position: number;
       record: JournalRecord;
     }
   /** Its owner died without an outcome, and somebody is being asked whether it happened. */
-  | { type: "call_doubted"; turn: number; reply: number; call_id: string; at: number }
+  | { type: "call_in_doubt"; turn: number; response: number; call_id: string; at: number }
   /** With `attempt`: an upstream's agent wants leave in the middle of its answer; `name` and `arguments` are its own. */
   | (Asked & {
       type: "question_asked";
@@ -213,13 +213,13 @@ export type JournalRecord =
   | {
       type: "question_closed";
       turn: number;
-      reply: number;
+      response: number;
       call_id: string;
       why: "expired" | "withdrawn";
       at: number;
     }
   /** What was decided about such a question is used up; the agent hears it next. */
-  | { type: "answer_used"; turn: number; reply: number; attempt: number; call_id: string; at: number }
+  | { type: "answer_used"; turn: number; response: number; attempt: number; call_id: string; at: number }
   | (Asked & {
       type: "question_answered";
       kind: QuestionKind;
@@ -230,11 +230,11 @@ export type JournalRecord =
       by?: string;
     })
   /** What a call gave after it was closed as unknown. */
-  | { type: "result_arrived_late"; turn: number; reply: number; result: Result; at: number }
-  | { type: "call_ended"; turn: number; reply: number; result: Result; at: number }
+  | { type: "result_arrived_late"; turn: number; response: number; result: Result; at: number }
+  | { type: "call_ended"; turn: number; response: number; result: Result; at: number }
   /** In the place of an outcome whose record cannot be read any more. */
-  | { type: "outcome_damaged"; turn: number; reply: number; call_id: string }
-  | { type: "step_committed"; turn: number; reply: number }
+  | { type: "outcome_damaged"; turn: number; response: number; call_id: string }
+  | { type: "step_committed"; turn: number; response: number }
   | { type: "cancel_requested"; turn: number; at: number; deadline_at: number }
   | {
       type: "turn_ended";
@@ -359,7 +359,7 @@ export class LiveStream implements AsyncIterable<StreamEvent> {
   readonly unread: StreamEvent[];
   /** Resolves when all that is due now is written down, sent and delivered. */
   readonly settled: Promise<void>;
-  /** Resolves when the first chunk is in the server's journal; rejects if it never will be. */
+  /** Resolves when the first command is in the server's journal; rejects if it never will be. */
   readonly accepted: Promise<void>;
   /** Resolves at the end with the error that caused it, or null. */
   readonly ended: Promise<MidstreamError | null>;

@@ -143,8 +143,8 @@ export class Client {
    * `child` of the `child_delta` that told of it. Resolves when the answer is in the journal.
    */
   async answer(session, question, choice, { text = "", argumentsJson = null } = {}) {
-    const { turn, reply, call_id, digest } = question;
-    const answer = { turn, reply, call_id, digest, choice };
+    const { turn, response, call_id, digest } = question;
+    const answer = { turn, response, call_id, digest, choice };
     if (text) answer.text = text;
     if (argumentsJson !== null) answer.arguments = argumentsJson;
     return this.#tell(session, (stream, now) => stream.answer(answer, now));
@@ -327,14 +327,14 @@ export class Client {
 
   /** Sort what is kept. A page that died while it said its first words kept the session's secret and not the stream's. */
   async #kept(lookBackMs = 1000 * this.#settings.lookBackS) {
-    const { streams, secrets, chunks } = await this.#storage.load();
+    const { streams, secrets, commands } = await this.#storage.load();
     const whole = new Set(secrets.map(({ key }) => key));
     for (const { key, session, url } of streams) {
       if (whole.has(key) || url !== this.#url) continue;
       const { secret } = await this.#secrets.known(session);
       if (secret) secrets.push({ key, secret });
     }
-    return sortInterrupted({ streams, secrets, chunks }, this.#means.wall(), lookBackMs);
+    return sortInterrupted({ streams, secrets, commands }, this.#means.wall(), lookBackMs);
   }
 
   /** Forget what nobody needs any more: a tab that still holds a stream may have waited for a person all that time. */

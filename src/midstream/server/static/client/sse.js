@@ -1,6 +1,6 @@
 /** Server-sent events from pieces of any size, by the standard's rules for the parts that a server of ours says. */
 
-/** Characters of one event; a record holds a whole reply at most. */
+/** Characters of one event; a record holds a whole response at most. */
 const EVENT_CHARS_MAX = 16 * 1024 * 1024;
 
 /** Parse one body. `feed` returns the events that a piece of text makes whole: {id, type, data}. */

@@ -1,9 +1,9 @@
 /**
- * What is kept over a reload: streams, what proves that they are ours, the chunks that nobody has acknowledged, the
+ * What is kept over a reload: streams, what proves that they are ours, the commands that nobody has acknowledged, the
  * secrets of sessions, and which transport worked.
  *
- * A write is `{op: "stream", value}`, `{op: "secret", value}`, `{op: "chunk", value}`, `{op: "acked", key, accepted}`
- * (chunks below that number are in the server's journal) or `{op: "forget", key}`.
+ * A write is `{op: "stream", value}`, `{op: "secret", value}`, `{op: "command", value}`, `{op: "acked", key, accepted}`
+ * (commands below that number are in the server's journal) or `{op: "forget", key}`.
  */
 
 import { MidstreamError, mended } from "./stream.js";
@@ -12,7 +12,7 @@ import { MidstreamError, mended } from "./stream.js";
 export const LOOK_BACK_MS = 2 * 60 * 60 * 1000;
 /** 2: secrets stand apart; all that is of before is older than the look-back. 3: sessions have secrets. */
 const VERSION = 3;
-const KEPT = ["streams", "secrets", "chunks"];
+const KEPT = ["streams", "secrets", "commands"];
 /** For something to be read: a tab that hangs in the middle of a change holds all others up (Chromium ends it after a minute). */
 const READ_WITHIN_MS = 5000;
 /** What a database says that the browser has closed: to who asks it, and to what was under way. */
@@ -23,7 +23,7 @@ export class MemoryStorage {
   isDurable = false;
   #streams = new Map();
   #secrets = new Map();
-  #chunks = new Map();
+  #commands = new Map();
   #sessions = new Map();
   #worked = new Map();
 
@@ -31,20 +31,20 @@ export class MemoryStorage {
     for (const { op, value, key, accepted } of writes) {
       if (op === "stream") this.#streams.set(value.key, structuredClone(value));
       if (op === "secret") this.#secrets.set(value.key, { ...value });
-      if (op === "chunk") this.#chunks.set(`${value.key} ${value.seqno}`, { ...value });
+      if (op === "command") this.#commands.set(`${value.key} ${value.seqno}`, { ...value });
       if (op === "forget") this.#streams.delete(key);
       if (op === "forget") this.#secrets.delete(key);
       if (op === "acked" || op === "forget") {
         const below = op === "forget" ? Infinity : accepted;
-        for (const [id, chunk] of this.#chunks)
-          if (chunk.key === key && chunk.seqno < below) this.#chunks.delete(id);
+        for (const [id, command] of this.#commands)
+          if (command.key === key && command.seqno < below) this.#commands.delete(id);
       }
     }
   }
 
   async load() {
-    const [streams, secrets, chunks] = [this.#streams, this.#secrets, this.#chunks].map((map) => [...map.values()]);
-    return { streams, secrets, chunks };
+    const [streams, secrets, commands] = [this.#streams, this.#secrets, this.#commands].map((map) => [...map.values()]);
+    return { streams, secrets, commands };
   }
 
   async sessionSecret(server, session, change) {
@@ -118,8 +118,8 @@ export class IndexedStorage {
   }
 
   async load() {
-    const [streams, secrets, chunks] = await this.#read(KEPT, (store) => store.getAll());
-    return { streams, secrets, chunks };
+    const [streams, secrets, commands] = await this.#read(KEPT, (store) => store.getAll());
+    return { streams, secrets, commands };
   }
 
   /**
@@ -167,25 +167,25 @@ function makeStores(database, oldVersion) {
   for (const former of [...database.objectStoreNames]) if (former !== "sessions") database.deleteObjectStore(former);
   database.createObjectStore("streams", { keyPath: "key" });
   database.createObjectStore("secrets", { keyPath: "key" });
-  database.createObjectStore("chunks", { keyPath: ["key", "seqno"] });
+  database.createObjectStore("commands", { keyPath: ["key", "seqno"] });
   database.createObjectStore("transports", { keyPath: "server" });
 }
 
 function applied(database, writes) {
-  // A chunk must be on the disk before it is sent; a cursor may be lost, and events come twice.
-  const durability = writes.some((write) => write.op === "chunk") ? "strict" : "relaxed";
+  // A command must be on the disk before it is sent; a cursor may be lost, and events come twice.
+  const durability = writes.some((write) => write.op === "command") ? "strict" : "relaxed";
   const transaction = database.transaction(KEPT, "readwrite", { durability });
   const done = committed(transaction);
-  const [streams, secrets, chunks] = KEPT.map((name) => transaction.objectStore(name));
+  const [streams, secrets, commands] = KEPT.map((name) => transaction.objectStore(name));
   for (const { op, value, key, accepted } of writes) {
     if (op === "stream") streams.put(value);
     if (op === "secret") secrets.put(value);
-    if (op === "chunk") chunks.put(value);
-    if (op === "acked") chunks.delete(IDBKeyRange.bound([key, 0], [key, accepted], false, true));
+    if (op === "command") commands.put(value);
+    if (op === "acked") commands.delete(IDBKeyRange.bound([key, 0], [key, accepted], false, true));
     if (op === "forget") {
       streams.delete(key);
       secrets.delete(key);
-      chunks.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
+      commands.delete(IDBKeyRange.bound([key, 0], [key, Infinity]));
     }
   }
   transaction.commit();
@@ -236,19 +236,19 @@ function answered(request) {
 
 /**
  * Sort what was kept into streams to take up again and keys to forget: those past the look-back, those that said
- * nothing, and parts of what is not there. A chunk that cannot be read costs what stood in it; a stream whose message is
+ * nothing, and parts of what is not there. A command that cannot be read costs what stood in it; a stream whose message is
  * lost before any event was handled, or whose secret is gone, has `damage` (STREAM-48, STREAM-76).
  */
-export function sortInterrupted({ streams, secrets, chunks }, now, lookBackMs = LOOK_BACK_MS) {
-  const known = new Map(streams.map((stream) => [stream.key, { ...stream, chunks: [] }]));
+export function sortInterrupted({ streams, secrets, commands }, now, lookBackMs = LOOK_BACK_MS) {
+  const known = new Map(streams.map((stream) => [stream.key, { ...stream, commands: [] }]));
   const orphans = new Set();
   for (const { key, secret } of secrets) {
     if (known.has(key)) known.get(key).secret = secret;
     else orphans.add(key);
   }
-  for (const chunk of chunks) {
-    if (known.has(chunk.key)) known.get(chunk.key).chunks.push(chunk);
-    else orphans.add(chunk.key);
+  for (const command of commands) {
+    if (known.has(command.key)) known.get(command.key).commands.push(command);
+    else orphans.add(command.key);
   }
   for (const stream of known.values()) {
     if (stream.nextSeqno === 0 || now - stream.touchedAt > lookBackMs) orphans.add(stream.key);

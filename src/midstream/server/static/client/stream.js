@@ -1,7 +1,7 @@
 /**
  * The client's half of the stream protocol, without I/O: no socket, no clock, no storage.
  *
- * The order it asks for is always: write down, then send; apply by event id, then deliver. A chunk's frame is
+ * The order it asks for is always: write down, then send; apply by event id, then deliver. A command's frame is
  * built once, kept as that string and played back as that string, so that its bytes are the same whenever they
  * arrive.
  */
@@ -30,14 +30,14 @@ const HEARTBEAT_S = 10;
 export const STALL_AFTER_MS = 60_000;
 const MACHINES = new Set(["model", "tool", "client"]);
 const IN_FLIGHT_MAX = 64;
-const CHUNKS_MAX = 10_000;
+const COMMANDS_MAX = 10_000;
 /** Connections that one page makes of a stream: the numbers of the next page begin above them. */
 const CONNECTIONS_OF_A_LIFE = 2 ** 24;
 /** How a turn stands that is over. */
 const OVER = new Set(["completed", "cancelled", "failed", "interrupted", "ended"]);
 /** The statuses of a session with an open turn. */
 export const OPEN = new Set(["running", "waiting", "locked"]);
-/** A refusal that the same chunk will meet again, whatever its `retry` says of others. */
+/** A refusal that the same command will meet again, whatever its `retry` says of others. */
 const BUSY = "session_busy";
 const WRONG_SECRET = "wrong_secret";
 
@@ -79,26 +79,26 @@ export function backoffMs(failures, chance) {
 }
 
 /**
- * Return what was kept of a stream as it can be resumed: in the place of each chunk that is lost stands an outcome of no
+ * Return what was kept of a stream as it can be resumed: in the place of each command that is lost stands an outcome of no
  * call, which a server takes and drops (STREAM-48). `damage` says why it cannot be, or is "".
  */
 export function mended(kept) {
   const { key, acked, nextSeqno, secret, cursor = null } = kept;
   if (typeof secret !== "string") return { ...kept, damage: "its secret is gone" };
-  const chunks = [];
+  const commands = [];
   for (let seqno = acked; seqno < nextSeqno; seqno += 1) {
-    const found = kept.chunks.find((chunk) => chunk.seqno === seqno);
+    const found = kept.commands.find((command) => command.seqno === seqno);
     const isWhole = found !== undefined && read(found.frame)?.seqno === seqno;
     if (!isWhole && seqno === 0 && cursor === null)
-      return { ...kept, damage: `chunk ${seqno} ${found === undefined ? "is missing" : "cannot be read"}` };
-    chunks.push(isWhole ? found : { key, seqno, frame: fillerOf(seqno), isFiller: true });
+      return { ...kept, damage: `command ${seqno} ${found === undefined ? "is missing" : "cannot be read"}` };
+    commands.push(isWhole ? found : { key, seqno, frame: fillerOf(seqno), isFiller: true });
   }
-  return { ...kept, chunks, damage: "" };
+  return { ...kept, commands, damage: "" };
 }
 
 function fillerOf(seqno) {
   const result = { call_id: "", content: "", outcome: "unknown" };
-  return JSON.stringify({ type: "chunk", seqno, payload: { type: "result", turn: 0, reply: 0, result } });
+  return JSON.stringify({ type: "command", seqno, payload: { type: "result", turn: 0, response: 0, result } });
 }
 
 /**
@@ -116,12 +116,12 @@ export class Stream {
   #at = null; // where the line of events stands, parsed
   #promised = null; // the newest event that was seen of those that the server may not lose
   #known = null; // the newest epoch of which the server said when it began
-  #chunks = []; // not acknowledged: {seqno, frame}, in order
+  #commands = []; // not acknowledged: {seqno, frame}, in order
   #apart = new Set(); // those of them that were acknowledged one by one (STREAM-53)
   #writes = [];
   #frames = [];
   #events = [];
-  #sent = 0; // chunks below this went out on this connection
+  #sent = 0; // commands below this went out on this connection
   #inFlightMax = IN_FLIGHT_MAX;
   #silenceMs = HEARTBEATS_MISSED_MAX * 1000 * HEARTBEAT_S;
   #failures = 0;
@@ -137,7 +137,7 @@ export class Stream {
   #isBegun; // its first record was seen: what stands before is not its business
   #isKnown; // its server was heard, by this page or one before it
   #isQueued = false; // its message waits for the turns before it, which are not its business
-  #abortSeqno = null; // the chunk that stops the turn
+  #abortSeqno = null; // the command that stops the turn
   #isOver = false; // it ended well, and its application may have events to handle
   #isForgotten = false;
   #keptAs; // the key under which it is written down
@@ -152,9 +152,9 @@ export class Stream {
   #isWaitAsked = false; // one was requested, since the turn may have stalled
 
   /**
-   * @param kept What `record` gave before, with its `secret` and the `chunks` that were not acknowledged; or a new
+   * @param kept What `record` gave before, with its `secret` and the `commands` that were not acknowledged; or a new
    *   stream's `{session, key, cursor}`, whose events begin after `cursor`, else with its own first one, and which is
-   *   told its secret by `unlock`. Without `key` it only follows the session. With `damage` its chunks are lost: it shows
+   *   told its secret by `unlock`. Without `key` it only follows the session. With `damage` its commands are lost: it shows
    *   the session as it is, to the end of the turn that runs.
    * @param limits How long what is waited for.
    */
@@ -194,8 +194,8 @@ export class Stream {
     this.#move(this.damage ? null : (kept.cursor ?? null));
     this.#promised = this.key && kept.promised ? parseEventId(kept.promised) : null;
     this.#known = (this.key && kept.known) || null;
-    this.#chunks = this.damage ? [] : [...(kept.chunks ?? [])].sort((a, b) => a.seqno - b.seqno);
-    this.#abortSeqno = this.#chunks.find(({ frame }) => read(frame)?.payload?.type === "abort")?.seqno ?? null;
+    this.#commands = this.damage ? [] : [...(kept.commands ?? [])].sort((a, b) => a.seqno - b.seqno);
+    this.#abortSeqno = this.#commands.find(({ frame }) => read(frame)?.payload?.type === "cancel")?.seqno ?? null;
     if (this.damage) this.#tell({ type: "lost", id: "0-0", reason: this.damage });
     // STREAM-50: the numbers of this page's connections are above those of the page before, also of one that dies.
     else if (kept.life !== undefined) this.#write({ op: "stream", value: this.record() });
@@ -215,9 +215,9 @@ export class Stream {
     return Math.min(this.deadlineAt, this.#stallAt);
   }
 
-  /** Whether every chunk is in the server's journal. */
+  /** Whether every command is in the server's journal. */
   get isAcknowledged() {
-    return this.#chunks.length === 0;
+    return this.#commands.length === 0;
   }
 
   /** Whether its message waits for the turns before it. */
@@ -232,14 +232,14 @@ export class Stream {
 
   /** The message that is not acknowledged yet, or null. */
   get pendingText() {
-    for (const { frame } of this.#chunks) {
+    for (const { frame } of this.#commands) {
       const { payload } = JSON.parse(frame);
-      if (payload.type === "say") return payload.parts.map((part) => part.text ?? "").join("");
+      if (payload.type === "send") return payload.parts.map((part) => part.text ?? "").join("");
     }
     return null;
   }
 
-  /** What must be known of this stream to take it up again; its secret and its chunks are kept apart. */
+  /** What must be known of this stream to take it up again; its secret and its commands are kept apart. */
   record() {
     const { session, key, cursor, turn, acked, nextSeqno, openedAt } = this;
     const { isDetached, isWhole, life, cancelAfterS } = this;
@@ -251,7 +251,7 @@ export class Stream {
 
   /** Number a user's message. Throws, with nothing changed, if it is larger than a frame may be. */
   say(text, now, whenBusy = "queue") {
-    const payload = { type: "say", parts: [{ type: "text", text }] };
+    const payload = { type: "send", parts: [{ type: "text", text }] };
     this.#number(whenBusy === "queue" ? payload : { ...payload, when_busy: whenBusy }, now);
   }
 
@@ -273,7 +273,7 @@ export class Stream {
   /** Number a request to stop `turn`, or whichever turn runs, and try to connect for it. Asking twice is harmless. */
   abort(turn, now) {
     if (this.#abortSeqno !== null || this.phase === "ended") return;
-    this.#number(turn ? { type: "abort", turn } : { type: "abort" }, now);
+    this.#number(turn ? { type: "cancel", turn } : { type: "cancel" }, now);
     this.#abortSeqno = this.nextSeqno - 1;
     if (this.phase === "waiting") this.wake(now);
   }
@@ -303,7 +303,7 @@ export class Stream {
     this.oldSecret = oldSecret || (this.#own === secret ? "" : this.#own);
   }
 
-  /** Deliver nothing more; the stream lives on until its chunks are acknowledged, and is forgotten then. */
+  /** Deliver nothing more; the stream lives on until its commands are acknowledged, and is forgotten then. */
   detach(now) {
     this.isDetached = true;
     this.#events = [];
@@ -333,7 +333,7 @@ export class Stream {
     this.#sent = this.acked;
     this.#connection += 1;
     this.#frames.push(JSON.stringify(this.#opening()));
-    this.#sendChunks();
+    this.#sendCommands();
     this.heard(now);
   }
 
@@ -345,7 +345,7 @@ export class Stream {
     if (secret) open.secret = secret;
     if (old_secret) open.old_secret = old_secret;
     if (!stream) return open;
-    // STREAM-6: of a stream whose first chunk is not known to have arrived the server need not know, and an event id
+    // STREAM-6: of a stream whose first command is not known to have arrived the server need not know, and an event id
     // that is the session's and not the stream's would say that it should.
     const next_seqno = isWhole && event_id !== null && this.acked === 0 ? 0 : this.nextSeqno;
     const identity = { stream, next_seqno, connection: this.#connection };
@@ -528,14 +528,14 @@ export class Stream {
     if (this.isDegraded && this.key) this.#writes.push({ op: "forget", key: this.key });
     if (this.key && acked > this.nextSeqno) {
       // What is kept here is older than what was sent: its numbers would be given out again (STREAM-11).
-      const message = `the server has ${acked} chunks of this stream, and ${this.nextSeqno} were numbered here`;
+      const message = `the server has ${acked} commands of this stream, and ${this.nextSeqno} were numbered here`;
       return this.#end(new MidstreamError("seqno_reused", message), now);
     }
     const newest = parseEventId(frame.event_id);
     if (endsTooSoon(this.#promised, newest, this.key !== "")) return this.#endLost(`ends with ${told(newest)}`, now);
     if (this.#isSetBack(from.epoch, frame.began_at ?? null)) return this.#endSetBack(from.epoch, now);
     if (this.key && acked < this.acked) {
-      // Acknowledged chunks are gone from here too: they cannot be played back.
+      // Acknowledged commands are gone from here too: they cannot be played back.
       const message = "the server no longer knows this stream";
       return this.#end(new MidstreamError("stream_not_found", message), now);
     }
@@ -568,22 +568,22 @@ export class Stream {
     return this.key && frame.is_over ? this.#end(null, now) : this.#endIfDone(now);
   }
 
-  /** Take an ack of all chunks below `accepted`. */
+  /** Take an ack of all commands below `accepted`. */
   #acknowledge(accepted, now) {
     if (!(accepted <= this.nextSeqno)) return "reconnect"; // of what was never sent
-    if (accepted > this.acked || this.#chunks.some((chunk) => chunk.seqno < accepted)) {
+    if (accepted > this.acked || this.#commands.some((command) => command.seqno < accepted)) {
       this.acked = Math.max(this.acked, accepted);
-      this.#chunks = this.#chunks.filter((chunk) => chunk.seqno >= accepted);
+      this.#commands = this.#commands.filter((command) => command.seqno >= accepted);
       this.#sent = Math.max(this.#sent, accepted);
       this.#unanswered = 0;
       this.#progressed();
       this.#write({ op: "acked", key: this.key, accepted }, { op: "stream", value: this.record() });
     }
-    this.#sendChunks();
+    this.#sendCommands();
     return this.#endIfDone(now);
   }
 
-  /** Take an ack of one chunk alone: it is kept until all before it are acknowledged too (STREAM-53). */
+  /** Take an ack of one command alone: it is kept until all before it are acknowledged too (STREAM-53). */
   #acknowledgeOne(seqno, now) {
     if (!(seqno >= 0 && seqno < this.nextSeqno)) return "reconnect";
     if (seqno > this.acked) this.#apart.add(seqno);
@@ -593,13 +593,13 @@ export class Stream {
     return this.#acknowledge(accepted, now);
   }
 
-  /** Send what this connection has not sent: new chunks, and after a reconnect the unacknowledged ones again. */
-  #sendChunks() {
+  /** Send what this connection has not sent: new commands, and after a reconnect the unacknowledged ones again. */
+  #sendCommands() {
     if (this.phase !== "opening" && this.phase !== "live") return;
     const room = this.acked + this.#apart.size + this.#inFlightMax;
-    for (const { seqno, frame, isFiller } of this.#chunks) {
+    for (const { seqno, frame, isFiller } of this.#commands) {
       if (seqno < this.#sent || seqno >= room) continue;
-      if (isFiller && this.phase === "opening") return; // the server may have the chunk that was lost
+      if (isFiller && this.phase === "opening") return; // the server may have the command that was lost
       if (!this.#apart.has(seqno)) this.#frames.push(frame);
       this.#sent = seqno + 1;
     }
@@ -638,7 +638,7 @@ export class Stream {
     return isTaken || isEnd ? this.#end(null, now) : undefined;
   }
 
-  /** A turn that is over, with all chunks taken and all events seen, owes this stream nothing. */
+  /** A turn that is over, with all commands taken and all events seen, owes this stream nothing. */
   #endIfDone(now) {
     if (!this.key || !this.isAcknowledged || this.phase !== "live" || this.nextSeqno === 0) return undefined;
     if (this.#isGoneDue || this.#isSnapshotDue) return undefined;
@@ -663,7 +663,7 @@ export class Stream {
   #refused(frame, now) {
     const error = new MidstreamError(frame.code, frame.message, frame.retry, frame.retry_after_s ?? null);
     const canPlayBack =
-      frame.code === "seqno_gap" && this.#chunks.some((chunk) => chunk.seqno === frame.expected);
+      frame.code === "seqno_gap" && this.#commands.some((command) => command.seqno === frame.expected);
     const isFinal = error.code === BUSY || error.retry === "never" || error.retry === "ask";
     if (!this.isDegraded && error.code === WRONG_SECRET) {
       this.#refusal = { error, shown: this.#shown };
@@ -677,19 +677,19 @@ export class Stream {
 
   #number(payload, now) {
     if (this.phase === "ended") throw this.error ?? new MidstreamError("usage", "this stream has ended");
-    if (this.nextSeqno >= CHUNKS_MAX) throw new MidstreamError("usage", `a stream takes ${CHUNKS_MAX} chunks at most`);
+    if (this.nextSeqno >= COMMANDS_MAX) throw new MidstreamError("usage", `a stream takes ${COMMANDS_MAX} commands at most`);
     const seqno = this.nextSeqno;
-    const frame = `{"type":"chunk","seqno":${seqno},"payload":${JSON.stringify(payload)}}`;
+    const frame = `{"type":"command","seqno":${seqno},"payload":${JSON.stringify(payload)}}`;
     const bytes = new TextEncoder().encode(frame).length;
     if (bytes > this.frameBytesMax) {
       const message = `this message takes ${bytes} bytes; a frame holds ${this.frameBytesMax}`;
       throw new MidstreamError("frame_too_large", message);
     }
     this.nextSeqno += 1;
-    this.#chunks.push({ seqno, frame });
+    this.#commands.push({ seqno, frame });
     if (seqno === 0 && this.secret) this.#write({ op: "secret", value: { key: this.key, secret: this.secret } });
-    this.#write({ op: "chunk", value: { key: this.key, seqno, frame } }, { op: "stream", value: this.record() });
-    this.#sendChunks();
+    this.#write({ op: "command", value: { key: this.key, seqno, frame } }, { op: "stream", value: this.record() });
+    this.#sendCommands();
   }
 
   #tell(event) {

@@ -1,4 +1,4 @@
-"""From what a model says to the reply that comes of it."""
+"""From what a model says to the response that comes of it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from midstream.history.messages import (
     Call,
     Finish,
     Outcome,
-    Reply,
+    Response,
     Text,
     Thinking,
     UpstreamCall,
     Usage,
 )
 from midstream.history.upstream_calls import Words
-from midstream.models.replies import (
+from midstream.models.responses import (
     DELTA_CHARS_MAX,
-    CallRequested,
     Finished,
     ModelEvent,
-    ReplyBuilder,
+    ResponseBuilder,
     TextDelta,
     ThinkingDelta,
+    ToolCallRequested,
     UpstreamCallEnded,
     UpstreamCallStarted,
     merge_deltas,
@@ -40,7 +40,7 @@ events = st.lists(
         st.builds(TextDelta, words),
         st.builds(ThinkingDelta, words, st.none() | words),
         st.builds(ThinkingDelta, st.just(""), words, st.just(True)),  # noqa: FBT003 - a strategy
-        st.builds(CallRequested, words, words, words),
+        st.builds(ToolCallRequested, words, words, words),
         st.builds(UpstreamCallStarted, st.sampled_from("ab"), words, words),
         st.builds(UpstreamCallEnded, st.sampled_from("abc"), words),
     ),
@@ -48,28 +48,28 @@ events = st.lists(
 )
 
 
-def _built(*said: ModelEvent) -> tuple[list[Delta], Reply | None]:
-    builder = ReplyBuilder(1, 2, 3)
+def _built(*said: ModelEvent) -> tuple[list[Delta], Response | None]:
+    builder = ResponseBuilder(1, 2, 3)
     deltas = [delta for event in said for delta in builder.add(event)]
-    return deltas, builder.reply()
+    return deltas, builder.response()
 
 
 def test_thinking_in_sealed_words_is_a_part_of_its_own() -> None:
     sealed = ThinkingDelta("", "c2VhbGVk", is_redacted=True)
-    deltas, reply = _built(ThinkingDelta("hm"), sealed, sealed, TextDelta("yes"), Finished())
+    deltas, response = _built(ThinkingDelta("hm"), sealed, sealed, TextDelta("yes"), Finished())
     assert [delta.text for delta in deltas] == ["hm", "yes"]
-    assert reply is not None
+    assert response is not None
     withheld = Thinking("", "c2VhbGVk", is_redacted=True)
-    assert reply.parts == (Thinking("hm"), withheld, withheld, Text("yes"))
+    assert response.parts == (Thinking("hm"), withheld, withheld, Text("yes"))
 
 
-def test_a_reply_is_made_of_what_was_said_in_order() -> None:
-    deltas, reply = _built(
+def test_a_response_is_made_of_what_was_said_in_order() -> None:
+    deltas, response = _built(
         ThinkingDelta("let me "),
         ThinkingDelta("see", signature="sig"),
         TextDelta("I will "),
         TextDelta("look."),
-        CallRequested("a", "read", '{"path": "x"}'),
+        ToolCallRequested("a", "read", '{"path": "x"}'),
         Finished(Finish.CALLS, "scripted", Usage(1, 2)),
     )
     assert deltas == [
@@ -78,7 +78,7 @@ def test_a_reply_is_made_of_what_was_said_in_order() -> None:
         Delta(1, 2, 3, 1, "text", "I will "),
         Delta(1, 2, 3, 1, "text", "look."),
     ]
-    assert reply == Reply(
+    assert response == Response(
         (Thinking("let me see", "sig"), Text("I will look."), Call("a", "read", '{"path": "x"}')),
         Finish.CALLS,
         "scripted",
@@ -86,47 +86,47 @@ def test_a_reply_is_made_of_what_was_said_in_order() -> None:
     )
 
 
-def test_a_reply_that_was_not_finished_is_none() -> None:
+def test_a_response_that_was_not_finished_is_none() -> None:
     assert _built(TextDelta("half a"))[1] is None
 
 
-def test_a_reply_of_nothing_is_none() -> None:
+def test_a_response_of_nothing_is_none() -> None:
     assert _built(Finished())[1] is None
     assert _built(TextDelta(" \n"), ThinkingDelta(""), Finished())[1] is None
 
 
 def test_a_finish_is_noticed() -> None:
-    builder = ReplyBuilder(1, 1, 1)
+    builder = ResponseBuilder(1, 1, 1)
     assert not builder.is_finished
     builder.add(Finished())
     assert builder.is_finished
 
 
 @given(events)
-def test_readers_who_join_the_deltas_read_what_the_reply_says(said: list[ModelEvent]) -> None:
-    deltas, reply = _built(*said, Finished())
+def test_readers_who_join_the_deltas_read_what_the_response_says(said: list[ModelEvent]) -> None:
+    deltas, response = _built(*said, Finished())
     texts: dict[int, str] = {}
     for delta in deltas:
         texts[delta.part] = texts.get(delta.part, "") + delta.text
-    if reply is not None:
+    if response is not None:
         parts = {
             number: part.text
-            for number, part in enumerate(reply.parts)
+            for number, part in enumerate(response.parts)
             if isinstance(part, Text | Thinking) and part.text
         }
         assert {number: text for number, text in texts.items() if text} == parts
         calls = {delta.part: delta.call for delta in deltas if delta.call is not None}
-        assert calls == {n: part for n, part in enumerate(reply.parts) if isinstance(part, UpstreamCall)}
+        assert calls == {n: part for n, part in enumerate(response.parts) if isinstance(part, UpstreamCall)}
 
 
 @given(events)
 def test_whatever_a_model_says_can_be_stored(said: list[ModelEvent]) -> None:
     """Providers cut an emoji in two: half of it has no UTF-8 form."""
-    deltas, reply = _built(*said, Finished())
+    deltas, response = _built(*said, Finished())
     for delta in deltas:
         encode(delta)
-    if reply is not None:
-        for call in reply.calls:
+    if response is not None:
+        for call in response.calls:
             assert call.id
             (call.id + call.name + call.arguments).encode()
 
@@ -158,7 +158,7 @@ RAN = UpstreamCall("u", "grep", '{"for":"x"}', "line 1", Outcome.OK)
 
 @spec("REUSE-54")
 def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends() -> None:
-    deltas, reply = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
+    deltas, response = _built(TextDelta("I look"), START, TextDelta("found"), END, Finished())
 
     assert deltas == [
         Delta(1, 2, 3, 0, "text", "I look"),
@@ -166,28 +166,28 @@ def test_a_tool_that_the_upstream_runs_is_told_when_it_starts_and_when_it_ends()
         Delta(1, 2, 3, 2, "text", "found"),
         Delta(1, 2, 3, 1, "thinking", "", RAN),
     ]
-    assert reply == Reply((Text("I look"), RAN, Text("found")))
-    assert reply.calls == ()
+    assert response == Response((Text("I look"), RAN, Text("found")))
+    assert response.calls == ()
 
 
 @spec("REUSE-55")
 def test_one_that_never_ended_has_an_unknown_outcome() -> None:
-    deltas, reply = _built(START, Finished())
+    deltas, response = _built(START, Finished())
 
     unknown = UpstreamCall("u", "grep", '{"for":"x"}', UPSTREAM_CUT, Outcome.UNKNOWN)
     assert [delta.call for delta in deltas] == [RUNS, unknown]
-    assert reply == Reply((unknown,))
+    assert response == Response((unknown,))
 
 
 def test_a_call_has_one_start_and_one_end_whatever_the_upstream_repeats() -> None:
-    deltas, reply = _built(START, START, END, UpstreamCallEnded("u", "again", Outcome.ERROR), Finished())
+    deltas, response = _built(START, START, END, UpstreamCallEnded("u", "again", Outcome.ERROR), Finished())
 
     assert [delta.call for delta in deltas] == [RUNS, RAN]
-    assert reply == Reply((RAN,))
+    assert response == Response((RAN,))
 
 
 def test_an_end_without_a_start_is_kept() -> None:
-    assert _built(END, Finished())[1] == Reply((UpstreamCall("u", "", "{}", "line 1", Outcome.OK),))
+    assert _built(END, Finished())[1] == Response((UpstreamCall("u", "", "{}", "line 1", Outcome.OK),))
 
 
 @pytest.mark.parametrize(
@@ -198,14 +198,14 @@ def test_an_end_without_a_start_is_kept() -> None:
         ({0: RAN}, []),
     ],
 )
-def test_a_reply_that_is_taken_up_again_tells_only_what_is_new(
+def test_a_response_that_is_taken_up_again_tells_only_what_is_new(
     shown: dict[int, Words], told: list[UpstreamCall]
 ) -> None:
-    builder = ReplyBuilder(1, 1, 1, shown)
+    builder = ResponseBuilder(1, 1, 1, shown)
     deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
 
     assert [delta.call for delta in deltas] == told
-    assert builder.reply() == Reply((RAN,))
+    assert builder.response() == Response((RAN,))
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_a_reply_that_is_taken_up_again_tells_only_what_is_new(
         ({0: RUNS}, Finished()),
     ],
 )
-def test_a_reply_that_is_taken_up_again_with_other_calls_is_refused(
+def test_a_response_that_is_taken_up_again_with_other_calls_is_refused(
     shown: dict[int, Words], said: ModelEvent
 ) -> None:
     with pytest.raises(ModelForgotError):
-        ReplyBuilder(1, 1, 1, shown).add(said)
+        ResponseBuilder(1, 1, 1, shown).add(said)

@@ -5,10 +5,10 @@ import copy
 from midstream.history.operations import check, repair
 from tests.history.repair.reported import (
     chat_call,
-    chat_reply,
+    chat_response,
     item,
     output,
-    reply,
+    response,
     result,
     text,
     tool,
@@ -18,9 +18,9 @@ from tests.history.repair.reported import (
 
 
 def test_an_exact_copy_of_a_call_with_its_result_is_dropped() -> None:
-    once = [user("q"), reply(text("m0x"), use("a"), use("b")), user([result("a"), result("b", "m2x")])]
-    done = repair([*once, *copy.deepcopy(once[1:]), *copy.deepcopy(once[1:]), reply(text("done"))])
-    assert done.messages == [*once, reply(text("done"))]
+    once = [user("q"), response(text("m0x"), use("a"), use("b")), user([result("a"), result("b", "m2x")])]
+    done = repair([*once, *copy.deepcopy(once[1:]), *copy.deepcopy(once[1:]), response(text("done"))])
+    assert done.messages == [*once, response(text("done"))]
     assert all(kept is given for kept, given in zip(done.messages, once, strict=False))
     assert [(edit.code, edit.at) for edit in done.edits] == [
         ("repeated-step", 3),
@@ -30,14 +30,14 @@ def test_an_exact_copy_of_a_call_with_its_result_is_dropped() -> None:
 
 
 def test_a_copy_with_another_result_stays_under_an_id_of_its_own() -> None:
-    once = [user("q"), reply(use("a")), user([result("a")])]
-    done = repair([*once, reply(use("a")), user([result("a", "m2x")])])
+    once = [user("q"), response(use("a")), user([result("a")])]
+    done = repair([*once, response(use("a")), user([result("a", "m2x")])])
     assert len(done.messages) == 5
     assert [edit.code for edit in done.edits] == ["repeated-id"]
 
 
 def test_a_copy_where_ids_may_come_again_is_no_fault() -> None:
-    once = [chat_reply(chat_call("a")), tool("a")]
+    once = [chat_response(chat_call("a")), tool("a")]
     history = [user("q"), *once, *copy.deepcopy(once), user("and now?")]
     assert repair(history, format="openai-chat").messages is history
     assert repair(history, format="openai-chat", profile="deepseek").messages == [*history[:3], history[5]]

@@ -1,4 +1,4 @@
-"""A process that owns a session and says so, for tests that kill it: `owner_process.py DATABASE SESSION APPENDS`.
+"""A process that owns a session and says so, for tests that kill it: `node_process.py DATABASE SESSION APPENDS`.
 
 With APPENDS 0 it then waits to be killed; else it appends that often and goes.
 """

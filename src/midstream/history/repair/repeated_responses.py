@@ -1,4 +1,4 @@
-"""Retries: a reply with calls that was written again together with its results, as it stood."""
+"""Retries: a response with calls that was written again together with its results, as it stood."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from midstream.session.records import (
     CancelRequested,
     EpochStarted,
     MessageAccepted,
-    ReplyCompleted,
+    ResponseCompleted,
     TurnEnded,
 )
 from tests.fault.workers import (
@@ -59,11 +59,11 @@ async def _in_the_tool(folder: Path, worker: Worker, session: str = "s", words: 
 
 
 @spec("TURN-51")
-async def test_a_killed_owners_turn_goes_on_in_another_process_unasked(tmp_path: Path) -> None:
-    async with Worker(tmp_path) as owner, Worker(tmp_path):
-        await _in_the_tool(tmp_path, owner)
+async def test_a_killed_nodes_turn_goes_on_in_another_process_unasked(tmp_path: Path) -> None:
+    async with Worker(tmp_path) as node, Worker(tmp_path):
+        await _in_the_tool(tmp_path, node)
         killed_at = time.time()
-        await owner.kill()
+        await node.kill()
         found = await until_there(tmp_path, "s", EpochStarted, EpochStarted, TurnEnded)
     taken_at = [each.at for each in found if isinstance(each, EpochStarted)][1]
     _log.info("taken over %.4f s after the kill", taken_at - killed_at)
@@ -74,7 +74,7 @@ async def test_a_killed_owners_turn_goes_on_in_another_process_unasked(tmp_path:
 
 
 @spec("TURN-52", "TURN-23")
-async def test_a_frozen_owner_loses_its_turn_and_changes_nothing_afterwards(tmp_path: Path) -> None:
+async def test_a_frozen_node_loses_its_turn_and_changes_nothing_afterwards(tmp_path: Path) -> None:
     async with Worker(tmp_path, "--lease", LEASE_S) as frozen, Worker(tmp_path, "--lease", LEASE_S) as heir:
         await _in_the_tool(tmp_path, frozen)
         await until_peers_know_each_other(tmp_path)
@@ -86,7 +86,7 @@ async def test_a_frozen_owner_loses_its_turn_and_changes_nothing_afterwards(tmp_
         await until(
             lambda: lines(tmp_path)[-1].what == "ended"
         )  # the tool of the frozen one comes to its end
-        await _accepted(frozen, "s", "think")  # it is forwarded to the new owner
+        await _accepted(frozen, "s", "think")  # it is forwarded to the new node
         await until_there(tmp_path, "s", TurnEnded, TurnEnded)
         assert (await heir.get("/ready")).status_code == 200
     assert {each.epoch for each in journal(tmp_path, "s")} == {1, 2}, "the heir owned it to the end"
@@ -95,7 +95,7 @@ async def test_a_frozen_owner_loses_its_turn_and_changes_nothing_afterwards(tmp_
 
 
 async def _accepted(thawed: Worker, session: str, words: str) -> None:
-    """Send a message until it is accepted: a thawed owner refuses it as busy until it has noticed its loss."""
+    """Send a message until it is accepted: a thawed node refuses it as busy until it has noticed its loss."""
     async with asyncio.timeout(WAIT_S):
         while (answer := await thawed.say(session, words, stream="after-thaw")).status_code != 200:
             assert answer.status_code == 409, answer.text
@@ -103,12 +103,12 @@ async def _accepted(thawed: Worker, session: str, words: str) -> None:
 
 async def until_peers_know_each_other(folder: Path) -> None:
     """Wait until both have beaten: who has never been seen to beat is given a whole lease anyway."""
-    owners = folder / "server.db.owners"
-    await until(lambda: len(list(owners.glob("*.lock"))) == 2)
+    nodes = folder / "server.db.nodes"
+    await until(lambda: len(list(nodes.glob("*.lock"))) == 2)
 
 
 @spec("TURN-53")
-async def test_an_owner_that_was_frozen_before_its_tool_does_not_start_it_afterwards(tmp_path: Path) -> None:
+async def test_an_node_that_was_frozen_before_its_tool_does_not_start_it_afterwards(tmp_path: Path) -> None:
     options = ("--lease", LEASE_S)
     async with (
         Worker(tmp_path, *options, "--freeze-at", Fault.BEFORE_TOOL) as frozen,
@@ -131,7 +131,7 @@ async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(tmp_path
     async with Worker(tmp_path) as leaving, Worker(tmp_path) as heir:
         await _in_the_tool(tmp_path, leaving, "tool")
         assert (await heir.say("tool", "more")).status_code == 409, (
-            "the owner was asked: it knows its peer by now"
+            "the node was asked: it knows its peer by now"
         )
         assert (await leaving.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
@@ -144,7 +144,7 @@ async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(tmp_path
     assert [each.result.outcome for each in tool if isinstance(each, CallEnded)] == [Outcome.OK]
     assert [each.is_handover for each in tool if isinstance(each, EpochStarted)] == [False, True]
     assert [each.attempt for each in model if isinstance(each, AttemptStarted)] == [1]
-    assert [each.body.text for each in model if isinstance(each, ReplyCompleted)] == ["half and half"]
+    assert [each.body.text for each in model if isinstance(each, ResponseCompleted)] == ["half and half"]
     assert len(executions(tmp_path)) == 1
     assert problems(tmp_path, ["tool", "model"]) == []
 
@@ -155,8 +155,8 @@ def log_of(folder: Path) -> str:
 
 @spec("TURN-55", "TURN-56")
 async def test_readers_and_senders_may_come_to_any_process(tmp_path: Path) -> None:
-    async with Worker(tmp_path) as owner, Worker(tmp_path) as other:
-        await _in_the_tool(tmp_path, owner)
+    async with Worker(tmp_path) as node, Worker(tmp_path) as other:
+        await _in_the_tool(tmp_path, node)
         seen: list[str] = []
         async with asyncio.timeout(WAIT_S), other.events("s") as events:
             async for line in events:
@@ -184,7 +184,7 @@ async def test_readers_and_senders_may_come_to_any_process(tmp_path: Path) -> No
     assert ends(tmp_path, "s") == ["completed", "completed", "cancelled"]
     assert len([each for each in found if isinstance(each, MessageAccepted)]) == 3
     assert len([each for each in found if isinstance(each, CancelRequested)]) == 1
-    assert {each.epoch for each in journal(tmp_path, "s")} == {1}, "its owner decided everything"
+    assert {each.epoch for each in journal(tmp_path, "s")} == {1}, "its node decided everything"
     assert problems(tmp_path, ["s"]) == []
 
 

@@ -1,4 +1,4 @@
-"""Events of a model's stream, and the reply that they add up to.
+"""Events of a model's stream, and the response that they add up to.
 
 A part stands where it began: words after a call are a part of their own, and a call that the upstream runs stands where
 it started, whenever it ends.
@@ -18,8 +18,8 @@ from midstream.history.messages import (
     Finish,
     History,
     Outcome,
-    Reply,
-    ReplyPart,
+    Response,
+    ResponsePart,
     Text,
     Thinking,
     ToolSpec,
@@ -31,7 +31,7 @@ from midstream.history.messages import (
 from midstream.history.upstream_calls import Words, closed, ended, started
 from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
 from midstream.session.permissions import Person
-from midstream.session.records import Delta, Judgement
+from midstream.session.records import Delta, ReuseDecision
 from midstream.timing import StallBudgets
 
 RESPONSE_CHARS_MAX = 32 * 1024 * 1024
@@ -47,9 +47,9 @@ class ModelRequest(Struct, frozen=True):
         instructions: The system prompt, or "".
         history: Every message so far; the last entry is what to answer.
         tools: What may be called.
-        attempt: 1 for the first try of this reply.
-        key: Stable over the attempts of one reply; for a provider's idempotency header.
-        resume: What a `Resumable` of this attempt named, to take that same reply up; "" asks for a new one.
+        attempt: 1 for the first try of this response.
+        key: Stable over the attempts of one response; for a provider's idempotency header.
+        resume: What a `Resumable` of this attempt named, to take that same response up; "" asks for a new one.
         session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
         is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
         settings: How the answer is to be made, as far as the model grants it.
@@ -89,7 +89,7 @@ class ThinkingDelta(Struct, frozen=True):
     is_redacted: bool = False
 
 
-class CallRequested(Struct, frozen=True):
+class ToolCallRequested(Struct, frozen=True):
     """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty.
 
     `signature` is the provider's over this call, for those that want it back (Gemini's thought signature).
@@ -102,7 +102,7 @@ class CallRequested(Struct, frozen=True):
 
 
 class UpstreamCallStarted(Struct, frozen=True):
-    """The upstream runs a tool of its own. It is shown; nobody here may run it. `id` is unique within the reply."""
+    """The upstream runs a tool of its own. It is shown; nobody here may run it. `id` is unique within the response."""
 
     id: str
     name: str
@@ -127,23 +127,23 @@ class KeepAlive(Struct, frozen=True):
     """The connection lives (a ping, an empty piece). It says nothing about the model and counts as no progress."""
 
 
-class PoolJudged(Struct, frozen=True):
+class ReuseReported(Struct, frozen=True):
     """A pool judged what its upstream's agent knows, before it is told anything. It counts as no progress."""
 
-    judgement: Judgement
+    judgement: ReuseDecision
 
 
 class Resumable(Struct, frozen=True):
-    """The provider keeps this reply for a while, whoever listens; `token` names it in a later request's `resume`.
+    """The provider keeps this response for a while, whoever listens; `token` names it in a later request's `resume`.
 
-    Such a request is answered with the same events from the beginning of the reply. Sent before the first word.
+    Such a request is answered with the same events from the beginning of the response. Sent before the first word.
     """
 
     token: str
 
 
 class Finished(Struct, frozen=True):
-    """The reply is whole. Nothing may follow."""
+    """The response is whole. Nothing may follow."""
 
     finish: Finish = Finish.STOP
     model: str = ""
@@ -153,32 +153,32 @@ class Finished(Struct, frozen=True):
 ModelEvent = (
     TextDelta
     | ThinkingDelta
-    | CallRequested
+    | ToolCallRequested
     | UpstreamCallStarted
     | UpstreamCallEnded
     | Working
     | KeepAlive
-    | PoolJudged
+    | ReuseReported
     | Resumable
     | Finished
 )
 
 
 def is_progress(event: ModelEvent) -> bool:
-    """Whether an event brings a reply on: pings and empty pieces do not."""
+    """Whether an event brings a response on: pings and empty pieces do not."""
     match event:
         case TextDelta():
             return bool(event.text)
         case ThinkingDelta():
             return bool(event.text or event.signature)
-        case Working() | CallRequested() | UpstreamCallStarted() | UpstreamCallEnded() | Finished():
+        case Working() | ToolCallRequested() | UpstreamCallStarted() | UpstreamCallEnded() | Finished():
             return True
-        case KeepAlive() | PoolJudged() | Resumable():
+        case KeepAlive() | ReuseReported() | Resumable():
             return False
 
 
-class ReplyBuilder:
-    """Collect a model's events: `add` returns the deltas to journal, `reply` the whole in the end.
+class ResponseBuilder:
+    """Collect a model's events: `add` returns the deltas to journal, `response` the whole in the end.
 
     Args:
         shown: The parts readers have been shown of this attempt, where it is taken up again: the model says it all
@@ -190,7 +190,7 @@ class ReplyBuilder:
     def __init__(
         self,
         turn: int,
-        reply_no: int,
+        response_no: int,
         attempt: int,
         shown: Mapping[int, Words] | None = None,
         *,
@@ -199,10 +199,10 @@ class ReplyBuilder:
         self.is_announcing = is_announcing
         self._has_begun = False
         self._chars = 0
-        self._ids = (turn, reply_no, attempt)
+        self._ids = (turn, response_no, attempt)
         self._shown = dict(shown or {})
         """What is still to be said again."""
-        self._parts: list[ReplyPart] = []
+        self._parts: list[ResponsePart] = []
         self._texts: list[str] = []
         self._kind: Literal["text", "thinking"] | None = None
         self._open: dict[str, int] = {}
@@ -213,7 +213,7 @@ class ReplyBuilder:
         """Take one event; return what readers may be shown of it.
 
         Raises:
-            ModelForgotError: A reply that is taken up again has other words than readers were shown.
+            ModelForgotError: A response that is taken up again has other words than readers were shown.
         """
         match event:
             case TextDelta():
@@ -229,7 +229,7 @@ class ReplyBuilder:
                     self._close_part(ending)
                     return (*deltas, *announced)
                 return deltas
-            case CallRequested():
+            case ToolCallRequested():
                 self._close_part()
                 signature = None if event.signature is None else storable(event.signature)
                 named = (storable(event.id), storable(event.name), storable(event.arguments))
@@ -244,7 +244,7 @@ class ReplyBuilder:
                 return self._finish(event)
             case Working() if not self._has_begun:
                 return self._announced(len(self._parts))
-            case Working() | KeepAlive() | PoolJudged() | Resumable() | UpstreamCallStarted():
+            case Working() | KeepAlive() | ReuseReported() | Resumable() | UpstreamCallStarted():
                 pass
         return ()
 
@@ -254,19 +254,19 @@ class ReplyBuilder:
             return ()
         return (Delta(*self._ids, part, "thinking", "", requested=requested, signature=signature),)
 
-    def reply(self) -> Reply | None:
-        """Return the whole reply, or None while the model has not finished or said nothing at all.
+    def response(self) -> Response | None:
+        """Return the whole response, or None while the model has not finished or said nothing at all.
 
         To a client application an empty response is one, too.
         """
         if self._finished is None:
             return None
         self._close_part()
-        parts = with_distinct_ids(tuple(self._parts), reply_no=self._ids[1])
+        parts = with_distinct_ids(tuple(self._parts), response_no=self._ids[1])
         has_content = any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in parts)
         if not (has_content or self.is_announcing):
             return None
-        return Reply(parts, self._finished.finish, self._finished.model, self._finished.usage)
+        return Response(parts, self._finished.finish, self._finished.model, self._finished.usage)
 
     @property
     def is_running_upstream(self) -> bool:
@@ -275,7 +275,7 @@ class ReplyBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the model has said that its reply is whole."""
+        """Whether the model has said that its response is whole."""
         return self._finished is not None
 
     def _say(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
@@ -371,7 +371,7 @@ class ReplyBuilder:
 
 
 def _forgot() -> ModelForgotError:
-    return ModelForgotError("the reply that was taken up again has other words than before")
+    return ModelForgotError("the response that was taken up again has other words than before")
 
 
 def is_plain(delta: Delta) -> bool:
