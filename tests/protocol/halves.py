@@ -39,7 +39,7 @@ from midstream.server.api.problems import status_of
 from midstream.session import records
 from midstream.session.records import MessageAccepted, StreamOpened, TurnEnded, TurnStatus
 from midstream.session.session import COMMANDS_MAX, Session, fold
-from tests.protocol.values import copied, told_apart
+from tests.protocol.values import PARTS, copied, told_apart
 
 SECRET = "s" * 43
 STATES_MAX = 20_000
@@ -171,7 +171,7 @@ def _edges(first: Half, inlets: Mapping[str, Callable[[Half], None]]) -> Iterato
 
 
 _UNTOLD = {
-    "_connection": 0,  # there is no end of them
+    "number": 0,  # connections: there is no end of them
     "_held": (),
     "_trouble": None,
     "_error": None,
@@ -180,7 +180,9 @@ _UNTOLD = {
     "_is_stalled": False,
     "_is_reconnecting": False,
     "_waiting_on": "",
-    "_end": None,
+    "end": None,
+    "trouble": None,
+    "is_reconnecting": False,
     "_spoke_at": 0.0,
 }
 """What a half tells and does not go by, when it goes from state to state."""
@@ -188,7 +190,10 @@ _UNTOLD = {
 
 def _mark(half: ClientStream | ServerStream) -> Hashable:
     half = copied(half)
-    vars(half).update({name: value for name, value in _UNTOLD.items() if name in vars(half)})
+    parts: list[object] = [half]
+    parts += [each for each in vars(half).values() if type(each) in PARTS]
+    for part in parts:
+        vars(part).update({name: value for name, value in _UNTOLD.items() if name in vars(part)})
     return told_apart(half)
 
 
@@ -203,7 +208,7 @@ def _settle(half: ClientStream | ServerStream) -> None:
 
 def state_of(half: ClientStream | ServerStream) -> str:
     """Return the state a half is in, by its name."""
-    return str(half._state.value)
+    return str(half._link.state.value if isinstance(half, ClientStream) else half._state.value)
 
 
 def diagram(edges: frozenset[Edge], first: str) -> str:

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from midstream.client.checkpoint_file import CallIntended, FileWrite
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CursorMoved
-from midstream.protocol.client_stream import Applied, ClientStream, Forget
+from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frame_errors import error_of
-from midstream.protocol.frames import Error, EventId, Open, encode
+from midstream.protocol.frames import Error, EventId, Events, Open, encode
+from midstream.protocol.inbox import Applied, Forget
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened
 from midstream.session.session import Received, Session
@@ -167,23 +168,26 @@ class NoPlayback(ClientStream):
     """What was sent on the connection before is not sent again."""
 
     def connected(self, *, now: float) -> None:
-        sent = self._sent
+        sent = self._outbox.sent
         super().connected(now=now)
         opened = self._frames[:1]
-        self._sent = max(sent, self._sent)
-        self._frames = [*opened, *self._frames[1 + sent - self._acked :]]
+        self._outbox.sent = max(sent, self._outbox.sent)
+        self._frames = [*opened, *self._frames[1 + sent - self._outbox.acked :]]
 
 
 class TellsTwice(ClientStream):
     """It begins at the beginning with every connection and forgets what it has told."""
 
-    def _is_next(self, event_id: EventId) -> bool:
-        del event_id
-        return True
+    def _take_events(self, frame: Events) -> None:
+        first = EventId.parse(frame.events[0].id)
+        self._inbox.received = EventId(first.epoch, first.position - 1)
+        super()._take_events(frame)
 
     def connected(self, *, now: float) -> None:
         super().connected(now=now)
-        self._frames[0] = encode(Open(self._stream, self.secret, None, self._next_seqno, self._connection))
+        self._frames[0] = encode(
+            Open(self._stream, self.secret, None, self._outbox.next_seqno, self._link.number)
+        )
 
 
 class ForgetsTooEarly(ClientStream):
@@ -203,7 +207,7 @@ class MovesTooEarly(ClientStream):
 
     def _apply(self, event: Applied) -> None:
         super()._apply(event)
-        if self._events and self._end is None:
+        if self._events and self._inbox.end is None:
             self._keep(CursorMoved(event.event_id))
 
 

@@ -19,8 +19,9 @@ from midstream.protocol.checkpoint import (
     Forgotten,
     Write,
 )
-from midstream.protocol.client_stream import ClientEvent, ClientStream
+from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import START, EventId
+from midstream.protocol.inbox import ClientEvent
 from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.session import records
 from midstream.session.records import EpochStarted, Record, Sync, sync_of

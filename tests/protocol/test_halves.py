@@ -8,7 +8,6 @@ import pytest
 from midstream.errors import StreamFencedError, WrongSecretError
 from midstream.history.messages import Text
 from midstream.protocol import frames
-from midstream.protocol.client_stream import _State as ClientState
 from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
     Ack,
@@ -20,6 +19,7 @@ from midstream.protocol.frames import (
     ResumePayload,
     SendPayload,
 )
+from midstream.protocol.link import LinkState as ClientState
 from midstream.protocol.server_stream import _State as ServerState
 from midstream.session.calls import Choice
 from midstream.session.session import COMMANDS_MAX

@@ -16,7 +16,7 @@ import msgspec
 from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUndecodableError
 from midstream.history.messages import Result, Text, UserMessage
 from midstream.protocol import frames
-from midstream.protocol.client_stream import Applied, ClientStream
+from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import (
     START,
     Ack,
@@ -40,6 +40,7 @@ from midstream.protocol.frames import (
     Welcome,
     WithdrawPayload,
 )
+from midstream.protocol.inbox import Applied
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.protocol.sse import encode as encode_event

@@ -5,24 +5,44 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
+from midstream.protocol.inbox import Inbox
+from midstream.protocol.link import Link
+from midstream.protocol.outbox import Outbox
 from midstream.protocol.server_stream import Submit
+from midstream.protocol.turn_silence import TurnSilence
 
 T = TypeVar("T")
 
 
 def copied(half: T) -> T:
-    """Copy a half of the protocol: all its attributes are values or flat containers of values."""
+    """Copy a half of the protocol: its attributes are values, flat containers of values, or parts of that kind."""
     other = object.__new__(type(half))
     attributes = vars(other)
     for name, value in vars(half).items():
-        attributes[name] = value.copy() if type(value) in _CONTAINERS else value
+        kind = type(value)
+        attributes[name] = value.copy() if kind in _CONTAINERS else copied(value) if kind in PARTS else value
     return other
+
+
+PARTS = frozenset((Inbox, Link, Outbox, TurnSilence))
+"""Classes that a half is made of."""
 
 
 _CONTAINERS = frozenset((list, dict, set))
 _PLAIN = frozenset((bool, bytes, float, int, str, type(None)))
 UNSEEN = frozenset(
-    ("_backoff", "_deadline", "_failures", "_lost_at", "_patience_s", "_retry_after_s", "_silence_s", "_wire")
+    (
+        "_backoff",
+        "_deadline",
+        "_failures",
+        "_lost_at",
+        "_patience_s",
+        "_retry_after_s",
+        "_silence",
+        "_silence_s",
+        "_wire",
+        "deadline",
+    )
 )
 """What no behaviour depends on while time stands still."""
 
@@ -44,6 +64,8 @@ def _flat(value: Any) -> Hashable:  # noqa: ANN401 - whatever a half keeps
         return frozenset(value)
     if kind is Submit:
         return value.seqno, value.received.digest
+    if kind in PARTS:
+        return told_apart(value)
     if isinstance(value, Exception):
         return kind.__name__
     return value  # type: ignore[no-any-return]  # hashable, or the caller learns

@@ -27,7 +27,8 @@ BAR = "│ "
 
 class SubAgents:
     """The sub-agents at work below one session. Their words come when a response is whole, their calls when they
-    end."""
+    end.
+    """
 
     def __init__(self, ink: Ink, width: int, *, indent: str = INDENT) -> None:
         self._ink = ink

@@ -197,7 +197,8 @@ class MessageReader:
 
     def _count(self, usage: object) -> None:
         """Counts only grow within a response: a server that counts at the beginning or at the end is right both
-        times."""
+        times.
+        """
         for name in _COUNTS:
             count = _object(usage).get(name)
             if isinstance(count, int):

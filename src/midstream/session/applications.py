@@ -176,7 +176,8 @@ def accept(
 
 def note(application: Application, state: TurnState, record: ResponseCompleted | TurnEnded) -> Application:
     """Fold what may end the newest response: a model_response whose calls go to the application, or the end of its
-    turn."""
+    turn.
+    """
     newest = application.newest
     if newest is None or not newest.is_open:
         return application

@@ -595,7 +595,8 @@ def _without(queue: tuple[MessageQueued, ...], number: int) -> tuple[MessageQueu
 
 def _is_cut(session: Session) -> bool:
     """Whether the response before was cut: behind a transcript just accepted, the application decides what comes
-    last."""
+    last.
+    """
     newest = session.application.newest
     return newest is None or len(session.history.entries) > newest.entries
 

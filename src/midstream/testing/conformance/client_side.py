@@ -32,8 +32,9 @@ from midstream.protocol.checkpoint import (
     Forgotten,
     Write,
 )
-from midstream.protocol.client_stream import Applied, ClientStream
+from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.frames import EventId, decode_payload
+from midstream.protocol.inbox import Applied
 from midstream.testing.conformance.matching import Names, difference, filled
 from midstream.testing.conformance.scripts import Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome

@@ -1,0 +1,170 @@
+"""The events of one stream on their way to the application: each once, in order, from where the last one stopped."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from midstream.errors import ProtocolError
+from midstream.protocol.checkpoint import Checkpoint, CursorMoved
+from midstream.protocol.durable_positions import KnownEpoch, known_after, promised_after, require_promised
+from midstream.protocol.frames import EventFrame, EventId, Gone, SnapshotFrame, Welcome
+from midstream.session import records
+from midstream.session.records import (
+    EpochStarted,
+    MessageAccepted,
+    MessageQueued,
+    Record,
+    StallNoticed,
+    StreamOpened,
+    TurnResumed,
+)
+
+
+class Applied(Struct, frozen=True):
+    """The next record of the session's journal."""
+
+    event_id: EventId
+    record: Record
+
+
+class Forget(Struct, frozen=True):
+    """Events after `event_id` are not in the journal any more; those that are follow."""
+
+    event_id: EventId
+    reason: str
+    has_snapshot: bool = False
+    """Whether a snapshot follows, which replaces everything."""
+
+
+class Replaced(Struct, frozen=True):
+    """The session at `event_id`, in place of all events before; see `frames.SnapshotFrame`."""
+
+    event_id: EventId
+    session: msgspec.Raw
+
+
+ClientEvent = Applied | Forget | Replaced
+
+
+class Inbox:
+    """The position of a stream in the journal, and what it has read of its turn.
+
+    Args:
+        stream: The stream key; "" for a reader, whose events begin at once.
+        after: The last event that the application has; None before the first.
+    """
+
+    def __init__(self, stream: str, after: EventId | None) -> None:
+        self._stream = stream
+        self.received = after
+        self.is_begun = not stream
+        """Whether the stream's first record was read: records before it are not delivered."""
+        self.is_queued = False
+        """Whether its message waits for the turns before it, which are not delivered."""
+        self.turn = 0
+        self.end: EventId | None = None
+        """The event that ended the stream's turn."""
+        self._promised: EventId | None = None
+        """The newest event that the server must not lose."""
+        self._known: KnownEpoch | None = None
+        """The newest epoch whose beginning the server has named."""
+        self._announced: EventId | None = None
+        """The event that the last heartbeat named. It must have come by the next heartbeat."""
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Inbox:
+        """Continue where an earlier process stopped."""
+        inbox = cls(checkpoint.stream, checkpoint.event_id)
+        inbox.is_begun = checkpoint.event_id is not None
+        inbox._promised, inbox._known = checkpoint.promised, checkpoint.known
+        return inbox
+
+    @property
+    def cursor(self) -> str | None:
+        """The event id for an `open`; None where the stream begins with this connection."""
+        return str(self.received) if self.is_begun and self.received is not None else None
+
+    def moved_to(self, event_id: EventId | None) -> CursorMoved:
+        """Return the change of the checkpoint after the application handled an event; None begins again."""
+        return CursorMoved(event_id, self._promised, self._known)
+
+    def require_same_journal(self, frame: Welcome) -> None:
+        """Check that the server's journal has every durable event that was read (STREAM-100, STREAM-105).
+
+        Raises:
+            StoreDamagedError: It has not.
+        """
+        require_promised(self._promised, EventId.parse(frame.event_id), is_owned=bool(self._stream))
+        epoch = EventId.parse(frame.resume_from).epoch
+        self._known = known_after(self._known, self._promised, epoch, frame.began_at)
+
+    def begin(self, frame: Welcome) -> None:
+        """Take the position and the turn of a welcome."""
+        if not self.is_begun or self.received is None:
+            self.received = EventId.parse(frame.resume_from)
+        self._announced = None
+        self.turn = frame.turn or self.turn
+
+    def take(self, frame: EventFrame) -> Applied | None:
+        """Return the next event; None for one that was applied before (STREAM-21).
+
+        Raises:
+            ProtocolError: There is a gap before it.
+            StoreDamagedError: Its record cannot be decoded.
+        """
+        assert self.received is not None
+        event_id = EventId.parse(frame.id)
+        if event_id.position <= self.received.position and event_id.epoch <= self.received.epoch:
+            return None
+        if event_id.position != self.received.position + 1 or event_id.epoch < self.received.epoch:
+            raise ProtocolError(f"event {event_id} does not follow {self.received}")
+        self.received = event_id
+        record = records.decode(bytes(frame.record))
+        if isinstance(record, EpochStarted):
+            self._known = known_after(self._known, self._promised, event_id.epoch, record.at)
+        self._promised = promised_after(self._promised, event_id, record, is_owned=bool(self._stream))
+        return Applied(event_id, record)
+
+    def delivers(self, record: Record) -> bool:
+        """Return whether the application gets a record: not what precedes the stream or its queued message."""
+        is_own = bool(self._stream) and getattr(record, "stream", None) == self._stream
+        if isinstance(record, StreamOpened) and is_own:
+            self.is_begun = True
+        if not self.is_begun:
+            return False
+        if is_own and isinstance(record, MessageQueued | MessageAccepted):
+            self.is_queued = isinstance(record, MessageQueued)
+        if is_own and isinstance(record, MessageAccepted | TurnResumed):
+            self.turn = record.turn
+        return is_own or not self.is_queued
+
+    def go_back(self, frame: Gone) -> Forget:
+        """Move to where the journal continues, as the events behind it are gone."""
+        self.received = EventId.parse(frame.resume_from)
+        self.is_begun = not self._stream
+        self._announced = None
+        return Forget(self.received, frame.reason, frame.has_snapshot)
+
+    def replace(self, frame: SnapshotFrame) -> Replaced:
+        """Move to a snapshot, which includes the beginning of the stream."""
+        self.received = EventId.parse(frame.event_id)
+        self.is_begun = True
+        self._announced = None
+        return Replaced(self.received, frame.session)
+
+    def announce(self, newest: EventId) -> None:
+        """Take the newest event of a heartbeat.
+
+        Raises:
+            ProtocolError: The event of the heartbeat before has not come.
+        """
+        assert self.received is not None
+        if self._announced is not None and self.received.position < self._announced.position:
+            raise ProtocolError(f"the event {self._announced} was announced and did not come")
+        self._announced = newest
+
+
+def is_silence(events: list[ClientEvent]) -> bool:
+    """Return whether the events only report that nothing came."""
+    return bool(events) and all(isinstance(e, Applied) and isinstance(e.record, StallNoticed) for e in events)

@@ -1,0 +1,173 @@
+"""The connections of one stream, one after another: the state of the current one, and when the next is tried.
+
+waiting ──deadline──▶ connecting ──open()──▶ opening ──welcome()──▶ live
+▲                       │                    │                    │
+└────────lost()─────────┴──── dropping ◀─────┴── fault, silence ──┘
+any of them ──end()──▶ ended
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from midstream.errors import ConnectionLostError, MidstreamError, ProtocolError
+from midstream.protocol.frames import HEARTBEAT_S
+from midstream.protocol.stream_settings import HEARTBEAT_S_MAX
+from midstream.retries import HEARTBEATS_MISSED_MAX, STOPPED_PATIENCE_S, Backoff, pause_s
+from midstream.timing import Deadline
+
+CONNECTIONS_OF_A_LIFE = 2**24
+"""Connections one process makes of a stream: the numbers of the next process begin above them."""
+_NEXT_TRY = "the next try to connect"
+
+
+class LinkState(Enum):
+    """The state of a stream's connection."""
+
+    WAITING = "waiting"
+    CONNECTING = "connecting"
+    OPENING = "opening"
+    LIVE = "live"
+    DROPPING = "dropping"
+    ENDED = "ended"
+
+
+class Link:
+    """The current connection, and the tries to make the next one.
+
+    Args:
+        life: A number above those of the earlier processes of this stream.
+        patience_s: Seconds without any working connection after which no further one is tried.
+    """
+
+    def __init__(self, *, life: int, backoff: Backoff, patience_s: float, now: float) -> None:
+        self.state = LinkState.WAITING
+        self.deadline: Deadline | None = Deadline(now, "the first connection")
+        self.number = life * CONNECTIONS_OF_A_LIFE
+        """The number of the newest connection."""
+        self.is_reconnecting = False
+        """Whether a connection was lost and not made again."""
+        self.trouble: MidstreamError | None = None
+        """What the server last refused, until something gets through again."""
+        self._retry_after_s = 0.0
+        self._backoff = backoff
+        self._patience_s = patience_s
+        self._failures, self._retry_at, self._lost_at = 0, now, now
+        self._silence_s = HEARTBEATS_MISSED_MAX * HEARTBEAT_S
+        self._unanswered = 0
+        """Heartbeats that came while an ack was due."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there should be a transport."""
+        return self.state is LinkState.CONNECTING or self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames are exchanged."""
+        return self.state in (LinkState.OPENING, LinkState.LIVE)
+
+    def open(self, now: float) -> None:
+        """Begin with a transport that was made."""
+        self.state = LinkState.OPENING
+        self.number += 1
+        self.heard(now)
+
+    def welcome(self, heartbeat_s: float) -> None:
+        """Go live with the server's welcome."""
+        self.state = LinkState.LIVE
+        self.is_reconnecting = False
+        self._unanswered = 0
+        if heartbeat_s > 0:
+            self._silence_s = HEARTBEATS_MISSED_MAX * min(heartbeat_s, HEARTBEAT_S_MAX)
+
+    def heard(self, now: float) -> None:
+        """Count the server's silence from now on."""
+        if self.is_open:
+            self.deadline = Deadline(now + self._silence_s, "a sign of life of the server")
+
+    def works(self) -> None:
+        """End the count of failures: a connection carries frames."""
+        self._failures = 0
+
+    def progressed(self) -> None:
+        """End failures and trouble: an event or an ack came."""
+        self._failures = 0
+        self.trouble = None
+
+    def acknowledged(self) -> None:
+        """End the count of heartbeats without an ack."""
+        self._unanswered = 0
+        self.progressed()
+
+    def heartbeat(self, *, is_awaiting_ack: bool, acked: int) -> None:
+        """Count a heartbeat.
+
+        Raises:
+            ProtocolError: Too many came while an ack was due (STREAM-14).
+        """
+        self._unanswered += is_awaiting_ack
+        if self._unanswered >= HEARTBEATS_MISSED_MAX:
+            raise ProtocolError(f"command {acked} was not acknowledged")
+        self.works()
+
+    def refused(self, error: MidstreamError, retry_after_s: float | None) -> None:
+        """Drop the connection, as the server refused something for now: the next one plays it back (STREAM-28)."""
+        self.trouble = error
+        self._retry_after_s = retry_after_s or 0.0
+        self.drop()
+
+    def drop(self) -> None:
+        """Have the transport closed."""
+        self.state = LinkState.DROPPING
+        self.deadline = None
+
+    def end(self) -> None:
+        """Make no connection any more."""
+        self.state = LinkState.ENDED
+        self.deadline = None
+        self.is_reconnecting = False
+
+    def lost(
+        self, error: MidstreamError | None, *, is_cancelled: bool, chance: float, now: float
+    ) -> MidstreamError | None:
+        """Plan the next try after a transport is gone; return why there is none where patience has ended.
+
+        The first try comes at once, as most cuts are short. The last one comes when patience ends.
+
+        Args:
+            is_cancelled: The turn is cancelled, so that less patience is useful.
+            chance: A random number in [0, 1).
+        """
+        if error is not None and not isinstance(error, ConnectionLostError):
+            self.trouble = error
+        if self._failures == 0:
+            self._lost_at = now
+        self._failures += 1
+        patience_s = min(self._patience_s, STOPPED_PATIENCE_S) if is_cancelled else self._patience_s
+        if self._failures > 1 and now - self._lost_at >= patience_s:
+            return ConnectionLostError(f"no connection could be kept for {patience_s:g} s")
+        wait_s = self._backoff.wait_s(self._failures - 1, chance=chance)
+        wait_s = min(wait_s, self._lost_at + patience_s - now)
+        asked_s = max(self._retry_after_s, (error.retry_after_s or 0.0) if error else 0.0)
+        self._retry_after_s = 0.0
+        self.is_reconnecting = True
+        self.state = LinkState.WAITING
+        self._retry_at = now + pause_s(asked_s)
+        self.deadline = Deadline(max(now + wait_s, self._retry_at), _NEXT_TRY)
+        return None
+
+    def hurry(self) -> None:
+        """Make the next try as soon as the server allows it."""
+        if self.state is LinkState.WAITING:
+            self.deadline = Deadline(self._retry_at, _NEXT_TRY)
+
+    def handle_deadline(self, now: float) -> None:
+        """Connect, or drop a silent connection; harmless when it is early."""
+        if self.deadline is None or now < self.deadline.at:
+            return
+        if self.state is LinkState.WAITING:
+            self.state = LinkState.CONNECTING
+            self.deadline = None
+        else:
+            self.drop()
