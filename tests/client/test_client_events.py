@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from midstream.client.client_events import event_of
+from midstream.protocol.event_inbox import Applied, Forget, Replaced
 from midstream.protocol.events import Event, EventReader
 from midstream.protocol.frames import EventId, Gone, SnapshotFrame
-from midstream.protocol.inbox import Applied, Forget, Replaced
 from midstream.session.records import Delta
 
 WORD = Delta(1, 1, 1, 0, "text", "hello")

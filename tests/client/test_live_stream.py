@@ -25,6 +25,7 @@ from midstream.errors import (
 from midstream.history.messages import Text
 from midstream.protocol import frames
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied
 from midstream.protocol.frames import (
     Ack,
     Error,
@@ -36,7 +37,6 @@ from midstream.protocol.frames import (
     ServerFrame,
     Welcome,
 )
-from midstream.protocol.inbox import Applied
 from midstream.protocol.server_stream import events_frames
 from midstream.session import records
 from midstream.session.records import Delta

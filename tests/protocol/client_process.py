@@ -23,8 +23,8 @@ from midstream.history.messages import Result
 from midstream.protocol import frames
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied, Forget, Replaced
 from midstream.protocol.frames import EventId
-from midstream.protocol.inbox import Applied, Forget, Replaced
 from midstream.retries import Backoff
 from midstream.session import records
 from midstream.session.calls import CallState

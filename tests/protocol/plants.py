@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from midstream.client.checkpoint_file import CallIntended, FileWrite
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CursorMoved
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied, Forget
 from midstream.protocol.frame_errors import error_of
 from midstream.protocol.frames import Error, EventId, Events, Open, encode
-from midstream.protocol.inbox import Applied, Forget
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.session.records import CommandAccepted, EpochStarted, Record, StreamOpened
 from midstream.session.session import Received, Session

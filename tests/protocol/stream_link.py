@@ -20,8 +20,8 @@ from midstream.protocol.checkpoint import (
     Write,
 )
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import ClientEvent
 from midstream.protocol.frames import START, EventId
-from midstream.protocol.inbox import ClientEvent
 from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.session import records
 from midstream.session.records import EpochStarted, Record, Sync, sync_of

@@ -8,6 +8,7 @@ from midstream.history.messages import Text, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.checkpoint import CursorMoved, Forgotten
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied, Forget, Replaced
 from midstream.protocol.frames import (
     EventFrame,
     EventId,
@@ -20,7 +21,6 @@ from midstream.protocol.frames import (
     SnapshotWhen,
     Welcome,
 )
-from midstream.protocol.inbox import Applied, Forget, Replaced
 from midstream.session import records
 from midstream.session.records import CommandAccepted, MessageAccepted, Record, StepCommitted, StreamOpened
 from tests.spec import spec

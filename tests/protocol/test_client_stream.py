@@ -29,6 +29,7 @@ from midstream.protocol import frames
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import COMMAND_OVERHEAD_BYTES, STALL_AFTER_S, ClientStream
 from midstream.protocol.durable_positions import KnownEpoch
+from midstream.protocol.event_inbox import Applied, Forget
 from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
     IN_FLIGHT_MAX,
@@ -50,7 +51,6 @@ from midstream.protocol.frames import (
     SnapshotFrame,
     Welcome,
 )
-from midstream.protocol.inbox import Applied, Forget
 from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.session import records
 from midstream.session.records import (

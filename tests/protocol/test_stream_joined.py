@@ -14,8 +14,8 @@ from midstream.errors import SessionBusyError, StreamNotFoundError
 from midstream.history.messages import Call, Finish, Response, Result, Text
 from midstream.protocol import frames
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied, Forget
 from midstream.protocol.frames import CancelPayload, EventId, ResultPayload, SendPayload
-from midstream.protocol.inbox import Applied, Forget
 from midstream.session import records
 from midstream.session.calls import CallPlan, Site, digest_of
 from midstream.session.records import CallStarted, CommandAccepted, Delta, StreamOpened, TurnEnded, TurnStatus

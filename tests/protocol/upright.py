@@ -17,6 +17,7 @@ from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUnde
 from midstream.history.messages import Result, Text, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied
 from midstream.protocol.frames import (
     START,
     Ack,
@@ -40,7 +41,6 @@ from midstream.protocol.frames import (
     Welcome,
     WithdrawPayload,
 )
-from midstream.protocol.inbox import Applied
 from midstream.protocol.server_stream import Admit, ServerStream, Submit
 from midstream.protocol.sse import ServerSentEvent, SseDecoder
 from midstream.protocol.sse import encode as encode_event

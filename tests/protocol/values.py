@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
-from midstream.protocol.inbox import Inbox
+from midstream.protocol.command_outbox import Outbox
+from midstream.protocol.event_inbox import Inbox
 from midstream.protocol.link import Link
-from midstream.protocol.outbox import Outbox
 from midstream.protocol.server_stream import Submit
 from midstream.protocol.turn_silence import TurnSilence
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from midstream.protocol.event_inbox import Applied, ClientEvent, Replaced
 from midstream.protocol.events import Event, EventReader
 from midstream.protocol.frames import Gone, SnapshotFrame
-from midstream.protocol.inbox import Applied, ClientEvent, Replaced
 
 
 def event_of(event: ClientEvent, reading: EventReader) -> Event:

@@ -22,7 +22,7 @@ from midstream.environment import Fault, World
 from midstream.errors import ConnectionLostError, MidstreamError
 from midstream.history.messages import Result
 from midstream.protocol.client_stream import ClientStream
-from midstream.protocol.inbox import Applied, ClientEvent, Replaced
+from midstream.protocol.event_inbox import Applied, ClientEvent, Replaced
 
 EVENTS_UNREAD_MAX = 1024
 """Events the application has not asked for; above it nothing is read from the server (two full frames)."""

@@ -8,7 +8,7 @@ The shell keeps a transport open while `is_connection_wanted`, closes it when th
 when a transport is gone, whoever closed it. While `wants_secret`, the shell reads the session's secrets again and
 calls `show`, before any connection. Clause numbers refer to `docs/spec/stream.md`.
 
-Commands are in `outbox`, events in `inbox`, connections in `link`; this module connects them.
+Commands are in `command_outbox`, events in `event_inbox`, connections in `link`; this module connects them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, Forgotten, Write
+from midstream.protocol.command_outbox import Outbox
+from midstream.protocol.event_inbox import Applied, ClientEvent, Inbox, is_silence
 from midstream.protocol.frame_errors import KEEPS_CHECKPOINT, error_of
 from midstream.protocol.frames import (
     FRAME_BYTES_MAX,
@@ -55,9 +57,7 @@ from midstream.protocol.frames import (
     decode_server,
     encode,
 )
-from midstream.protocol.inbox import Applied, ClientEvent, Inbox, is_silence
 from midstream.protocol.link import Link, LinkState
-from midstream.protocol.outbox import Outbox
 from midstream.protocol.shown_secrets import ShownSecrets
 from midstream.protocol.turn_silence import TurnSilence
 from midstream.retries import RECONNECT_BACKOFF, Backoff

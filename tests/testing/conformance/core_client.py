@@ -12,8 +12,8 @@ from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.protocol.checkpoint import Checkpoint
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied
 from midstream.protocol.frames import EventId, decode_payload
-from midstream.protocol.inbox import Applied
 from midstream.testing.conformance.client_side import kept_after
 from midstream.testing.conformance.client_wire import ClientView
 from midstream.testing.conformance.scripts import Json

@@ -33,8 +33,8 @@ from midstream.protocol.checkpoint import (
     Write,
 )
 from midstream.protocol.client_stream import ClientStream
+from midstream.protocol.event_inbox import Applied
 from midstream.protocol.frames import EventId, decode_payload
-from midstream.protocol.inbox import Applied
 from midstream.testing.conformance.matching import Names, difference, filled
 from midstream.testing.conformance.scripts import Json, Script
 from midstream.testing.conformance.server_side import ScriptOutcome
