@@ -92,4 +92,4 @@ class World:
         return asyncio.get_running_loop().create_task(work, name=name)
 
     def reach(self, point: Fault) -> None:
-        """Say that the program has come to a named fault point. In the real world nothing happens."""
+        """Report that the program has reached a named fault point. In the real world nothing happens."""

@@ -15,7 +15,7 @@ MidstreamError
 │   ├── SessionNotFoundError
 │   ├── StreamNotFoundError
 │   └── EventGoneError         the event id is not on the journal's line: take a snapshot
-├── ConflictError         somebody else was first: look again, then decide again
+├── ConflictError         another writer was first: read again, then decide again
 │   ├── JournalMovedError
 │   ├── EntryMovedError
 │   ├── LeaseHeldError
@@ -29,14 +29,14 @@ MidstreamError
 │   ├── SeqnoReusedError
 │   │   └── StreamReusedError      the stream began with another message
 │   ├── NothingToResumeError
-│   ├── QuestionClosedError    somebody answered before, or the turn ended
+│   ├── QuestionClosedError    it was answered before, or the turn ended
 │   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
 │   ├── CallReusedError        a call id came again with other arguments
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
-│   ├── UnauthorizedError      nobody knows who asks, or no longer: show a credential
+│   ├── UnauthorizedError      the caller is not authenticated, or not any more: send a credential
 │   ├── WrongSecretError
-│   ├── SessionLockedError     it is encrypted under its client's secret, which nobody has shown here
+│   ├── SessionLockedError     it is encrypted under its client's secret, which is not here
 │   └── ForeignOriginError
 ├── TransactionError      a statement of a tool failed in the transaction of its outcome
 ├── InternalError         a defect in the server: its log has the details
@@ -59,8 +59,8 @@ MidstreamError
     ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
     │   ├── ModelCutError          the provider goes on with the response: taken up where it was cut
     │   ├── UpstreamBusyError      the agent is in another run
-    │   └── UpstreamFailedError    its run failed and nobody said why
-    ├── UpstreamGoneError      the agent is not remembered any more: a fresh one is told everything
+    │   └── UpstreamFailedError    its run failed for an unknown reason
+    ├── UpstreamGoneError      the agent does not exist any more: a fresh one gets the whole transcript
     │   └── UpstreamMismatchError  another conversation was opened than the one that was named
     ├── ModelStalledError      silence past the budget: asked again
     ├── ModelEmptyError        nothing but whitespace came: asked again
@@ -71,7 +71,7 @@ MidstreamError
     │   └── ModelAccessError       key, account or name of the model: a person must act, then the turn can be resumed
     └── ModelMissingError      the model's software is not installed
 
-`code` is stable and safe to match on, `retry` says when the same call may be tried again (`ask`: after a person has
+`code` is stable and safe to match on, `retry` is when the same call may be tried again (`ask`: after a person has
 changed something that only a person can). Messages name ids
 and never carry what a user or a model wrote.
 """
@@ -154,7 +154,7 @@ class HistoryRefusedError(InvalidHistoryError):
 
 
 class UnreadableHistoryError(InvalidHistoryError):
-    """A file holds no history that can be read; `reason` says why. Nothing was changed."""
+    """A file holds no history that can be read; `reason` has the cause. Nothing was changed."""
 
     code = "unreadable_history"
 
@@ -197,7 +197,7 @@ class SessionNotFoundError(NotFoundError):
 
 
 class StreamNotFoundError(NotFoundError):
-    """The session does not know this stream: it is too old, or never reached the server."""
+    """The session has no such stream: it is too old, or never reached the server."""
 
     code = "stream_not_found"
 
@@ -218,8 +218,9 @@ class EventGoneError(NotFoundError):
 class TransactionError(MidstreamError):
     """A statement of a tool failed in the transaction of its outcome.
 
-    `is_over` says what is left: False, and what the tool wrote before still stands; True, and everything that it wrote
-    was undone and nothing more can be written. A tool that lets the error through has written nothing.
+    `is_over` shows the state of the transaction: False, and what the tool wrote before still stands; True, and
+    everything that it wrote was undone and nothing more can be written. A tool that lets the error through has
+    written nothing.
     """
 
     code = "transaction"
@@ -230,20 +231,20 @@ class TransactionError(MidstreamError):
 
 
 class ConflictError(MidstreamError):
-    """Somebody else was first. Nothing was written."""
+    """Another writer was first. Nothing was written."""
 
     code = "conflict"
 
 
 class JournalMovedError(ConflictError):
-    """Somebody appended first: fold the rest and decide again. Nothing was written."""
+    """Another writer appended first: fold the rest and decide again. Nothing was written."""
 
     code = "journal_moved"
     retry = "now"
 
 
 class EntryMovedError(ConflictError):
-    """Somebody wrote this entry first: read it and decide again. Nothing was written."""
+    """Another writer changed this entry first: read it and decide again. Nothing was written."""
 
     code = "entry_moved"
     retry = "now"
@@ -355,7 +356,7 @@ class WrongSecretError(AccessError):
 
 
 class SessionLockedError(AccessError):
-    """The session is encrypted under its client's secret, and nobody who has that is here. Nothing had changed."""
+    """The session is encrypted under its client's secret, which is not here. Nothing had changed."""
 
     code = "session_locked"
     retry = "ask"
@@ -405,7 +406,7 @@ class LimitReachedError(UnavailableError):
 
 
 class StoreBusyError(UnavailableError):
-    """The database stayed locked by somebody else past the limit. Nothing was written."""
+    """The database stayed locked by another process past the limit. Nothing was written."""
 
     code = "store_busy"
 
@@ -448,7 +449,7 @@ class RecordUndecodableError(StoreDamagedError):
 
 
 class EventsLostError(StoreDamagedError):
-    """Records are gone that were said to be on the disk: cut out, or all was set back to an older copy.
+    """Records are gone that had been acknowledged as durable: cut out, or the store was set back to an older copy.
 
     Nothing had changed. A power cut does not do this; an operator must look before anything is built on what is left.
     """
@@ -513,7 +514,7 @@ class UpstreamBusyError(ModelUnavailableError):
 
 
 class UpstreamFailedError(ModelUnavailableError):
-    """The agent's run failed, and nothing says why: the agent may be dead. A fresh one may do better."""
+    """The agent's run failed for an unknown reason: the agent may be dead. A fresh one may do better."""
 
     code = "upstream_failed"
 
@@ -526,7 +527,7 @@ class UpstreamGoneError(ModelError):
 
 
 class UpstreamMismatchError(UpstreamGoneError):
-    """The upstream opened another conversation than the one that was named. Nothing was said in it."""
+    """The upstream opened another conversation than the one that was named. Nothing was sent in it."""
 
     code = "upstream_mismatch"
 
@@ -546,7 +547,7 @@ class ModelEmptyError(ModelError):
 
 
 class ModelForgotError(ModelError):
-    """The provider has no longer what it had begun to say, or has other words: the model is asked anew."""
+    """The provider does not have the response it had begun, or has another one: the model is called again."""
 
     code = "model_forgot"
     retry = "now"
@@ -578,7 +579,7 @@ class ModelAccessError(ModelRejectedError):
 
 
 class ModelMissingError(ModelError):
-    """The software or the weights of this model are not installed; the message says how to."""
+    """The software or the weights of this model are not installed; the message has the command that installs them."""
 
     code = "model_missing"
 

@@ -54,7 +54,7 @@ def token_for(key: str, port: int) -> str:
 
 
 def shown_to(url: str, places: Paths | None = None) -> dict[str, str]:
-    """Return the headers by which a server knows us; none where nothing is known to show.
+    """Return the headers that authenticate us at a server; none where we have no key for it.
 
     Args:
         url: The server's address.

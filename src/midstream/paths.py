@@ -28,7 +28,7 @@ class Paths:
 
     @classmethod
     def found(cls, home: Path | None = None) -> Paths:
-        """Return the places below `home`, else below MIDSTREAM_HOME, else where the system wants them.
+        """Return the paths below `home`, else below MIDSTREAM_HOME, else the system's own folders.
 
         In the system's own folders the project is the current folder.
         """
@@ -95,6 +95,6 @@ def sync_names(folder: Path) -> None:
 
 
 def _folder(variable: str) -> Path | None:
-    """Return the folder a variable names; a relative one counts as unset, as XDG says."""
+    """Return the folder a variable names; a relative one counts as unset, as XDG requires."""
     named = os.environ.get(variable, "")
     return Path(named) if named and Path(named).is_absolute() else None

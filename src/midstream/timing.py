@@ -19,18 +19,18 @@ class StalledOn(StrEnum):
 
 
 class Deadline(Struct, frozen=True, gc=False, order=True):
-    """An instant by which something is owed, and what, so that a log can say it."""
+    """An instant by which something is due, with its name for the log."""
 
     at: float
     reason: str
 
 
 class StallBudgets(Struct, frozen=True, gc=False):
-    """How long there may be silence before it is told, and before it is cut. All in seconds.
+    """How long there may be silence before it is reported, and before it is cut. All in seconds.
 
     Args:
-        first_token_s: Past this, and past two, four, eight times this, readers, log and counter are told.
-        between_tokens_s, tool_s: Past these they are told, once per silence.
+        first_token_s: Past this, and past two, four, eight times this, it is reported to readers, log and counter.
+        between_tokens_s, tool_s: Past these it is reported, once per silence.
         first_token_max_s, between_tokens_max_s: Past these a model call is cut and tried again. A model that thinks
             for long without a sign needs more; a tool's limit is its own timeout.
         upstream_tool_max_s: Past this a model call is cut while a tool runs that its upstream runs itself.
@@ -54,7 +54,7 @@ class StallBudgets(Struct, frozen=True, gc=False):
             raise UsageError("a limit for silence is a positive, finite number of seconds")
 
     def of(self, waiting_for: StalledOn) -> tuple[float, float | None]:
-        """Return after how many seconds a silence is told, and after how many it is cut (None: not by us)."""
+        """Return after how many seconds a silence is reported, and after how many it is cut (None: not by us)."""
         match waiting_for:
             case StalledOn.FIRST_TOKEN:
                 return self.first_token_s, self.first_token_max_s

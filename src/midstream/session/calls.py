@@ -208,7 +208,7 @@ class CallVerdict(StrEnum):
 
 
 def judge(call: CallState, *, epoch: int) -> CallVerdict:
-    """Say what the node `epoch` may do about a call. This is the at-most-once rule, and there is no other.
+    """Return what the node of `epoch` may do about a call. This is the at-most-once rule, and there is no other.
 
     A call that waits for a client is never in doubt here: the client keeps its own journal of it, and so does the
     session that does the work of a sub-agent. A permission was
@@ -267,7 +267,7 @@ def digest_of(name: str, arguments: str) -> str:
 
 
 def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> Result:
-    """Return the result of a call that ends without an outcome of its own; `running` says why, if it ran."""
+    """Return the result of a call that ends without an outcome of its own; `running` is the reason, if it ran."""
     if call.result is not None:
         return call.result
     if call.is_outcome_lost:
@@ -278,6 +278,6 @@ def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> Result
 
 
 def lost_result(call: CallState) -> Result:
-    """Return the result of a call in doubt that nobody may run again; it says whose fault that is."""
+    """Return the result of a call in doubt that must not run again, with the reason."""
     content = DAMAGED_CONTENT if call.is_outcome_lost else UNKNOWN_CONTENT
     return Result(call.call.id, content, Outcome.UNKNOWN)

@@ -1,4 +1,4 @@
-"""Sessions that are part of another one, those of its sub-agents: how their names say so."""
+"""Names of sessions that are part of another one: those of its sub-agents."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """A turn that another loop drives: what it reports becomes the same records as ours.
 
-Our own runner does what a turn owes. Where a framework brings its own loop, that loop asks the model and calls the
-tools, and says before and after what it does; here it is judged. Nothing is started by a record of this file: calls
-start one by one, when their loop says so (it may ask a person first), and only the loop knows when the turn is over
-(a response without calls may be sent back by a check of the output).
+Our own runner does what a turn owes. Turns that the loop of another framework drives: it calls the model and the
+tools, and reports each act before and after; this module decides about it. Nothing is started by a record of this
+file: calls start one by one, when their loop reports it (a person may decide first), and only the loop decides when
+    the turn is over (a response without calls may be sent back by a check of the output).
 
     begin ──▶ ask ──▶ responded ──▶ start / ended, for each call ──▶ ask ──▶ ... ──▶ close
 
 After a crash the loop runs again from its beginning and is handed what the journal has of the turn; from there on
-it reports on. What it says about a call that started and has no outcome is judged by `core.calls`, as for ours.
+it reports on. A call that started and has no outcome is judged by `session.calls`, as in our own turns.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RequestModelResponse(Struct, frozen=True):
 
 
 class AddOutput(Struct, frozen=True):
-    """The model said some more."""
+    """The model produced more output."""
 
     deltas: tuple[Delta, ...]
 

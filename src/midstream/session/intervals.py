@@ -41,7 +41,7 @@ class IntervalKind(StrEnum):
 
 
 class Interval(Struct, frozen=True):
-    """Something that began, and perhaps ended. It holds names, numbers and times, nothing anybody said.
+    """Something that began, and perhaps ended. It holds names, numbers and times, no words of the conversation.
 
     Args:
         kind, session, turn, response, attempt, call_id: What, and where.

@@ -1,7 +1,7 @@
-"""How somebody wants an answer made (sampling, limits, its format, a tool that must be called), in nobody's dialect.
+"""How a caller requests an answer (sampling, limits, format, a tool that must be called), independent of dialects.
 
-Wishes are no part of a conversation: what an agent knows is judged without them. Whoever takes some says which
-(`grants`); the others are for whoever asked to hear of.
+Settings are no part of a conversation: reuse is decided without them. A model declares which it takes (`grants`);
+the caller is informed of the others.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MESSAGES_NAMES = {"tokens_max": "max_tokens", "stop": "stop_sequences", "forced_
 def granted_by(
     grants: frozenset[str], model: str, extra: Mapping[str, object], names: Mapping[str, str]
 ) -> frozenset[str]:
-    """Return which wishes a server is told of.
+    """Return which settings a server receives.
 
     Args:
         grants: What its API has fields for.

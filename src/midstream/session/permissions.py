@@ -16,9 +16,9 @@ class Permission(Struct, frozen=True):
     Args:
         agent: Its conversation, or "" where it has no name yet.
         tool: What it calls the tool, or the title it gives to what it is about to do.
-        kind: What sort of deed the agent says it is; "other" where it does not say.
+        kind: The kind of act that the agent states; "other" where it states none.
         arguments: JSON text, "{}" where it shows none.
-        is_fixed: It cannot be told to go on with other arguments.
+        is_fixed: It cannot continue with other arguments.
         is_vague: It does not show all that it is about to do.
     """
 
@@ -34,7 +34,7 @@ class Ask(Struct, frozen=True):
     """Let a person decide, where there is one: see `Person`.
 
     Args:
-        text: What they are shown beside what the agent wants to do.
+        text: Text that is shown beside the act.
         answer_s: Seconds they have; 0 for no limit. After that the agent is refused.
     """
 
@@ -43,7 +43,7 @@ class Ask(Struct, frozen=True):
 
 
 class Allowed(Struct, frozen=True):
-    """The agent may go on; with `arguments` (JSON text) in the place of its own, where somebody changed them."""
+    """The agent may go on; with `arguments` (JSON text) in the place of its own, where a person changed them."""
 
     arguments: str | None = None
 

@@ -10,7 +10,7 @@ from midstream.session.turn.states import AgentQuestion, AwaitingModel, RunningC
 
 
 class Question(Struct, frozen=True, omit_defaults=True):
-    """An open question about a call, or about what an upstream's agent wants leave for in the middle of its answer.
+    """An open question about a call, or about a permission that an upstream agent requests in the middle of its answer.
 
     Args:
         session: Where it is answered: for a sub-agent's, the sub-agent's own session.
@@ -20,7 +20,7 @@ class Question(Struct, frozen=True, omit_defaults=True):
         name, arguments: What the model asked for; the arguments are JSON text.
         choices: The answers it takes.
         asked_at: When it was asked, in seconds since 1970.
-        text: What to show beside the call: the question itself, or why somebody is asked.
+        text: What to show beside the call: the question itself, or why a person is asked.
         expires_at: When it is too late (seconds since 1970); 0 for never.
         agents: Names of the sub-agents from the session's agent down to the one that asks; () for the agent itself.
         is_fixed: With an approval its arguments cannot be changed.

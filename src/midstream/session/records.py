@@ -41,7 +41,7 @@ class TurnStatus(StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """Nobody went on with it in time, or it kept killing its node; what had finished was kept."""
+    """It was not resumed in time, or it kept killing its node; finished work was kept."""
 
 
 class SessionStatus(StrEnum):
@@ -70,7 +70,7 @@ class ClientTool(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool that the client of this turn runs itself.
 
     Args:
-        spec: What the model is told of it.
+        spec: The tool as the model receives it.
         has_effects: It changes something: it runs alone, in order.
         on_doubt: What is done about a call that may have happened (TURN-13).
         timeout_s: Seconds until a running call is given up; 0 for no limit.
@@ -122,7 +122,7 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):
     """Stands in the place of a record and of all before it: the session that they folded to.
 
-    It is no event: nobody is sent it. See `session.pruned` and `session.restored`.
+    It is not an event: no reader receives it. See `session.pruned` and `session.restored`.
     """
 
     state: msgspec.Raw
@@ -144,9 +144,8 @@ class StreamOpened(Struct, frozen=True, gc=False, tag="stream_opened", tag_field
 
 
 class StreamTaken(Struct, frozen=True, gc=False, tag="stream_taken", tag_field="type"):
-    """A newer connection has the stream: nothing that older ones say is taken from here on, at whichever process.
-
-    They are told nothing that stands behind it (STREAM-101).
+    """A newer connection has the stream: from here on no node accepts commands of older ones, and they receive no
+    later event (STREAM-101).
     """
 
     stream: str
@@ -249,7 +248,7 @@ class TurnResumed(Struct, frozen=True, gc=False, tag="turn_resumed", tag_field="
 class AttemptStarted(
     Struct, frozen=True, gc=False, tag="attempt_started", tag_field="type", omit_defaults=True
 ):
-    """The model is asked for response `response`; what earlier attempts said of this response is void for readers."""
+    """The model is called for response `response`; text of earlier attempts at it is void for readers."""
 
     turn: int
     response: int
@@ -265,7 +264,7 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
     """Words of a response that is being made. `part` counts the parts of the response from 0.
 
     A part that is a tool run by the upstream has `call`: once when it starts, and once more, whole, when it has ended.
-    Then `kind` is `thinking` and `text` empty, so that a reader who does not know `call` shows nothing. So is it with
+    Then `kind` is `thinking` and `text` empty, so that a reader without support for `call` shows nothing. So is it with
     `requested` and `signature`, which only the response to a client application has.
     """
 
@@ -298,7 +297,7 @@ class AttemptFailed(
 
 
 class AttemptResumable(Struct, frozen=True, gc=False, tag="attempt_resumable", tag_field="type"):
-    """The provider keeps this attempt's response, whoever listens; `token` is how to take it up again."""
+    """The provider keeps this attempt's response without a connection; `token` resumes it."""
 
     turn: int
     response: int
@@ -365,7 +364,7 @@ class HistoryCompacted(Struct, frozen=True, gc=False, tag="history_compacted", t
 
 
 class ToolsChanged(Struct, frozen=True, gc=False, tag="tools_changed", tag_field="type", omit_defaults=True):
-    """The tools that come and go are others than the session's readers were told last.
+    """The set of dynamic tools has changed since the last such record.
 
     `unreachable` names all sources that could not be asked now; their tools are among the removed.
     """
@@ -452,7 +451,7 @@ class CallStarted(Struct, frozen=True, gc=False, tag="call_started", tag_field="
 
 
 class CallProgressed(Struct, frozen=True, gc=False, tag="call_progressed", tag_field="type"):
-    """A running tool said how far it is. For readers: nothing follows from it."""
+    """A running tool reported its progress. For readers: nothing follows from it."""
 
     turn: int
     response: int
@@ -477,7 +476,7 @@ class ChildDelta(Struct, frozen=True, gc=False, tag="child_delta", tag_field="ty
 
 
 class CallInDoubt(Struct, frozen=True, gc=False, tag="call_in_doubt", tag_field="type"):
-    """The node that ran a call died without its outcome, and somebody is being asked whether it happened."""
+    """The node that ran a call died without its outcome, and a person or a probe is asked whether it happened."""
 
     turn: int
     response: int
@@ -488,7 +487,8 @@ class CallInDoubt(Struct, frozen=True, gc=False, tag="call_in_doubt", tag_field=
 class QuestionAsked(
     Struct, frozen=True, gc=False, tag="question_asked", tag_field="type", omit_defaults=True
 ):
-    """A person must decide about a call; or, where `attempt` is set, about what an upstream's agent wants leave for.
+    """A person must decide about a call; or, where `attempt` is set, about a permission that an upstream agent
+    requests.
 
     Such an agent waits in the middle of its answer. Its question has an id of its own as `call_id`, and all that is to
     be shown of it stands here.
@@ -498,7 +498,7 @@ class QuestionAsked(
         text: What to show them beside the call.
         expires_at: When it is too late (seconds since 1970); 0 for never.
         attempt: The attempt at the response whose agent waits; 0 for a call of the response.
-        name, arguments: What the agent wants to do; the arguments are JSON text. "" for a call of the response.
+        name, arguments: The act that the agent requests; the arguments are JSON text. "" for a call of the response.
         is_fixed: The arguments cannot be changed by the answer.
         repeats: The earlier question whose answer was given and not used: it is this one's, too.
     """
@@ -536,16 +536,16 @@ class QuestionAnswered(
 
 
 class CloseReason(StrEnum):
-    """Why nobody needs to answer a question any more."""
+    """Why a question needs no answer any more."""
 
     EXPIRED = "expired"
     """Its time is over."""
     WITHDRAWN = "withdrawn"
-    """Who asked it waits no more: its answer was cut, stopped, or went on without it."""
+    """The agent does not wait any more: its answer was cut, stopped, or continued without it."""
 
 
 class QuestionClosed(Struct, frozen=True, gc=False, tag="question_closed", tag_field="type"):
-    """A question of an upstream's agent is no longer open, and nobody has answered it."""
+    """A question of an upstream agent was closed without an answer."""
 
     turn: int
     response: int
@@ -555,7 +555,7 @@ class QuestionClosed(Struct, frozen=True, gc=False, tag="question_closed", tag_f
 
 
 class AnswerUsed(Struct, frozen=True, gc=False, tag="answer_used", tag_field="type"):
-    """The decision about what an upstream's agent wanted leave for is used up. Written before the agent hears it."""
+    """The decision about a permission is used up. Written before the upstream agent receives it."""
 
     turn: int
     response: int
@@ -604,7 +604,7 @@ class CancelRequested(
 ):
     """The turn is stopped. Running tools have until `deadline_at` (seconds since 1970) to end.
 
-    `status` is how it will end: `cancelled` by somebody, `failed` by its own time limit.
+    `status` is how it will end: `cancelled` on request, `failed` by its own time limit.
     """
 
     turn: int
@@ -674,7 +674,7 @@ def decode(body: bytes) -> Record:
     """Read one stored record.
 
     Raises:
-        RecordUndecodableError: It is no record this version knows. Nothing had changed.
+        RecordUndecodableError: It is not a record of this version. Nothing had changed.
     """
     try:
         return _decoder.decode(body)
@@ -689,7 +689,7 @@ _OUTCOME = re.compile(
 
 
 def salvaged(body: bytes) -> OutcomeDamaged | None:
-    """Say which call's outcome a body was that `decode` refuses, or None where it is no outcome for certain."""
+    """Return which call's outcome a body was that `decode` refuses, or None where that is not certain."""
     found = _OUTCOME.match(body)
     if found is None:
         return None
@@ -730,7 +730,7 @@ _PRUNED = b'{"type":"journal_pruned",'
 
 
 def is_pruned(body: bytes) -> bool:
-    """Say whether a stored body is a `JournalPruned`, without reading it."""
+    """Return whether a stored body is a `JournalPruned`, without decoding it."""
     return body.startswith(_PRUNED)
 
 
@@ -759,7 +759,7 @@ ON_DISK_FIRST: frozenset[type[Struct]] = frozenset(
 
 
 def is_durable(record: Record) -> bool:
-    """Whether a record is on the disk before anybody is told of it (see `sync_of`)."""
+    """Whether a record is on the disk before it is published (see `sync_of`)."""
     return type(record) in ON_DISK_FIRST or (isinstance(record, CallStarted) and record.has_effects)
 
 
@@ -767,7 +767,7 @@ def sync_of(records: Sequence[Record]) -> Sync:
     """Return how hard one append of these records must be synced (design.md section 6, the table of appends).
 
     A client's command, the end of a turn, a new epoch, the start of a call with effects and the use of a permission
-    reach the disk before anybody acts on them. Tokens, outcomes and read-only starts need only survive the process:
+    reach the disk before they have any effect. Tokens, outcomes and read-only starts need only survive the process:
     after a power cut a lost outcome shows as a call in doubt, never as silence.
     """
     return Sync.FULL if any(map(is_durable, records)) else Sync.NORMAL

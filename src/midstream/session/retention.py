@@ -1,4 +1,4 @@
-"""How much of a journal is kept for readers who come back, and from where on. Pure: told of sizes and times.
+"""How much of a journal is kept for readers who come back, and from where on. Pure: sizes and times are arguments.
 
 What is pruned is the way to the words, not the words: the records up to a place are replaced by the session they
 folded to, which has every message, response and result. Lost are the deltas, attempts and progress up to there, so

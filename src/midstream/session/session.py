@@ -91,7 +91,7 @@ CONTINUE = "[The turn was interrupted here. Go on where you stopped.]"
 
 
 class Unsettled(Struct, frozen=True, gc=False):
-    """A call that was closed as `unknown` and may still tell what came of it."""
+    """A call that was closed as `unknown` and whose result may still arrive."""
 
     turn: int
     response: int
@@ -100,7 +100,7 @@ class Unsettled(Struct, frozen=True, gc=False):
 
 
 class StreamState(Struct, frozen=True, gc=False):
-    """One client's stream, as the journal knows it."""
+    """One client's stream, as recorded in the journal."""
 
     secret_digest: str
     since: int
@@ -145,9 +145,9 @@ class StreamState(Struct, frozen=True, gc=False):
 class Received(Struct, frozen=True, gc=False):
     """A client's command with its place in its stream, and the command it carries.
 
-    `command` is None where the command says nothing to the turn (a result nobody waits for any more). What
-    `cancel_after_s` says counts where the command opens its stream. `connection` is the number of the connection
-    it came by; 0 of a client that does not count.
+    `command` is None where it has no effect on the turn (a result that is not awaited any more). `cancel_after_s`
+    counts where the command opens its stream. `connection` is the number of the connection it came by; 0 of a client
+    that does not count.
     """
 
     stream: str
@@ -173,7 +173,7 @@ class ToolsFound(Struct, frozen=True, gc=False):
 
 
 class Session(Struct, frozen=True, gc=False):
-    """Everything there is to know of a session; equal journals give equal sessions.
+    """The state of a session; equal journals give equal sessions.
 
     A pruned journal begins with one, so its JSON is kept for ever: like those of records, fields may be added with a
     default, never removed, renamed or given another meaning.
@@ -274,7 +274,7 @@ def decide(
     """Return what must be appended because of `command`; nothing, where it changes nothing.
 
     Raises:
-        Refused: It cannot be taken; its `error` is what the sender is told.
+        Refused: The command is refused; `error` is sent to its sender.
     """
     if isinstance(command, Received):
         return _decide_received(session, command, epoch=epoch, at=at)
@@ -352,7 +352,7 @@ def _kept_late(session: Session, finished: CallFinished, *, at: float) -> tuple[
 
 
 def _decide_tools(session: Session, command: ToolsFound, *, at: float) -> tuple[Record, ...]:
-    """Tell readers of a change, once (TURN-42)."""
+    """Record a change of the tools for readers, once (TURN-42)."""
     asked = (command.turn, command.response_no, command.attempt)
     turn = session.turn
     if not isinstance(turn, AwaitingModel) or asked != (turn.turn, turn.response_no, turn.attempt):
@@ -369,7 +369,7 @@ def _without_driver(
 ) -> tuple[Record, ...]:
     """Return what of `decided` holds for a turn that another loop drives: only the driver recovers it (DRIVEN-2).
 
-    Whoever can append here holds the session, so the driver is gone: a cancel waits for none of its tools.
+    The node that appends here holds the session, so the driver is gone: a cancellation waits for none of its tools.
     """
     if isinstance(command, Recover):
         return ()
@@ -434,14 +434,14 @@ def _opened_by(received: Received) -> StreamOpened:
 
 
 def _taken_by(known: StreamState, received: Received) -> tuple[StreamTaken, ...]:
-    """Say that a newer connection has a stream, where the one that a command came by is one."""
+    """Record that a newer connection has a stream, where the command's connection is newer."""
     return (
         (StreamTaken(received.stream, received.connection),) if received.connection > known.connection else ()
     )
 
 
 def notice_of(session: Session, stream: str, connection: int) -> Received | None:
-    """Return what makes the journal say that a connection has its stream; None where it need not (STREAM-102).
+    """Return the command that records which connection has its stream; None where it need not (STREAM-102).
 
     It is the last command that was accepted, over again, which does nothing else.
     """
@@ -453,12 +453,12 @@ def notice_of(session: Session, stream: str, connection: int) -> Received | None
 
 
 def fenced() -> StreamFencedError:
-    """Return what an older connection of a stream is told (STREAM-8)."""
+    """Return the error for an older connection of a stream (STREAM-8)."""
     return StreamFencedError("a newer connection of this client took the stream over")
 
 
 def _is_for_client(session: Session, finished: CallFinished) -> bool:
-    """Say whether a client may give this outcome, now or late."""
+    """Return whether a client may send this outcome, now or late."""
     if pending.is_owed_by_client(session.turn, finished):
         return True
     late = Unsettled(finished.turn, finished.response_no, finished.result.call_id, Site.CLIENT)
@@ -649,7 +649,7 @@ _session: msgspec.json.Decoder[Session] = msgspec.json.Decoder(Session)
 
 
 def is_prunable(session: Session) -> bool:
-    """Say whether a journal may begin here: no response is being said, no call is open, nobody is asked anything.
+    """Return whether a journal may begin here: no response is streaming, no call and no question is open.
 
     Never within a turn of another loop: that loop takes it up from its records.
     """

@@ -17,8 +17,8 @@ records or none, only at the expected position, only under the newest epoch. A r
 * **Neighbours.** Several nodes may share a place. `watch` returns what the others left for one of them; `forward`
   brings a command to the node of a session, for as long as it takes: an node that dies with a command undecided
   leaves it to the next one. A command may be delivered, and decided, more than once; deciding it twice must be
-  harmless. A command whose sender is dead is not delivered any more: its client asks elsewhere.
-* **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to know.
+  harmless. A command whose sender is dead is not delivered any more: its client sends the command to another node.
+* **Cancellation.** A cancelled `append` may have happened or not; the caller reads the journal to find out.
 * **Blobs** are large results that records name by their digest. They are appended with the record that names them,
   kept once for each session, never changed, and removed with it.
 * **Key-value part.** Small values beside the journals, such as the records of a pool: `KeyValue`. An entry is replaced
@@ -135,9 +135,9 @@ class News(Struct, frozen=True):
     """Changes that others left for an node.
 
     Args:
-        moved: Followed sessions that end elsewhere than the follower knows, or are gone.
-        forwarded_commands: Commands to decide, oldest first; each is told once under each epoch of its session.
-        orphans: Sessions with an open turn that no living node holds; each is told once under each epoch.
+        moved: Followed sessions whose end has changed, or that are gone.
+        forwarded_commands: Commands to decide, oldest first; each is returned once under each epoch of its session.
+        orphans: Sessions with an open turn that no living node holds; each is returned once under each epoch.
         peers: How many other living nodes there are.
     """
 
@@ -280,7 +280,7 @@ class Store(StoreReader, KeyValue, Protocol):
         Not to be called again before it has returned or was cancelled.
 
         Args:
-            followed: Sessions whose journals somebody here follows without owning them, and the end known here.
+            followed: Sessions whose journals are followed here without their lease, and the end that was read here.
         """
 
     async def forward(self, session: str, body: bytes) -> bytes:
@@ -324,7 +324,7 @@ class Transaction(Protocol):
         """Run SQL and return its rows, all of them.
 
         Raises:
-            TransactionError: The statement failed, or the time of this call is over. Says what was changed.
+            TransactionError: The statement failed, or the time of this call is over. The message has what was changed.
             UsageError: The tool has returned, or its transaction was ended by a statement that failed.
         """
 
@@ -402,7 +402,7 @@ class Escrow(Protocol):
         one no more. That is one write.
 
         Args:
-            begins: A session nobody has said anything in may be begun; then this is its secret.
+            begins: An unused session may be begun; then this is its secret.
 
         Raises:
             WrongSecretError: It does not open it; there may be no such session.
@@ -413,7 +413,7 @@ class Escrow(Protocol):
         """Whether a session can only be opened with a secret."""
 
     def lock(self, session: str) -> None:
-        """Forget the keys of a session. Nothing of it may be in use any more."""
+        """Drop the keys of a session. Nothing of it may be in use any more."""
 
     async def share(self, session: str, *, for_s: float) -> str:
         """Return a new secret that opens an open session for looking, for so many seconds.
@@ -427,7 +427,7 @@ class Escrow(Protocol):
         """Let no viewer's secret open a session any more."""
 
     async def forget_deleted(self) -> None:
-        """Drop what opens sessions that are not there any more: whoever deleted them died before it could."""
+        """Drop the keys of sessions that do not exist any more: the node that deleted them died before it could."""
 
     async def is_good(self, opened: OpenedSession) -> bool:
         """Whether what was opened by a viewer's secret may still be looked at."""

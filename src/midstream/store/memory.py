@@ -116,13 +116,13 @@ class Memory(MemoryKeyValue):
         self.tell()
 
     def tell(self) -> None:
-        """Let everybody who watches look again."""
+        """Wake all watchers."""
         for each in self._watching:
             if not each.done():
                 each.set_result(None)
 
     async def change(self) -> None:
-        """Wait until somebody tells."""
+        """Wait until `tell` is called."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching.add(told)
         try:

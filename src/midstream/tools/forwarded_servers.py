@@ -14,7 +14,7 @@ TRANSPORTS: tuple[Transport, ...] = ("stdio", "http", "sse")
 
 
 class ForwardedMcpServer(Struct, frozen=True, omit_defaults=True):
-    """An MCP server that the host wants its agent to have.
+    """An MCP server that the host configures for its agent.
 
     Args:
         name: Unique within a set.
@@ -22,7 +22,7 @@ class ForwardedMcpServer(Struct, frozen=True, omit_defaults=True):
         command, args, env: What to start, for `stdio`.
         url, headers: Where it is, otherwise.
         client_id, client_secret, scope: The host's OAuth client registration, for the upstream's own flow.
-        needs_auth: It wants OAuth, whoever asks.
+        needs_auth: It requires OAuth of every client.
     """
 
     name: str

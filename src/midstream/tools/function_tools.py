@@ -61,15 +61,15 @@ class Tool(Struct, frozen=True):
     """Something a model can call. Make one with `@tool`, or with `question` one that a person answers.
 
     Args:
-        spec: What the model is told.
+        spec: The description for the model.
         function: What is called, with the arguments as keywords; a coroutine function or a plain one.
-        arguments: The types the arguments are checked and converted against; None where somebody else knows them
-            (a foreign schema in `spec`): any JSON object is handed on as it is.
+        arguments: The types the arguments are checked and converted against; None where `spec` has a foreign schema:
+            any JSON object is passed on as it is.
         has_effects: It changes something in the world: it runs alone and its start is synced to disk.
-        on_doubt: What to do with a call that started and whose outcome nobody knows.
+        on_doubt: The policy for a call that started and whose outcome is unknown.
         timeout_s: Seconds until a call is given up.
-        needs_approval: Whether a person must allow each call: always, or where this says so of the arguments. One that
-            fails counts as yes.
+        needs_approval: Whether a person must allow each call: always, or where this function of the arguments
+            returns True. One that fails counts as yes.
         probe: Asks the outside world whether a call in doubt happened; it takes the tool's own arguments.
         answer_s: Seconds a person has to allow or answer a call; 0 for no limit.
         site: Where its calls are answered.
@@ -117,7 +117,7 @@ class ToolSource(Protocol):
         """Return the tools there are now. Asked before every model call, so it must be cheap.
 
         Raises:
-            ToolsUnavailableError: Nobody can say; until somebody can, the agent does without them.
+            ToolsUnavailableError: They are unknown now; until they are known, the agent runs without them.
         """
 
     async def close(self) -> None:
@@ -184,9 +184,9 @@ def transaction() -> Transaction:
 
 
 def report_progress(text: str) -> None:
-    """Let everybody who follows the session see how far this tool is.
+    """Report the progress of this tool to all readers of the session.
 
-    Words are joined to what the session says next and may be left out where a tool says too much.
+    Text is sent with the session's next records, and may be left out where a tool reports too much.
 
     Raises:
         LookupError: No tool is running here.
@@ -196,7 +196,7 @@ def report_progress(text: str) -> None:
 
 @contextlib.contextmanager
 def running(context: CallContext) -> Iterator[None]:
-    """Let `current_call` return `context` inside: for whoever runs a tool in a loop of its own."""
+    """Let `current_call` return `context` inside: for code that runs a tool in its own loop."""
     token = _current.set(context)
     try:
         yield
@@ -236,9 +236,9 @@ def tool(
         name: The name the model sees; the function's own by default.
         has_effects: False for a tool that only reads: such calls run side by side.
         on_doubt: What happens to a call whose outcome was lost: `unknown` (the default where there are effects: the
-            model is told to check), `rerun` (the default where there are none), `rerun_with_key`, `probe` (the
-            default where a probe is given), `hold` (a person decides), `in_transaction` (a plain function that writes
-            into the session's own database, see `transaction`; it is never in doubt).
+            model is instructed to check), `rerun` (the default where there are none), `rerun_with_key`, `probe` (the
+            default where a probe is given), `hold` (a person decides), `in_transaction` (a plain function that
+            writes into the session's own database, see `transaction`; it is never in doubt).
         timeout_s: Seconds until a call is given up, with an error result (a plain function's thread cannot be
             stopped; it is abandoned). One in a transaction has `TRANSACTION_S` at most.
         needs_approval: Whether a person must allow each call: `True`, or a function of the same arguments.
@@ -349,7 +349,7 @@ def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None =
 
 
 def _why_ask(call: Call, found: Tool, keywords: Mapping[str, Any], approval: Approval | None) -> str | None:
-    """Return what to ask a person before this call, perhaps nothing; None where nobody needs to be asked."""
+    """Return what to ask a person before this call, perhaps nothing; None where no approval is needed."""
     if found.site is Site.PERSON:
         return str(keywords.get("question", ""))
     needed = found.needs_approval
@@ -577,7 +577,7 @@ def _read_signature(function: Callable[..., Any], name: str) -> tuple[type[Struc
 
 
 def _plain_schema(arguments: type[Struct]) -> dict[str, Any]:
-    """Return an object schema with its own `$defs`, as providers want it."""
+    """Return an object schema with its own `$defs`, as providers require it."""
     (reference,), definitions = msgspec.json.schema_components([arguments])
     schema = dict(definitions.pop("Arguments")) if "$ref" in reference else dict(reference)
     schema.pop("title", None)

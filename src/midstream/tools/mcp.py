@@ -3,8 +3,8 @@
     agent = Agent(model, tools=[McpServer.stdio("npx", ["-y", "server-files", "."], name="files")])
 
 A server is connected when it is first asked, shared by all sessions, and connected again after it died. The SDK's
-client lives in one task of its own (`_Link`), because it must be closed where it was opened; who calls a tool only
-waits for an answer, and is told at once when the connection goes.
+client lives in one task of its own (`_Link`), because it must be closed where it was opened; a call of a tool only
+waits for its answer, and fails at once when the connection is lost.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class McpServer:
     async def tools(self) -> tuple[Tool, ...]:
         """Return the tools the server has now; see `ToolSource`.
 
-        A server that does not say so in time because it is busy with a call still has the tools it had.
+        A server that does not answer in time because it is busy with a call keeps the tools it had.
 
         Raises:
             ToolsUnavailableError: It is not there, is still starting, or does not answer.
@@ -383,7 +383,7 @@ class _Link:
 
 
 def _looked_at(ready: asyncio.Future[Client]) -> None:
-    """Let a failure that nobody waits for pass in silence: the next who asks meets it again."""
+    """Ignore a failure that is not awaited: the next caller meets it again."""
     if not ready.cancelled():
         ready.exception()
 
@@ -497,7 +497,7 @@ def _bytes_in(base64: str) -> int:
 
 
 def _reason_of(error: BaseException) -> str:
-    """Say why a server cannot be asked, without what was sent to it."""
+    """Return why a server cannot be used, without what was sent to it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     match error:

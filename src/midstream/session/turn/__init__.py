@@ -1,10 +1,10 @@
 """The turn: decide, evolve, owed.
 
 All rules of a turn stand in this package, and nothing here acts. Theory of operation: `decide` judges a command and
-returns the records to append; `evolve` folds a record that is in the journal; `pending_work` says what the
-world owes the state. The runner appends what is decided, folds it, and starts or stops whatever `pending_work`
-gained or lost. A new node does the same after one `Recover`, so recovery is no special path; and neither is
-cancelling: what is no longer owed is stopped.
+returns the records to append; `evolve` folds a record that is in the journal; `pending_work` returns what the state
+still needs done. The runner appends what is decided, folds it, and starts or stops whatever `pending_work` gained or
+lost. A new node does the same after one `Recover`, so recovery is no special path; and neither is cancelling: what
+is no longer owed is stopped.
 
     Idle ──message──▶ AwaitingModel ──response──▶ RunningCalls ──last outcome──▶ AwaitingModel (next response)
                           │    ▲                   │                               │
@@ -18,5 +18,5 @@ A command that is late, repeated or about something else decides to no record at
 whenever an node died or a cancel was faster, and it is no error.
 
 Where things stand: `states` (and limits), `commands`, `deciding`, `batches` (the calls of one response), `asking`
-(what an upstream's agent wants leave for), `folding`, `owing`.
+(permissions of upstream agents), `folding`, `owing`.
 """

@@ -1,12 +1,12 @@
 """Permissions that an upstream's agent requests in the middle of its answer: asked, answered, given to the agent.
 
-    asked ──answered──▶ (the agent waits) ──used──▶ told
+    asked ──answered──▶ (the agent waits) ──used──▶ sent
       │                        │
     closed: expired,    its attempt was cut: the answer is kept for the first question
     withdrawn           like it that a later attempt of the same response asks
 
-An answer is used up by a record that is written before the agent hears it; so it is never used twice, and after a crash
-in between it counts as used.
+An answer is used up by a record that is written before the agent receives it; so it is never used twice, and after a
+crash in between it counts as used.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def decide(
     *,
     at: float,
 ) -> tuple[Record, ...]:
-    """Return what follows of what an agent asked, dropped, is told, or was not answered in time."""
+    """Return the records that follow when an agent requests a permission, withdraws it, receives the answer or gets
+    none in time.
+    """
     match command:
         case PermissionRequested():
             return _asked(state, command, at=at)
@@ -81,7 +83,7 @@ def open_question(
 def take_answer(
     state: AwaitingModel, question: AgentQuestion, answer: Answer, *, at: float
 ) -> tuple[Record, ...]:
-    """Keep what a person decided; the agent is told next.
+    """Store a person's decision; the agent receives it next.
 
     Raises:
         Refused: It is about other arguments, no choice of such a question, or has arguments that cannot be given.
@@ -111,12 +113,12 @@ def take_answer(
 
 
 def closed(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
-    """Return the ends of all questions that are open: nobody waits for their answers any more."""
+    """Return the ends of all open questions: their answers are not awaited any more."""
     return tuple(_closed(state, each, at=at) for each in state.questions if each.is_open)
 
 
 def answered(state: AwaitingModel) -> tuple[AgentQuestion, ...]:
-    """Return what outlives an attempt: what a person decided, and no agent was told."""
+    """Return the decisions that outlive an attempt: those that no agent has received."""
     return tuple(each for each in state.questions if each.choice is not None)
 
 
@@ -212,7 +214,7 @@ def _asked(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tu
 
 
 def _given(state: AwaitingModel, digest: str) -> AgentQuestion | None:
-    """Return the answer to the same question of an attempt that was cut before its agent was told."""
+    """Return the answer to the same question of an attempt that was cut before its agent received it."""
     return next(
         (
             each

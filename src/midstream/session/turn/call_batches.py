@@ -144,9 +144,8 @@ def give_up_client(state: RunningCalls, call_id: str, *, epoch: int, at: float) 
 
 
 def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False) -> tuple[Record, ...]:
-    """End a turn in the middle of a batch: real results stay, the rest is told apart (unknown, not started).
-
-    `is_lost` says that what ran died with its node, rather than that it was stopped.
+    """End a turn in the middle of a batch: real results stay, the others become `unknown` or `not started`. With
+    `is_lost` the running calls died with their node; else they were stopped.
     """
     running = UNKNOWN_CONTENT if is_lost else STOPPED_CONTENT
     results = (closing_result(call, running=running) for call in state.calls if call.is_open)
@@ -170,7 +169,7 @@ def _after_closing(state: Batch, status: TurnStatus, *, at: float) -> Record:
 
 
 def timeout_message(state: Batch | AwaitingModel) -> str:
-    """Say why a turn was ended by its time limit."""
+    """Return the reason of a turn that its time limit ended."""
     return f"the turn took longer than its {state.terms.timeout_s:g} s"
 
 
@@ -262,7 +261,7 @@ def take_answer(
 def expire_question(
     state: RunningCalls, expired: QuestionExpired, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
-    """Close a call whose question nobody answered in time."""
+    """Close a call whose question was not answered in time."""
     call = asking(state, expired.turn, expired.response_no, expired.call_id)
     if call is None or not call.expires_at or at < call.expires_at:
         return ()  # TURN-9
@@ -325,7 +324,7 @@ def with_result(calls: tuple[CallState, ...], result: Result) -> tuple[CallState
 
 
 def has_children(state: Batch) -> bool:
-    """Whether a sub-agent works, which itself knows whether it is too old or waits for a person."""
+    """Whether a sub-agent works; its own turn has the limits of time and waits for people."""
     return any(call.is_running and call.plan.site is Site.CHILD for call in state.calls)
 
 
@@ -343,7 +342,7 @@ def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
 
 
 def _told(state: Batch, result: Result) -> Result:
-    """Tell the model that a call did not run with the arguments it wrote."""
+    """Return a result that informs the model that a call did not run with its arguments."""
     for call in state.calls:
         if call.is_edited and call.runs and call.call.id == result.call_id:
             changed = EDITED_CONTENT.format(arguments=call.call.arguments)

@@ -17,7 +17,7 @@ from midstream.timing import StalledOn
 
 
 class Refused(Exception):  # noqa: N818 - not an error of ours but the wrapped answer to a command
-    """A command that cannot be taken now; `error` says why. Nothing was decided."""
+    """A command that cannot be taken now; `error` is the reason. Nothing was decided."""
 
     def __init__(self, error: MidstreamError) -> None:
         super().__init__(error.message)
@@ -78,7 +78,7 @@ class Withdraw(Struct, frozen=True, gc=False):
 
 
 class ModelStreamed(Struct, frozen=True, gc=False):
-    """The model said some more of a response."""
+    """The model produced more of a response."""
 
     turn: int
     response_no: int
@@ -96,7 +96,7 @@ class ModelResumable(Struct, frozen=True, gc=False):
 
 
 class ModelReuseDecided(Struct, frozen=True, gc=False):
-    """A pool judged what the upstream's agent knows of the conversation."""
+    """A pool decided whether the upstream agent still has the conversation."""
 
     turn: int
     response_no: int
@@ -118,8 +118,8 @@ class ModelResponded(Struct, frozen=True, gc=False):
 class ModelFailed(Struct, frozen=True, gc=False):
     """The attempt gave no usable response. `chance` in [0, 1) spreads the next try.
 
-    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be. `is_cut`
-    says that only the connection, or our patience, ended: the provider may have the response.
+    Where the conversation was too long, `cut` is how many entries to leave out, or None where none can be. With
+    `is_cut` only the connection ended, or our time limit: the provider may have the response.
     """
 
     turn: int
@@ -155,7 +155,7 @@ class StallFinished(Struct, frozen=True, gc=False):
 
 
 class CallProgress(Struct, frozen=True, gc=False):
-    """A running tool says how far it is."""
+    """A running tool reports its progress."""
 
     turn: int
     response_no: int
@@ -197,7 +197,7 @@ class CallExpired(Struct, frozen=True, gc=False):
 class CallProbed(Struct, frozen=True, gc=False):
     """The outside world was asked about a call in doubt.
 
-    `result` is what the call gave if it is known to have happened; `may_run` says that it is known not to have.
+    `result` is what the call gave if it is known to have happened; `may_run` is True where it certainly did not happen.
     """
 
     turn: int
@@ -215,7 +215,7 @@ class Answer(Struct, frozen=True, gc=False):
         choice: What they decided.
         text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
         arguments: For an approval, the arguments to run instead (JSON text); None leaves them.
-        by: Who answered, as the host knows them.
+        by: The principal who answered.
     """
 
     turn: int
@@ -237,11 +237,11 @@ class QuestionExpired(Struct, frozen=True, gc=False):
 
 
 class PermissionRequested(Struct, frozen=True, gc=False):
-    """An upstream's agent wants leave for something, in the middle of its answer, and waits.
+    """An upstream agent requests a permission in the middle of its answer, and waits.
 
     Args:
-        question_id: Names the question; nobody has used it before.
-        name, arguments: What it wants to do; the arguments are JSON text.
+        question_id: A new id of the question.
+        name, arguments: The requested act; the arguments are JSON text.
         text: What to show beside it.
         answer_s: Seconds a person has to answer; 0 for no limit.
         is_fixed: The arguments cannot be changed by the answer.
@@ -270,9 +270,8 @@ class PermissionWithdrawn(Struct, frozen=True, gc=False):
 
 
 class UseAnswer(Struct, frozen=True, gc=False):
-    """The agent is about to be told what was decided about its question: from here on the decision is used up.
-
-    Refused with `question_closed` where it may not be told, because its attempt has ended.
+    """The agent is about to receive the decision about its question: from here on the decision is used up. Refused
+    with `question_closed` where its attempt has ended.
     """
 
     turn: int

@@ -266,7 +266,7 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
 
 
 def is_open(state: RunningCalls | Cancelling, turn: int, response_no: int, call_id: str) -> bool:
-    """Say whether a call runs, so that its outcome can still come."""
+    """Return whether a call runs, so that its outcome can still come."""
     return open_call(state, turn, response_no, call_id) is not None
 
 
@@ -441,7 +441,7 @@ def _end_without_response(
 
 
 def words_said(state: AwaitingModel) -> dict[int, Words]:
-    """Return what the running attempt has said so far, by part."""
+    """Return the text of the running attempt so far, by part."""
     deltas: list[Delta] = []
     said = state.said
     while said:
@@ -464,13 +464,13 @@ def words_said(state: AwaitingModel) -> dict[int, Words]:
 
 
 def response_so_far(state: AwaitingModel) -> Response | None:
-    """Return what the running attempt has said so far, or None if it said nothing. Calls upstream may still run."""
+    """Return the response of the running attempt so far, or None if it is empty. Calls upstream may still run."""
     parts = [_part(words) for words in words_said(state).values()]
     return Response(tuple(parts), Finish.INTERRUPTED) if parts else None
 
 
 def partial_response(state: AwaitingModel) -> Response | None:
-    """Return the interrupted response that the running attempt leaves, or None if it said nothing."""
+    """Return the interrupted response that the running attempt leaves, or None if it is empty."""
     said = response_so_far(state)
     if said is None:
         return None

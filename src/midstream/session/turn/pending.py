@@ -21,7 +21,7 @@ from midstream.session.turn.states import (
 
 
 class CallModel(Struct, frozen=True, gc=False):
-    """Call the model and journal what it says; `continued` counts how often this attempt was taken up again."""
+    """Call the model and journal its output; `continued` counts how often this attempt was taken up again."""
 
     turn: int
     response_no: int
@@ -136,7 +136,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
 
 
 def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
-    """Say whether a client may give this outcome: the call runs, and it runs at a client."""
+    """Return whether a client may send this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
     call = open_call(state, finished.turn, finished.response_no, finished.result.call_id)

@@ -69,7 +69,7 @@ class UnfinishedTurn(Struct, frozen=True, gc=False):
 
 
 class Idle(Struct, frozen=True, gc=False, tag="idle"):
-    """No turn. Nothing is owed and nothing is pending: the history says it all."""
+    """No turn. No work is pending: everything is in the history."""
 
     left: UnfinishedTurn | None = None
     """Where the last turn stopped, if it was interrupted or failed."""
@@ -78,8 +78,8 @@ class Idle(Struct, frozen=True, gc=False, tag="idle"):
 class AgentQuestion(Struct, frozen=True, gc=False):
     """Permission that an upstream's agent requests in the middle of its answer; see `QuestionAsked` for the fields.
 
-    Once a person has answered it is kept until the agent is told: the answer of an attempt that was cut before that
-    holds for the first one like it that a later attempt asks.
+    Once a person has answered, it is stored until the agent receives the answer. If the attempt is cut before, the
+    answer holds for the first equal question of a later attempt.
     """
 
     id: str
@@ -106,9 +106,10 @@ class AgentQuestion(Struct, frozen=True, gc=False):
 
 
 class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
-    """A response is owed. Nothing the model says is in the history until the whole response is.
+    """A response is owed. The response enters history whole or not at all.
 
-    `said` is a linked list of deltas, newest first, so that a long response costs the same per token as a short one.
+    `said` is a linked list of the attempt's deltas, newest first, so that a long response costs the same per token
+    as a short one.
     """
 
     turn: int
@@ -185,7 +186,7 @@ class RunningCalls(Struct, frozen=True, gc=False, tag="running_calls"):
 
 
 class Cancelling(Struct, frozen=True, gc=False, tag="cancelling"):
-    """Somebody stopped the turn while tools ran. The step is still out of the history; nothing more starts."""
+    """The turn was cancelled while tools ran. The step is still out of the history; nothing more starts."""
 
     turn: int
     response_no: int

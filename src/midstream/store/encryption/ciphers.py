@@ -130,7 +130,7 @@ def derived_key(secret: str, share: bytes, place: bytes) -> tuple[bytes, bytes]:
 
 
 def digest_from(key: bytes, purpose: bytes) -> str:
-    """Return what a key makes of a purpose: it says nothing of the key."""
+    """Derive a digest from a key and a purpose; the key cannot be derived from it."""
     return HKDFExpand(SHA256(), KEY_BYTES, purpose).derive(key).hex()
 
 

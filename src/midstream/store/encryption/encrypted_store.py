@@ -1,4 +1,5 @@
-"""Any store, with everything that people, models and tools say encrypted under keys of the operator's or of clients.
+"""A wrapper of any store that encrypts all content of people, models and tools, under keys of the operator or of
+clients.
 
 Whose keys wrap what belongs to a session is asked of `SessionKeys`: the operator's for all of them, or each client's
 for its own (`escrow`). What belongs to no session is always under the operator's.
@@ -6,11 +7,11 @@ for its own (`escrow`). What belongs to no session is always under the operator'
 What stays readable: names of sessions, tools' own tables, how many records there are, how large and when, how turns
 ended, the digests of large results. See `ciphers` for what holds of what is encrypted.
 
-A journal cannot be cut unseen either. Inside, a position is missing. At the end, the *seal* knows better: an append
+A journal cannot be cut unseen either. Inside, a position is missing. At the end, the *seal* shows a cut: an append
 that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same transaction.
-Whoever reads to the end compares. What comes after the seal may be lost with the power, so that its loss says nothing.
-What this cannot show is a store that was set back as a whole, seals and all, to what it once was: that only its clients
-see, who know what came later (STREAM-100, STREAM-105).
+Whoever reads to the end compares. Records after the seal may be lost with the power, so that their loss is no sign
+of tampering. Not detected is a store that was set back as a whole, with its seals, to an older state: only its
+clients detect that, from their checkpoints (STREAM-100, STREAM-105).
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ class SessionKeys(Protocol):
         """
 
     def close(self) -> None:
-        """Forget all keys that are not the operator's."""
+        """Drop all keys that are not the operator's."""
 
     def require_node(self, session: str) -> None:
         """Let a session be claimed.
 
         Raises:
-            LeaseHeldError: Whoever has its keys may only look.
+            LeaseHeldError: Its keys allow reading only.
         """
 
     async def reading(self, session: str) -> OperatorKeys:
@@ -95,11 +96,11 @@ class SessionKeys(Protocol):
         """Return the keys for what an node is about to append first under its epoch.
 
         Raises:
-            MidstreamError: As `reading` does; or somebody else is its node by now.
+            MidstreamError: As `reading` does; or another node has the lease.
         """
 
     async def has_title(self, session: str) -> bool:
-        """Whether whoever lists sessions may read its title."""
+        """Whether its title may appear in listings."""
 
     def forget(self, session: str) -> None:
         """The session was deleted."""
@@ -133,7 +134,7 @@ class OneForAll(SessionKeys):
         return True
 
     def forget(self, session: str) -> None:
-        """See `SessionKeys.forget`."""
+        """Drop the wraps of a session that was deleted."""
 
 
 class _Writing(Struct):
@@ -191,7 +192,7 @@ class EncryptedReader(StoreReader):
         return found
 
     async def _require_whole(self, session: str) -> None:
-        """Let a journal pass that ends where its last seal says, or later."""
+        """Check that a journal does not end before its last seal."""
         found = await self._reader.find(session)
         if found is None or not (found.end or found.seal) or (self._is_mixed and not found.seal):
             return
@@ -378,7 +379,7 @@ class EncryptedStore(EncryptedReader, Store):
         return is_deleted
 
     def lock(self, session: str) -> None:
-        """Forget the data keys of a session and its parts: whoever asks for it needs the keys that wrap them."""
+        """Drop the data keys of a session and its parts: the next access needs the keys that wrap them."""
         parts = f"{session}{PART_MARK}"
         for name in [each for each in self._writing if each == session or each.startswith(parts)]:
             del self._writing[name]
@@ -386,7 +387,7 @@ class EncryptedStore(EncryptedReader, Store):
             del self._known[place]
 
     async def watch(self, followed: Mapping[str, int]) -> News:
-        """See `Store.watch`. A forwarded command that cannot be read is told to nobody."""
+        """See `Store.watch`. A forwarded command that cannot be decrypted is left out."""
         news = await self._store.watch(followed)
         forwarded_commands: list[ForwardedCommand] = []
         for forwarded in news.forwarded_commands:
@@ -448,8 +449,8 @@ def encrypted(
 
     Args:
         keys: The operator's: `ciphers.FileKeys`, or your own in front of a key management service.
-        is_mixed: Also read what was written before there were keys. Otherwise that is refused, as somebody might have
-            put it there.
+        is_mixed: Also read what was written before there were keys. Otherwise that is refused, as an attacker might
+            have put it there.
         world: Where data keys come from.
     """
     return EncryptedStore(store, OneForAll(keys), world=world, is_mixed=is_mixed)

@@ -7,10 +7,10 @@ secret.
 
 The secret is never written. The share is drawn for each wrap and kept under the operator's keys, so that neither the
 store nor a secret that leaked opens anything alone. A key-value entry of the store has the wraps of one session: the
-client's own, and those of viewers. To change the secret replaces one wrap; to forget the session drops the row.
+client's own, and those of viewers. Changing the secret replaces one wrap; deleting the session deletes the row.
 
-A root key is in memory from `open` to `lock`, together with what it opened. Whoever is refused is told the same, in the
-same words and after the same work, whether there is such a session or not.
+A root key is in memory from `open` to `lock`, together with what it opened. A refusal is the same, in words and
+work, whether the session exists or not.
 
 Needs the extra `midstream[crypto]`.
 """
@@ -273,7 +273,7 @@ class ClientKeys(SessionKeys, Escrow):
         return found
 
     async def _begun(self, place: str, secret: str) -> OpenedSession | None:
-        """Let a session that nobody has said anything in be this secret's; None where somebody else was faster."""
+        """Give an unused session this secret; None where another caller was faster."""
         key = ciphers.fresh_key(self._world)
         row = _Row(await self._wrapped(key, secret, _Holder(place)))
         if place in self._roots:
@@ -283,7 +283,7 @@ class ClientKeys(SessionKeys, Escrow):
         return OpenedSession(place, is_client=True, stream_digest=root.stream_digest)
 
     async def _rewrap(self, place: str, kept: _Kept, secret: str) -> bool:
-        """Let a new secret open what the old one has opened; return whether nobody changed the row meanwhile."""
+        """Replace the old secret by a new one; return False where the row was changed meanwhile."""
         root = self._roots.get(place)
         if root is None:
             return False
@@ -409,7 +409,7 @@ def escrowed(
         house: The operator's keys: without them no secret opens anything; and they alone encrypt what belongs to no
             session, such as the records of a pool.
         is_mixed: Also serve sessions that were written before: under these keys of the operator's, or not encrypted.
-            Otherwise they are refused, as somebody might have put them there.
+            Otherwise they are refused, as an attacker might have put them there.
         world: Where keys come from.
     """
     keys = ClientKeys(store, house, world=world, is_mixed=is_mixed)

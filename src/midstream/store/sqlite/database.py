@@ -62,7 +62,7 @@ class DatabaseFile:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[inbox.Sight]:
-        """Open a connection for whoever watches, in its thread."""
+        """Open a read-only connection for the watcher, in its thread."""
         with self.named_errors():
             db = self.connect(flags=apsw.SQLITE_OPEN_READONLY)
 

@@ -119,7 +119,7 @@ class Effects:
         _database: str | None,
         _source: str | None,
     ) -> int:
-        """Say whether a tool's statement may do this; SQLite asks while it reads the statement."""
+        """Return whether a tool's statement may do this; SQLite asks while it reads the statement."""
         named = (first,) if operation in _FIRST_IS_TABLE else (first, second)
         if operation == apsw.SQLITE_PRAGMA:
             is_allowed = (first or "").lower() in PRAGMAS

@@ -60,7 +60,7 @@ class Committer(Protocol):
         """
 
     def checkpoint(self) -> None:
-        """Copy the log back without waiting for anybody."""
+        """Copy the log back without waiting for readers."""
 
     def clear_log(self) -> None:
         """Copy the log back and empty it, as far as readers allow."""
@@ -100,7 +100,7 @@ class Commits:
         *,
         is_alone: bool = False,
     ) -> asyncio.Future[T]:
-        """Let `write` be done in a commit; the future has its answer once that is as durable as `sync` says.
+        """Run `write` in a commit; the future has its result once the commit is as durable as `sync` requires.
 
         A cancelled future stops nothing.
 

@@ -60,7 +60,7 @@ class Undecided(Struct, frozen=True):
 
 
 def put(db: SqlConnection, session: str, sender: str, body: bytes) -> int:
-    """Store a command for whoever owns the session, and return its number."""
+    """Store a command for the node that has the session's lease, and return its number."""
     number: int = db.execute(PUT, (session, sender, body)).get
     return number
 
@@ -85,14 +85,12 @@ def answer(db: SqlConnection, number: int, body: bytes, *, us: str, may_hold: Ca
 
 
 def remove(db: SqlConnection, number: int) -> None:
-    """Forget a forwarded command."""
+    """Delete a forwarded command."""
     db.execute(REMOVE, (number,))
 
 
 def clear(db: SqlConnection, *, is_alive: Callable[[str], bool]) -> None:
-    """Forget the forwarded commands whose sender is dead: nobody collects the answer, and who asked there asks
-    again elsewhere.
-    """
+    """Delete the forwarded commands whose sender is dead: their clients send them again to another node."""
     for (sender,) in db.execute(FIND_SENDERS).fetchall():
         if not is_alive(sender):
             db.execute(REMOVE_OF_SENDER, (sender,))
@@ -133,7 +131,7 @@ class Sight:
         return self._rows(FIND_ORPHANS, (_json(living),))
 
     def moved(self, followed: Mapping[str, int]) -> frozenset[str]:
-        """Return which of these sessions end elsewhere than said, or are gone."""
+        """Return which of these sessions have another end than given, or are gone."""
         ends = dict(self._rows(FIND_ENDS, (_json(followed),)))
         return frozenset(session for session, end in followed.items() if ends.get(session, 0) != end)
 

@@ -1,14 +1,15 @@
 """Liveness of nodes: an node is a process that holds an operating-system lock on a file of its own.
 
 The system frees the lock the moment the process dies, however it dies; a free lock, or a missing file, is a dead
-node. Nobody needs a clock or a heartbeat for that. An node's name is never used twice.
+node. That needs neither a clock nor a heartbeat. An node's name is never used twice.
 
 A process that is stopped, not dead, still holds its lock. So every node that sees others also touches its file every
-now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch says that the process is
-given time at all, not that its event loop is quick: it comes from a thread of the store's, so that a tool which blocks
-the loop for a minute is working, not frozen. No two clocks are compared: each observer adds up, by its own clock, how
+now and then; who sees no touch for the whole of a lease takes it for frozen (`Peers`). A touch shows that the
+process gets processor time, not that its event loop is quick: it comes from a thread of the store, so that a tool
+    which blocks the loop for a minute is working, not frozen. No two clocks are compared: each observer adds up, by
+    its own clock, how
 long a file stayed as it was, and a gap between two of its own looks (it was itself stopped, the machine was suspended,
-a clock was set) counts as one beat. Whoever is taken for frozen wrongly is fenced off by the epoch, as if it had died.
+a clock was set) counts as one beat. A node that is wrongly taken for frozen is fenced by the epoch, as if it had died.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class NodeLock:
         """Take the lock.
 
         Raises:
-            UsageError: The folder cannot be written, or its file system knows no locks. Nothing is left behind.
+            UsageError: The folder cannot be written, or its file system has no locks. Nothing is left behind.
         """
         self.node = node
         self._path = _lock_file(folder, node)
@@ -91,7 +92,7 @@ class NodeLock:
                 os.utime(self._path)
 
     def give_up(self) -> None:
-        """Be dead for everybody. Calling it twice is harmless."""
+        """Release the lock, so that this node counts as dead. Calling it twice is harmless."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)  # noqa: PTH108 - see `_lock_file`
@@ -130,7 +131,7 @@ def sweep(folder: Path) -> None:
 
 
 def has_others(folder: Path, node: str) -> bool:
-    """Return whether anybody else holds a lock here."""
+    """Return whether another process holds a lock here."""
     return any(path.stem != node and is_alive(folder, path.stem) for path in folder.glob("*.lock"))
 
 
@@ -138,7 +139,7 @@ class Peers:
     """The other nodes of a place, as one of them sees them. One thread looks; others read what it saw.
 
     Args:
-        lock: The one who looks; it is let beat while there is anybody to see it.
+        lock: The lock of the observer, which is touched while other nodes exist.
         lease_s: Seconds without a beat after which an node counts as frozen.
     """
 
@@ -157,7 +158,7 @@ class Peers:
         """Each one's last beat, as its file says, and the seconds seen since."""
 
     def look(self, *, now: float) -> bool:
-        """Look at everybody; return whether somebody came, went, froze or goes on.
+        """Check all nodes; return whether one came, went, froze or continued.
 
         Args:
             now: The looker's own clock, in seconds; it may stand still while the machine is suspended.

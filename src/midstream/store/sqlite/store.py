@@ -60,7 +60,7 @@ class SQLiteStore(SQLiteReads, Store):
         path: The database; made on first use, readable by this user only. Its folder must exist. Two companions
             (`-wal`, `-shm`) appear beside it, which belong to the database and to each copy of it, and a folder
             of locks (`.nodes`), which does not.
-        durability: "power" syncs every append, "process" none, "default" does what the records say.
+        durability: "power" syncs every append, "process" none, "default" syncs as the records require.
         lease_s: Seconds after which the sessions of a frozen process may be taken; a dead one's may be at once.
         world: Where the node's id and the jitter come from.
         vfs: Name of a registered SQLite file system, e.g. one that encrypts; None for the usual one.

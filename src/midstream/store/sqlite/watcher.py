@@ -2,7 +2,7 @@
 
 It polls, because that works on every system and for every kind of death: a few system calls a look while there are
 neighbours, next to nothing while there are none. Two things cost a query only when another connection has committed.
-Nobody waits in a lock, so that closing the store ends the thread at once.
+The thread never waits for a lock, so that closing the store ends it at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Told(Struct):
-    """News, and what counts as told once they have been taken."""
+    """Changes, and the marks of what counts as returned once they are taken."""
 
     news: News
     forwarded_commands: frozenset[tuple[int, int]]
@@ -190,7 +190,7 @@ class Watcher:
             _tell(waiting.told, told)
 
     def _look_for(self, followed: Mapping[str, int], sight: Sight, changes: int, *, is_all: bool) -> _Told:
-        """Return what is not yet told, and what of it to remember as told."""
+        """Return the changes that were not returned yet, and the marks for them."""
         forwarded_commands = [each for each in sight.undecided() if self._is_ours(each.node)]
         senders = {sender for sender in {each.sender for each in forwarded_commands} if self._waits(sender)}
         forwarded_commands = [each for each in forwarded_commands if each.sender in senders]
@@ -221,7 +221,7 @@ class Watcher:
         return [(name, epoch) for name, epoch, node in sight.orphans(living) if self._is_ours(node)]
 
     def _is_ours(self, node: str | None) -> bool:
-        """Whether a session is this node's, or nobody's who lives."""
+        """Whether a session is this node's, or of no living node."""
         return node is None or node == self._node or not self._peers.may_hold(node)
 
     def _waits(self, sender: str) -> bool:

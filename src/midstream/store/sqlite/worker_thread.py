@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class WorkThread:
-    """A thread with a queue. It is a daemon: a process that ends does not wait for a store nobody closed."""
+    """A thread with a queue. It is a daemon: a process that ends does not wait for a store that was not closed."""
 
     def __init__(self, name: str) -> None:
         self._asked: SimpleQueue[_Question | None] = SimpleQueue()
