@@ -11,8 +11,8 @@ class Abilities(Struct, frozen=True):
     Args:
         takes_tools: It asks the client application to run tools (`ToolCallRequested`) and takes the results with
             the next `send`.
-        takes_history: A fresh conversation is told what came before as messages (`UpstreamMessage.before`), not
-            as a transcript.
+        takes_history: A fresh conversation gets the earlier entries as messages (`UpstreamMessage.before`), not as a
+            transcript.
         takes_files: It reads attachments; otherwise they are named in words.
         takes_servers: It can be given MCP servers.
         can_reinstruct: A resumed conversation goes by the instructions of its new `Setup`.

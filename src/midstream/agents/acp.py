@@ -127,7 +127,7 @@ class AcpAgent:
             where some models take it for an attack ("message"), or nowhere ("none").
         sign_in: The id of one of the agent's ways to authenticate, to be gone before a conversation is opened.
         name: What to show people; by default `acp:` and the program.
-        account: Tells accounts apart that share a folder. Never a key.
+        account: Distinguishes accounts that share a folder. Never a key.
 
     Raises:
         UsageError: The command is empty. Nothing was started.
@@ -179,7 +179,7 @@ class AcpAgent:
         }
 
     async def open(self, setup: Setup, *, resume: str = "") -> _Conversation:
-        """See `Upstream.open`. The agent is started when something is said."""
+        """See `Upstream.open`. The agent is started with the first message."""
         return _Conversation(self._terms, setup, resume, self._agents, self._forwarding)
 
     async def verify(self) -> bool:

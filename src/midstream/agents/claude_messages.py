@@ -48,12 +48,12 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class ClaudeReader:
-    """Reads one turn: `read` each message until `is_ended`; then `failure` says whether it went wrong.
+    """Reads one turn: `read` each message until `is_ended`; then `failure` has the error, if any.
 
     Args:
         name: What errors call the upstream.
         source: The conversation that is gone on from, or "".
-        is_branch: What is said goes into a new conversation, which begins as a copy of that one.
+        is_branch: Messages go into a new conversation, which begins as a copy of that one.
         message_id: The id of the user's message: results of other turns are passed over.
     """
 
@@ -78,7 +78,7 @@ class ClaudeReader:
         self._resets_at: float | None = None
 
     def read(self, message: Message, *, now: float) -> Iterator[UpstreamEvent]:
-        """Return what a message says."""
+        """Return the events of a message."""
         match message:
             case HookEventMessage():
                 yield KeepAlive()

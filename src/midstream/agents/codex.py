@@ -1,7 +1,7 @@
 """Codex as an upstream that remembers, through the `openai-codex` package and the app server it starts.
 
 Sources: the package's own types (0.163.0). A thread that is not there is refused as an invalid request with the words
-"no rollout found for thread id", or "rollout … is empty" where nothing was said in it: a search for "not found" misses
+"no rollout found for thread id", or "rollout … is empty" where it is empty: a search for "not found" misses
 both.
 """
 
@@ -99,7 +99,7 @@ class Codex:
         cwd: The folder they work in.
         api_key: Logged in with before the first conversation; None uses the login Codex has.
         sandbox: What the agent may change.
-        is_reviewing: Whether commands that want more than the sandbox allows are put to Codex's automatic review.
+        is_reviewing: Whether commands that need more than the sandbox allows go to Codex's automatic review.
         permissions: Decides about such commands here: `Rules`, or code of yours; `ASK_FIRST` asks the people of the
             session. With neither they are refused.
         command: The command that starts the app server; the package's own runtime by default.
@@ -162,7 +162,7 @@ class Codex:
         """Start a thread, or take up the one that `resume` names; see `midstream.agents.upstreams`.
 
         Raises:
-            UpstreamMismatchError: Another thread was taken up. Nothing was said in it.
+            UpstreamMismatchError: Another thread was taken up. It is empty.
         """
         async with self._server() as codex:
             options = self._options(setup)
@@ -189,7 +189,7 @@ class Codex:
         return CodexThread(self, codex, sdk.AsyncThread(codex, forked.thread.id), agent)
 
     async def verify(self) -> bool:
-        """Ask whether somebody is logged in."""
+        """Check that a user is logged in."""
         async with self._server() as codex:
             account = await codex.account()
         return account.account is not None or not account.requires_openai_auth
@@ -238,7 +238,7 @@ class Codex:
         }
 
     async def _asking_thread(self, codex: sdk.AsyncCodex, setup: Setup, resume: str) -> sdk.AsyncThread:
-        """Start or resume a thread whose questions come to us: the public methods know no such mode."""
+        """Start or resume a thread whose questions come to us: the public methods have no such mode."""
         client, terms = codex._client, self._terms(setup)  # noqa: SLF001
         if resume:
             params = wire.ThreadResumeParams(thread_id=resume, exclude_turns=True, **terms)
@@ -333,10 +333,10 @@ class CodexThread:
         key: str,  # noqa: ARG002 - the app server takes none
         is_forced: bool = False,
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        """Say something; see `midstream.agents.upstreams` for the order of the events and the errors.
+        """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.
 
-        A turn that is under way in the thread would be joined by what is said: by force it is interrupted first. Once a
-        turn has begun, what was said stands in the thread, whatever becomes of the turn.
+        A turn that is under way in the thread would be joined by the message: by force it is interrupted first. Once
+        a turn has begun, the message stays in the thread, whatever becomes of the turn.
         """
         handle: sdk.AsyncTurnHandle | None = None
         leave = self._leave(said.person)
@@ -371,7 +371,7 @@ class CodexThread:
         """Nothing is held: the app server keeps the thread."""
 
     def _leave(self, person: Person | None) -> CodexPermissions | None:
-        """Return how this answer asks leave; None where Codex asks nobody here."""
+        """Return how this answer asks leave; None where Codex does not request permissions here."""
         permissions = self._upstream.permissions
         if permissions is None:
             return None
@@ -381,7 +381,7 @@ class CodexThread:
         return leave
 
     async def _begun(self, said: UpstreamMessage) -> sdk.AsyncTurnHandle:
-        """Start a turn. An app server that dies meanwhile may have written down what was said."""
+        """Start a turn. An app server that dies meanwhile may have stored the message."""
         starting = self._upstream.world.spawn(
             self._thread.turn(_input(said.message)), name="codex: start of a turn"
         )
@@ -406,10 +406,10 @@ class CodexThread:
 
 
 class CodexTurn:
-    """One turn, as the app server tells it.
+    """One turn, as the app server reports it.
 
     Args:
-        refusals: Why leave was refused, by the ids of what was to be done: Codex says only that it was declined.
+        refusals: Why leave was refused, by the ids of what was to be done: Codex reports only that it was declined.
     """
 
     def __init__(self, refusals: Mapping[str, str] | None = None) -> None:
@@ -421,7 +421,7 @@ class CodexTurn:
         self._usage: Usage | None = None
 
     def read(self, payload: object, method: str) -> list[ModelEvent]:
-        """Return what one notification says: nothing, while the agent has not begun to answer."""
+        """Return the events of one notification: none, while the agent has not begun to answer."""
         match payload:
             case wire.AgentMessageDeltaNotification():
                 self._spoken.add(payload.item_id)
@@ -537,7 +537,7 @@ def _refusal(error: sdk.JsonRpcError) -> ModelError:
 
 
 def _policy(is_asking: bool) -> types.AskForApproval:  # noqa: FBT001 - it is the question
-    """Return when Codex asks: for what wants more than the sandbox allows, or never."""
+    """Return when Codex requests a permission: for more than the sandbox allows, or never."""
     value = wire.AskForApprovalValue.on_request if is_asking else wire.AskForApprovalValue.never
     return types.AskForApproval(root=value)
 
@@ -573,7 +573,7 @@ async def _ended(starting: asyncio.Task[sdk.AsyncTurnHandle]) -> None:
 
 
 async def _bounded(work: Awaitable[object]) -> None:
-    """Wait for a last word that nobody needs, as long as it may take."""
+    """Wait a limited time for a final answer that is not needed."""
     with contextlib.suppress(TimeoutError, sdk.CodexError):
         async with asyncio.timeout(STOP_S):
             await work

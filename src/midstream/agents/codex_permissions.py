@@ -1,6 +1,6 @@
 """Permissions that Codex requests while a turn runs: read meanwhile, decided here, answered after the decision.
 
-The package answers such requests in the thread that reads, at once, and says yes unless it is told otherwise; all other
+The package answers such requests in the thread that reads, at once, and allows them by default; all other
 threads of its app server would stand still while a person thinks. So its client is given another way to answer.
 
 Sources: `openai_codex.client` (0.163.0); the app server's own description of its approvals: a command or a change is
@@ -69,7 +69,7 @@ class OnceClient(CodexClient):
 
 
 class AskingClient(OnceClient):
-    """A client of the app server that reads on while somebody decides."""
+    """A client of the app server that reads on while a person decides."""
 
     def __init__(self, config: sdk.CodexConfig, decide: Decide) -> None:
         super().__init__(config)
@@ -111,7 +111,7 @@ class CodexPermissions:
         self._asking: set[asyncio.Task[Any]] = set()
 
     def notice(self, payload: object) -> None:
-        """Remember the changes that a notification tells of: leave may be asked for them."""
+        """Store the changes of a notification: a permission request may refer to them."""
         match payload:
             case wire.ItemStartedNotification() if isinstance(payload.item.root, wire.FileChangeThreadItem):
                 self._changes[payload.item.root.id] = payload.item.root.changes
@@ -138,7 +138,7 @@ class CodexPermissions:
         return "decline"
 
     def let_go(self) -> None:
-        """Answer all that is being asked: nobody will decide that any more."""
+        """Answer all open requests: they will not be decided any more."""
         for deciding in self._asking:
             deciding.cancel()
 
@@ -158,7 +158,7 @@ class CodexPermissions:
         return Permission(self._thread, tool, kind, _encode(shown).decode(), is_fixed=True, is_vague=is_vague)
 
     async def _told(self, item: str) -> Sequence[wire.FileUpdateChange]:
-        """Return the changes of an item, once they were told; none, where they were not."""
+        """Return the changes of an item, once a notification had them; else none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ITEM_S):
                 while item not in self._changes:

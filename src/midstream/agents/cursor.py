@@ -156,7 +156,7 @@ class Cursor:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """The model, the folder, whose account, and the options that say what an agent may do."""
+        """The model, the folder, whose account, and the options that limit what an agent may do."""
         options = msgspec.json.encode(self._options, enc_hook=str, order="deterministic")
         return {
             "model": self._model,
@@ -169,7 +169,7 @@ class Cursor:
         """Make an agent, or take up the one that `resume` names; see `midstream.agents.upstreams`.
 
         Raises:
-            UpstreamMismatchError: The bridge took up another agent. Nothing was said to it.
+            UpstreamMismatchError: The bridge took up another agent. It is empty.
         """
         if self._is_instructing:
             draft = self._world.new_id("midstream")
@@ -224,10 +224,10 @@ class CursorAgent:
     async def send(
         self, said: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        """Say something; see `midstream.agents.upstreams` for the order of the events and the errors.
+        """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.
 
         `MessageTaken` comes with the first word, thought or tool: a run of an agent that the server has dropped
-        names the agent, fails, and says nothing else.
+        names the agent, fails, and has no other output.
         """
         options = sdk.SendOptions(
             local=sdk.LocalSendOptions(force=True) if is_forced else None,
@@ -281,7 +281,7 @@ class CursorAgent:
 class _Reading:
     """One run, as its events come.
 
-    Words and thoughts come twice: as they are said, and whole when a step is over. The second is for bridges that
+    Text and thoughts come twice: as they stream, and whole when a step is over. The second is for bridges that
     leave out the first.
     """
 
@@ -291,7 +291,7 @@ class _Reading:
         self._open: set[str] = set()
 
     def read(self, event: sdk.RunStreamEvent) -> list[ModelEvent]:
-        """Return what one event of the run says: nothing, while the agent has not begun to answer."""
+        """Return the events of one event of the run: none, while the agent has not begun to answer."""
         if event.interaction_update is not None:
             return self._live(event.interaction_update)
         if event.sdk_message is not None:
@@ -299,7 +299,7 @@ class _Reading:
         return []
 
     def may_know(self, result: sdk.RunResult) -> bool:
-        """Return whether an agent that has said nothing is there all the same, and may know what it was told."""
+        """Return whether an agent without output exists all the same, and may have the message."""
         kind = _kind_of(result)
         return kind is None or not issubclass(
             kind, UpstreamGoneError | UpstreamBusyError | UpstreamFailedError
@@ -487,7 +487,9 @@ async def _launched(command: Sequence[str] | None, folder: Path, world: World) -
 
 
 def _read_away(words: IO[str]) -> None:
-    """Take what a bridge says after its address: the package leaves it in the pipe, and a full one stops the bridge."""
+    """Read what a bridge prints after its address: the package leaves it in the pipe, and a full pipe stops the
+    bridge.
+    """
     with words:
         while os.read(words.fileno(), 65_536):
             pass
@@ -535,8 +537,8 @@ def write_rules(path: Path, instructions: str, *, draft: str) -> None:
 
     Args:
         path: The file.
-        instructions: What it says; "" removes it.
-        draft: A name that nobody else uses, for the file while it is written.
+        instructions: The content; "" removes the file.
+        draft: A unique name for the file while it is written.
     """
     with contextlib.suppress(FileNotFoundError):
         if RULES_SENTINEL not in path.read_text("utf-8", "replace"):
@@ -558,7 +560,7 @@ async def _closed(agent: AsyncAgent) -> None:
 
 
 async def _bounded(work: Awaitable[object]) -> None:
-    """Wait for a last word that nobody needs, as long as it may take."""
+    """Wait a limited time for a final answer that is not needed."""
     with contextlib.suppress(TimeoutError, sdk.CursorAgentError):
         async with asyncio.timeout(STOP_S):
             await work

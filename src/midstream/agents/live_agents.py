@@ -27,7 +27,7 @@ class LiveAgents:
 
     Args:
         live_max: How many are kept open, those in a turn included; a turn never waits for a place.
-        rest_s: Seconds after which one that nobody spoke to is closed: some die silently after five minutes.
+        rest_s: Seconds without a message after which an agent is closed: some die silently after five minutes.
         close_s: Seconds that closing and forgetting may take.
     """
 
@@ -47,7 +47,7 @@ class LiveAgents:
 
     @property
     def resting(self) -> int:
-        """How many are open that nobody speaks to."""
+        """How many open agents are idle."""
         return len(self._resting)
 
     def has(self, setup: Setup, name: str) -> bool:
@@ -101,12 +101,12 @@ class LiveAgents:
         self._close_surplus()
 
     def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
-        """Take an agent back and close it soon; then let the upstream forget what `forget` names."""
+        """Take an agent back and close it soon; then delete the conversation `forget` at the upstream."""
         self._busy -= 1
         self._run(self._closed(agent, forget))
 
     def forget(self, name: str) -> None:
-        """Let the upstream forget a conversation soon; an open agent of it is closed first."""
+        """Delete a conversation at the upstream soon; an open agent of it is closed first."""
         resting = self._resting.pop(name, None)
         self._run(self._closed(resting.agent if resting else None, name))
 

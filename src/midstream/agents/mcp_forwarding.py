@@ -1,4 +1,4 @@
-"""Which of the client application's MCP servers an upstream is given; whoever is left out is told of, once."""
+"""MCP servers of the client application that an upstream gets; those that are left out are logged once."""
 
 from __future__ import annotations
 

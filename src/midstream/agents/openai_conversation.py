@@ -8,7 +8,7 @@ Sources: platform documentation of `previous_response_id` (instructions and tool
 before, and stored responses are kept about 30 days), of the Conversations API (`conversation_locked` while another
 response is being made) and of background mode (`starting_after`).
 
-The server is asked by paths, as the package lets one ask what it does not know yet, and its answers are taken as they
+The server is asked by paths, as the package has no methods for them yet, and its answers are taken as they
 are. The types that its methods make of them are worked out with the first answer, on the event loop: for half a second
 no other session would be served.
 """
@@ -93,7 +93,7 @@ class _Way(Struct, frozen=True):
     openings: SingleFlight
 
     async def stop(self, response: str) -> None:
-        """Let the server stop a background response that nobody reads any more."""
+        """Stop a background response that is not read any more."""
         if response in self.running and not self.client.is_closed():
             self.running.discard(response)
             stopping = self.world.spawn(self._stopped(response), name="openai: end of a background response")
@@ -115,7 +115,7 @@ class _ResponsesUpstream:
     """An upstream behind the Responses API.
 
     Args:
-        model: The name the server knows the model by.
+        model: The model's name at the server.
         client: An `openai.AsyncOpenAI` of yours, which you close; without one it is made from `api_key` and
             `base_url`, or from the environment as that package does.
         is_background: Whether responses outlive their connection.
@@ -229,7 +229,7 @@ class OpenAIChain(_ResponsesUpstream):
 
 
 class OpenAIConversation(_ResponsesUpstream):
-    """A conversation object holds everything that was said; it cannot be forked."""
+    """A conversation object holds all messages; it cannot be forked."""
 
     _memory = "conversation"
 
@@ -254,7 +254,7 @@ class OpenAIAgent:
         key: str,
         is_forced: bool = False,  # noqa: ARG002 - the server names no run that could be ended
     ) -> AsyncGenerator[UpstreamEvent, None]:
-        """Say something; see `midstream.agents.upstreams` for the order of the events and the errors.
+        """Send a message; see `midstream.agents.upstreams` for the order of the events and the errors.
 
         Closing the iterator closes the connection, on which the server stops, or lets it stop a background response.
         """
@@ -311,9 +311,9 @@ class OpenAIAgent:
             await world.sleep(RESPONSE_BACKOFF.wait_s(failures - 1, chance=world.chance()))
 
     def _is_in_doubt(self, trouble: ModelError) -> bool:
-        """Whether what was said may stand in the conversation though nothing said so; said again, it would twice.
+        """Whether the message may be in the conversation without a confirmation; sent again, it would be there twice.
 
-        A chain is not touched by what was said in vain: the next response names the same one before it.
+        A chain is not changed by a failed message: the next response names the same one before it.
         """
         cause = trouble.__cause__
         if self._way.memory == "responses" or not self._is_asked:
@@ -341,7 +341,7 @@ class OpenAIAgent:
             raise _typed(error.body, error_of(error.body)) from error
 
     async def _leave(self, reader: ResponsesReader, events: Events) -> None:
-        """Let go of a response that nobody waits for any more; one in the background must be known to be stopped."""
+        """Drop a response that is not awaited any more; one in the background must be known to be stopped."""
         async with events:
             if self._way.is_background:
                 with contextlib.suppress(openai.APIError, TimeoutError):
@@ -402,7 +402,7 @@ class OpenAIAgent:
         return {name: value for name, value in body.items() if value is not None}
 
     def _opened(self, piece: bytes) -> MessageTaken:
-        """Say what the server says it went on from: a silent new beginning shows here."""
+        """Return the conversation that the server continued: a silent new beginning shows here."""
         response = msgspec.json.decode(piece).get("response") or {}
         if self._way.memory == "conversation":
             conversation = response.get("conversation")

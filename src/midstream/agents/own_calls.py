@@ -1,8 +1,9 @@
 """Calls that an agent ran itself, kept for a client application that does not send them back.
 
-A client application resends words and the calls it ran itself. What the agent's own tools did is in no message of it,
-so a fresh agent would not be told. These values are kept beside the record of the conversation, found by the place of
-the answer (the user messages before it, and the results since the last of them), and put back into the history.
+A client application resends words and the calls it ran itself. Calls of the agent's own tools are in none of its
+messages, so a fresh agent would not get them. These values are kept beside the record of the conversation, found by
+the place of the answer (the user messages before it, and the results since the last of them), and put back into the
+history.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class OwnCalls:
 
 
 def place_of(heard: ConversationDigest) -> bytes:
-    """Return the place of the answer to all that was said, as a digest."""
+    """Return the place of the answer to a conversation, as a digest."""
     results = "\0".join(() if heard.tail_users else heard.answered)
     digest = hashlib.blake2b(results.encode("utf-8", "surrogatepass"), digest_size=LINK_BYTES)
     return heard.users[-LINK_BYTES:] + digest.digest()

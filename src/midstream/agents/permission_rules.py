@@ -1,9 +1,8 @@
-"""May an upstream's agent do what it asks to do? Rules decide, or somebody who is asked.
+"""Permissions of upstream agents: decided by rules, or by a person.
 
 A coding agent asks before it does certain things (which, is its own decision), and waits for the answer in the middle
-of its run. Rules decide without asking anybody. Where they say `Ask`, and the agent works for a session, the question
-is put to the people of that session like any approval (docs/spec/turn.md, TURN-77 to TURN-82); elsewhere nobody is
-there, and it is refused.
+of its run. Rules decide without a person. Where they say `Ask`, and the agent works for a session, the question
+is put to the people of that session like any approval (docs/spec/turn.md, TURN-77 to TURN-82); elsewhere it is refused.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Rules(Struct, frozen=True):
     Args:
         kinds: Kinds that are allowed. An agent that lies about them gets away with it: name tools to be strict.
         tools: Names that are allowed, whatever their kind.
-        refused: Names that are refused, whatever their kind, without asking anybody.
-        others: What becomes of all else. It is refused, too, where nobody is there to ask.
+        refused: Names that are refused, whatever their kind, without a person.
+        others: What becomes of all else. It is refused, too, where no person can be asked.
     """
 
     kinds: frozenset[Kind] = HARMLESS
@@ -80,7 +79,7 @@ Asking = Callable[[Permission], Awaitable[Verdict]]
 async def decided(
     permissions: Rules | Asking, permission: Permission, person: Person | None = None
 ) -> Decision:
-    """Decide by rules or by code, and ask the person where those say so."""
+    """Decide by rules or by code, and ask the person where those return `Ask`."""
     verdict = (
         permissions.verdict(permission) if isinstance(permissions, Rules) else await permissions(permission)
     )

@@ -1,11 +1,11 @@
 """The pool: a model made of an upstream that remembers, which never continues the wrong conversation.
 
-Whoever asks resends the whole conversation, as with any model; the pool finds out what the upstream's agent knows of it
-and sends only the rest. What it knows stands in a record of a key-value store, which is written before anything is
-said (from then on nobody knows what the agent knows), again with the upstream's first event, and again with its last
-word. Kill the process between any two lines, and the next turn begins with a fresh agent that is told everything: one
-full replay is the worst that happens. What is decided is decided by pure functions: `agents/classification.py` says
-what to do with a request, `agents/agent_failures.py` what to do after a failure.
+The caller resends the whole conversation, as with any model; the pool finds out what the upstream agent has of it
+and sends only the rest. What it has stands in a record of a key-value store, which is written before a message is
+sent (from then on it is uncertain what the agent has), again with the upstream's first event, and again with its
+last one. Kill the process between any two lines, and the next turn begins with a fresh agent that gets the whole
+transcript: one full replay is the worst case. What is decided is decided by pure functions:
+    `agents/classification.py` decides about a request, `agents/agent_failures.py` about a failure.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class PoolLimits(Struct, frozen=True):
 
     Args:
         live_max: Agents kept open in this process.
-        rest_s: Seconds after which an open agent that nobody spoke to is closed; it is resumed by name.
+        rest_s: Seconds without a message after which an open agent is closed; it is resumed by name.
         wait_s: Seconds that a turn waits for another one of its session in this process; then it takes the session
             over with a fresh agent.
-        silence: How long an agent may say nothing.
-        budget: How much of a conversation a fresh agent is told.
+        silence: How long an agent may be silent.
+        budget: How much of a conversation a fresh agent gets.
         record_age_max_s: Seconds that the record of a conversation is kept after its last use.
         records_max: Records that are kept, the most recently used first, of all pools that share the store.
 
@@ -139,7 +139,7 @@ class Pooled(StoredModel):
             Without any of them the records are in memory.
         limits: What it holds, and how long it waits.
         servers: Which MCP servers the client application has, asked anew each turn; for upstreams that take some.
-        on_turn: Is told what became of each turn, as `Pooled.last` has it. What it raises is logged.
+        on_turn: Called with the report of each turn, as in `Pooled.last`. What it raises is logged.
         world: Clock and ids.
     """
 
@@ -306,13 +306,13 @@ class Pooled(StoredModel):
         return turn
 
     async def _read_calls(self, turn: PoolTurn) -> None:
-        """Read what agents ran themselves, for one that does not know."""
+        """Read the calls that agents ran themselves, for an agent without them."""
         if turn.own_calls is not None:
             with contextlib.suppress(*OUT_OF_ORDER):
                 turn.kept_calls = await self._entries.calls(turn.request.session)
 
     async def _keep_calls(self, turn: PoolTurn, *, is_whole: bool = False) -> None:
-        """Keep what the agent ran itself, before anybody is shown it."""
+        """Store a call that the agent ran itself, before it is published."""
         if turn.own_calls:
             with contextlib.suppress(*OUT_OF_ORDER):
                 await self._entries.keep_calls(turn.request.session, turn.own_calls.kept(is_whole=is_whole))
@@ -356,7 +356,7 @@ class Pooled(StoredModel):
     def _asked(
         self, doing: ResumeAgent | Fork | Fresh, found: Found, outline: Outline, now: float
     ) -> PoolRecord:
-        """Return the record of an agent that is about to be told something."""
+        """Return the record of an agent that is about to receive a message."""
         match doing:
             case ResumeAgent():
                 assert found.record is not None
@@ -382,7 +382,7 @@ class Pooled(StoredModel):
     # --- saying it --------------------------------------------------------------------------------------------
 
     async def _answered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
-        """Say what is to be said, with a fresh agent where the first one fails, and give the answer to the last."""
+        """Send the messages, with a fresh agent where the first one fails, and yield the answer to the last."""
         while True:
             yield ReuseReported(turn.judgement())
             try:
@@ -422,7 +422,7 @@ class Pooled(StoredModel):
             turn.delivered += 1
 
     def _note_silent(self, turn: PoolTurn, finished: Finished) -> None:
-        """Count an answer that nobody sees."""
+        """Count an answer that is not shown."""
         turn.count(finished.usage)
         if finished.finish is not Finish.STOP:
             raise UpstreamFailedError(
@@ -430,7 +430,7 @@ class Pooled(StoredModel):
             )
 
     async def _whole(self, turn: PoolTurn, finished: Finished) -> Finished:
-        """Let go of the record: what the agent knows is known now. Only then whoever asked may go on."""
+        """Release the record: what the agent has is certain now. Only then the caller continues."""
         total = turn.count(finished.usage)
         if isinstance(turn.action, ResumeAgent):  # naming itself is no sign of life: some do, and then fail
             await self._learn(turn, is_alive=True)
@@ -444,7 +444,7 @@ class Pooled(StoredModel):
         return replace(finished, usage=total) if finished.usage or turn.delivered else finished
 
     async def _said(self, turn: PoolTurn, said: UpstreamMessage) -> AsyncGenerator[ModelEvent, None]:
-        """Say one message, again to the same agent where that is safe, and give what it answers."""
+        """Send one message, again to the same agent where that is safe, and yield its answer."""
         turn.repeats, turn.is_forced = 0, False
         while True:
             turn.is_taken = False
@@ -532,7 +532,7 @@ class Pooled(StoredModel):
         turn.is_confirmed = True
 
     async def _note_mismatch(self, turn: PoolTurn, opened: MessageTaken) -> None:
-        """Something was said in a conversation that nobody meant: nobody may go on there."""
+        """A message went to the wrong conversation: no later turn may continue there."""
         if not opened.resumed and opened.agent != turn.name:
             turn.unneeded.add(opened.agent)  # a new one, that only knows what was just said
             return
@@ -564,7 +564,7 @@ class Pooled(StoredModel):
         return turn.agent
 
     def _close_where_spoiled(self, turn: PoolTurn) -> None:
-        """Close an agent whose run did not stop: nobody knows what it still hears."""
+        """Close an agent whose run did not stop: its state is unknown."""
         if turn.is_spoiled:
             self._let_go(turn)
             if not (
@@ -625,7 +625,7 @@ class Pooled(StoredModel):
     # --- the end ----------------------------------------------------------------------------------------------
 
     async def _settle(self, turn: PoolTurn) -> None:
-        """Put the record right, let go of the agent, tell what became of the turn."""
+        """Correct the record, release the agent, report the turn."""
         if turn.is_answered:
             turn.end = End.WHOLE
         else:
@@ -648,7 +648,7 @@ class Pooled(StoredModel):
         self._tell(turn)
 
     async def _settle_record(self, turn: PoolTurn) -> None:
-        """Leave no record that says more than is known: the answer is not whole."""
+        """Leave no record that claims more than is certain: the answer is not whole."""
         claim = turn.claim
         if claim is None or claim.is_lost:
             return
@@ -664,7 +664,9 @@ class Pooled(StoredModel):
         await claim.drop()
 
     def _may_forget(self, turn: PoolTurn) -> bool:
-        """Whether nobody can go on from this turn's agent: a mark of a record may name it where forks are made."""
+        """Whether no later turn can continue from this turn's agent: a mark of a record may name it where forks are
+        made.
+        """
         return bool(turn.name) and (turn.claim is None or not self._upstream.abilities.can_fork)
 
     async def _prune(self) -> None:

@@ -1,9 +1,9 @@
 """The records of a pool in its key-value store: read, claimed by one run at a time, given back.
 
-A run claims an entry by writing its own name into it before it says anything to an agent, and lets go with its last
-word. Nobody else resumes an agent that a run has, dead or alive: whoever needs the conversation meanwhile takes the
-entry over with a fresh agent, and the run finds out at its next word. So no clock decides who may speak to an agent,
-and two processes never speak to the same one.
+A run claims an entry by writing its own name into it before it sends anything to an agent, and releases it at its
+end. No other run resumes an agent that a run has, dead or alive: a run that needs the conversation meanwhile takes
+the entry over with a fresh agent, and the first run finds out at its next write. So no clock decides who may speak
+to an agent, and two processes never speak to the same one.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PoolEntries:
         """Write `record` for a run of its own in place of what was found.
 
         Raises:
-            EntryMovedError: Somebody was first: look again. Nothing was written.
+            EntryMovedError: Another writer was first: read again. Nothing was written.
         """
         claim = Claim(
             self._kv, key_of(self._upstream, session), self._world, self._world.new_id("run"), found
@@ -144,14 +144,14 @@ class PoolEntries:
         await self._kv.kv_put(POOL_NAMESPACE, key, body, expected=found.version, at=found.record.used_at)
 
     async def drop_where(self, is_unwanted: Callable[[PoolRecord], bool]) -> None:
-        """Remove this upstream's records of which `is_unwanted`, whoever has them."""
+        """Remove this upstream's records for which `is_unwanted`, also those of a run."""
         for kept in await self._kv.kv_list(POOL_NAMESPACE):
             record = decode(kept.body)
             if record is not None and record.upstream == self._upstream and is_unwanted(record):
                 await self._kv.kv_delete(POOL_NAMESPACE, kept.key, expected=kept.version)
 
     async def prune(self) -> tuple[str, ...]:
-        """Remove what is too old or too much, of whatever upstream; return which of our agents nobody knows now."""
+        """Remove what is too old or too much, of any upstream; return which of our agents have no record now."""
         entries = {kept.key: kept for kept in await self._kv.kv_list(POOL_NAMESPACE)}
         gone: list[str] = []
         await self._drop_calls()
@@ -208,12 +208,12 @@ class PoolEntries:
         return LearnedRetention() if kept is None else decode_retention(kept.body)
 
     async def learn(self, *, age_s: float, is_alive: bool) -> None:
-        """Keep what became of an agent that was resumed. Where somebody writes first, it is not kept."""
+        """Keep what became of an agent that was resumed. Where another writer is first, it is not stored."""
         now = self._world.now()
         await self._learn(lambda known: known.learned("alive" if is_alive else "dead", age_s, now=now))
 
     async def learn_echo(self, *, has_echo: bool) -> None:
-        """Keep whether the upstream sent the id of what it resumed. Where somebody writes first, it is not kept."""
+        """Keep whether the upstream sent the id of what it resumed. Where another writer is first, it is not stored."""
         now = self._world.now()
         known, learned = await self._learn(
             lambda known: known.with_echo(now=now) if has_echo else known.without_echo(now=now)
@@ -245,7 +245,7 @@ class Claim:
     """One run's hold on an entry. Made by `PoolEntries.claim`.
 
     Each write after the first may find the entry taken over (`is_lost`), or the store out of order; then nothing is
-    written and nothing raised: the entry names the run that has it, so nobody resumes what it says.
+    written and nothing raised: the entry names the run that has it, so no other run resumes its agent.
     """
 
     def __init__(self, kv: KeyValue, key: str, world: World, run: str, found: Found) -> None:
@@ -265,7 +265,7 @@ class Claim:
         self._version = await self._keep(replace(record, run=self._run))
 
     async def hold(self, record: PoolRecord) -> None:
-        """Write what is known by now; nobody else may resume it yet."""
+        """Write what is certain by now; no other run may resume it yet."""
         await self._write(replace(record, run=self._run))
 
     async def release(self, record: PoolRecord) -> None:
@@ -273,7 +273,7 @@ class Claim:
         await self._write(replace(record, run=""))
 
     async def drop(self) -> None:
-        """Remove the entry: there is nothing that anybody could go by."""
+        """Remove the entry: it is of no use any more."""
         if self.is_lost:
             return
         try:

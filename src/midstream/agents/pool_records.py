@@ -1,7 +1,7 @@
 """Pool records: what is kept of a conversation in an upstream, so that a later process goes on with it.
 
-A record is written twice a turn (two phases). `asked` makes it pending, before anything is sent: from then on nobody
-knows what the agent knows. `confirmed` follows the upstream's first event, `answered` its last.
+A record is written twice a turn (two phases). `asked` makes it pending, before anything is sent: from then on it is
+uncertain what the agent has. `confirmed` follows the upstream's first event, `answered` its last.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ class PoolRecord(Struct, frozen=True):
     Args:
         agent: What to resume it by; "" while a fresh one has no name yet.
         upstream: The name of the upstream.
-        fingerprint: What the agent knows, once the record is confirmed.
-        phase: `pending`: it was being told, nobody knows whether it heard. `confirmed`: it answered with an event.
+        fingerprint: The digest of the agent's conversation, once the record is confirmed.
+        phase: `pending`: a message was being sent; whether it arrived is unknown. `confirmed`: it answered with an
+            event.
         marks: By ascending `users`, `MARKS_MAX` at most.
         open_calls: The ids of the calls that its last response asked the client application to run.
         answered: The ids of the calls whose results it was given since the last user message.
-        asides: The last side calls that nobody had called so: should a client application go on from one, it was none.
-        run: The run that has the agent now, "" where none: until it lets go nobody else resumes it. One that died
-            never does: what its agent heard, and whether it still answers, nobody knows.
+        asides: The last unmarked side calls: should a client application continue one, it was none.
+        run: The run that has the agent now, "" where none: until it releases the record, no other run resumes the
+            agent. A dead run never does: what its agent received, and whether it still answers, is unknown.
         created_at, used_at: Seconds since 1970: when the agent was opened, and when it last gave a sign of life.
     """
 
@@ -78,17 +79,17 @@ class PoolRecord(Struct, frozen=True):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether somebody knows what the agent knows, and its name, and nobody else is talking to it."""
+        """Whether it is certain what the agent has, and its name, and no other run uses it."""
         return self.phase == "confirmed" and bool(self.agent) and not self.run
 
 
 def asked_fresh(outline: Outline, *, upstream: str, now: float) -> PoolRecord:
-    """Return the record of a conversation that is about to be opened and told everything."""
+    """Return the record of a conversation that is about to be opened with the whole transcript."""
     return PoolRecord("", upstream, outline.fingerprint, "pending", now, now, answered=_answered(outline))
 
 
 def asked_again(record: PoolRecord, outline: Outline, *, now: float) -> PoolRecord:
-    """Return the record of an agent that is about to be resumed and told what is new."""
+    """Return the record of an agent that is about to be resumed with the new messages."""
     common = record.fingerprint.count
     return replace(
         record,
@@ -133,7 +134,7 @@ def answered(
 
 
 def noted(record: PoolRecord, outline: Outline) -> PoolRecord:
-    """Return the record with a side call that nobody had called one beside it. Nothing else of it changes."""
+    """Return the record with an unmarked side call beside it. Nothing else of it changes."""
     return replace(record, asides=with_aside(record.asides, outline.fingerprint))
 
 

@@ -1,4 +1,4 @@
-"""One turn of a pool: what is to be said to which agent, and how far that has come."""
+"""One turn of a pool: the messages for its agent, and its progress."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class TurnReport(Struct, frozen=True):
         way: How the agent was got that answered, or was to answer.
         agent: Its name, "" where it never got one.
         common, new: User messages the record knew of this conversation, and those it did not.
-        sends: Messages said, all tries counted.
-        replays: How often a fresh agent was told everything.
+        sends: Messages sent, all tries counted.
+        replays: How often a fresh agent got the whole transcript.
         rebuilt: Why a fresh agent had to take the place of one that should have known: an error's code, "phase" (a run
             died), "stale" (older than this upstream remembers), "unechoed" (it does not show what it resumed), or "".
         error: The code of what the turn failed with, or "".
-        usage: Tokens of all that was said in this turn.
+        usage: Tokens of all messages of this turn.
         field, index: What differs first, or where the new begins, and in which user message, counted from 0.
     """
 
@@ -173,12 +173,12 @@ class PoolTurn:
 
     @property
     def is_last(self) -> bool:
-        """Whether the answer to what is being said is the one to show."""
+        """Whether the answer to the current message is the one to show."""
         return self.delivered == len(self.sends) - 1
 
     @property
     def situation(self) -> FailureSituation:
-        """Position of the turn, for whoever decides what a failure means."""
+        """Position of the turn, for decisions about failures."""
         return FailureSituation(
             is_remembering=self.is_remembering,
             is_taken=self.is_taken,
@@ -201,7 +201,7 @@ class PoolTurn:
                 return AgentOrigin.FRESH if self.claim is not None else AgentOrigin.ASIDE
 
     def begin(self, nonce: str, abilities: Abilities, budget: TranscriptBudget) -> None:
-        """Decide what to say, by the action; for a fresh agent once more after another one failed.
+        """Decide what to send, by the action; for a fresh agent once more after another one failed.
 
         Args:
             nonce: What no other agent's messages are keyed by, for one that has no name yet.
@@ -231,7 +231,7 @@ class PoolTurn:
         self.nonce = nonce
 
     def _tell_cut(self, budget: TranscriptBudget) -> None:
-        """Tell an agent that is not fresh of a cut answer that the request does not have."""
+        """Send an agent that is not fresh the cut answer that the request does not have."""
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or self.sends[0].results:
             return
@@ -247,11 +247,11 @@ class PoolTurn:
         self.sends[place] = replace(said, message=after_cut(last.step, said.message, budget))
 
     def begin_send(self) -> None:
-        """From now on nobody knows what the agent knows."""
+        """From now on it is uncertain what the agent has."""
         self._was_untold, self.is_untold = self.is_untold, False
 
     def take_back_send(self) -> None:
-        """The agent refused what it was told."""
+        """The agent refused the message."""
         self.is_untold = self._was_untold
 
     def begin_anew(self, error: ModelError) -> None:
@@ -263,7 +263,7 @@ class PoolTurn:
         self.rebuilt = error.code
 
     def key(self) -> str:
-        """Return the idempotency key of what is being said: the same for each try to say it to this agent."""
+        """Return the idempotency key of the current message: the same for each try to send it to this agent."""
         users = self.outline.fingerprint.users
         to_come = len(self.sends) - 1 - self.delivered
         told = users[: len(users) - to_come * LINK_BYTES]
@@ -298,7 +298,7 @@ class PoolTurn:
         )
 
     def judgement(self) -> ReuseDecision:
-        """Return what readers are told of it, as it stands now."""
+        """Return the decision for readers, as it stands now."""
         reason = self.judged.reason
         return ReuseDecision(
             self.judged.kind.value,
@@ -337,7 +337,7 @@ def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[Result, ...]:
 
 
 def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) -> UpstreamMessage:
-    """Return what a fresh agent is told: everything, and what to answer."""
+    """Return the messages for a fresh agent: the whole transcript, and the message to answer."""
     before = without_notes(history)
     last = before.entries[-1] if before.entries else None
     message = last if isinstance(last, UserMessage) else UserMessage(())

@@ -1,8 +1,8 @@
 """The first difference of two requests: where a provider's cached prefix ends, and what ended it.
 
 Requests are compared as providers read them: the model, the tools, the system prompt, then the messages. What no
-prompt holds (spaces between members, the order of the request's own fields, cache marks) is no difference. Nothing of
-what was said is in the answer, only places and kinds.
+prompt holds (spaces between members, the order of the request's own fields, cache marks) is no difference. The
+result has no words of the conversation, only places and kinds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Difference(Struct, frozen=True):
         byte: Bytes that both begin with, of the JSON without spaces, in the order in which providers read.
         total: Bytes of the earlier request, counted likewise: what could have been read from the cache.
         field: The place, such as `system` or `messages[3].content[0].text`.
-        cause: What it is, as far as can be told.
+        cause: The cause, as far as it can be derived.
         before, after: What stood there and stands there, by kind: `date`, `time`, `uuid`, `id`, `number`, `path`,
             `text`, `switch`, `list`, `object`, `nothing`.
     """
@@ -85,7 +85,7 @@ class Difference(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Say it in a line, without anything of what was said."""
+        """Return a line about it, without words of the conversation."""
         kinds = self.before if self.before == self.after else f"{self.before} to {self.after}"
         return f"{_WORDS[self.cause]} at {self.field} ({kinds}), after byte {self.byte} of {self.total}"
 
@@ -299,7 +299,7 @@ def _masked(text: str, kinds: tuple[str, ...]) -> str:
 
 
 def _kind_within(text: str, start: int, end: int) -> str:
-    """Say what the characters from `start` to `end` are in."""
+    """Return the kind of the part that has the characters from `start` to `end`."""
     from_, to = max(start - AROUND_CHARS, 0), min(end, start + AROUND_CHARS) + AROUND_CHARS
     window = text[from_:to]
     for kind, pattern in _KINDS.items():

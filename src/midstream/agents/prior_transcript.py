@@ -1,9 +1,9 @@
 """The prior conversation as one text, for a fresh agent of an upstream that takes no messages.
 
-It is framed as data: every line of the frame carries a fence that occurs nowhere in what is quoted, so nothing that
-was said can end the frame or forge a heading of it. The client application's system prompt is never part of it:
-a model that is told whom to obey by a user's message takes that for an attack, and refuses. Thinking is left
-out: it is another model's.
+It is framed as data: every line of the frame carries a fence that occurs nowhere in what is quoted, so no quoted
+text can end the frame or forge a heading of it. The client application's system prompt is never part of it: a model
+takes instructions about whom to obey in a user's message for an attack, and refuses. Thinking is left out: it is
+another model's.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _STOPPED = {
 
 
 class TranscriptBudget(Struct, frozen=True):
-    """How much of a conversation is told again.
+    """How much of a conversation is sent again.
 
     Args:
         result_chars: Characters of each tool's output.
@@ -114,16 +114,16 @@ def replayed(
     takes_files: bool,
     budget: TranscriptBudget = TranscriptBudget(),  # noqa: B008 - frozen
 ) -> UserMessage:
-    """Return what to say to a fresh agent so that it can answer `message` as if it had been there.
+    """Return the text for a fresh agent, so that it can answer `message` as if it had the conversation.
 
-    The history comes first, framed as data; user messages at its end that nobody has answered (they had queued up)
+    The history comes first, framed as data; unanswered user messages at its end (they had queued up)
     follow outside the frame, whole and in order, and `message` is the last of all, whole. Deterministic, linear.
 
     Args:
-        history: What was said before `message`.
+        history: The entries before `message`.
         message: The user's newest words. One without parts asks to go on after the results at the history's end.
         takes_files: Whether the agent reads attachments of the messages outside the frame; else they are named.
-        budget: How much of the history is told.
+        budget: How much of the history is sent.
     """
     asked = len(history.entries)
     while asked and isinstance(history.entries[asked - 1], UserMessage):
@@ -145,7 +145,7 @@ def replayed(
 
 
 def is_cut(entry: Entry) -> bool:
-    """Whether an entry is an answer that was cut, though it ran or said something that must not come twice."""
+    """Whether an entry is a cut answer with calls or text that must not come twice."""
     if isinstance(entry, UserMessage) or entry.response.finish is not Finish.INTERRUPTED:
         return False
     return any(isinstance(part, UpstreamCall | Text) for part in entry.response.parts)
@@ -162,7 +162,7 @@ def after_cut(
 
 
 def transcript(history: History, budget: TranscriptBudget = TranscriptBudget()) -> str:  # noqa: B008 - frozen
-    """Tell a history as one text, framed as data; "" where nothing was said.
+    """Write a history as one text, framed as data; "" where it is empty.
 
     Never longer than `budget.total_chars`, except that the frame itself always stands. Deterministic, linear.
     """
@@ -247,10 +247,10 @@ def _name(name: str) -> str:
 
 
 def _allotted(pieces: Sequence[_Piece], room: int, *, heading_chars: int) -> list[int | None]:
-    """Return how many characters of each piece are told, None for one without even a heading.
+    """Return how many characters of each piece are written, None for one without even a heading.
 
-    First every piece gets its heading and floor, the newest first and the very first one with them, since it says what
-    all was about; then the newest get the rest.
+    First every piece gets its heading and floor, the newest first and the very first one with them, since it has the
+    subject; then the newest get the rest.
     """
     order = [len(pieces) - 1, *([0] if len(pieces) > 1 else []), *range(len(pieces) - 2, 0, -1)]
     whole = sum(len(piece.text) + len(piece.heading) + heading_chars + _mark_chars(piece) for piece in pieces)
@@ -312,7 +312,7 @@ def _noted(part: Text | File) -> str:
 
 
 def _named(part: Text | File) -> Text:
-    """Return a part of a message as words: one that is text is told whole, another is named."""
+    """Return a part of a message as words: a text whole, others by name."""
     if isinstance(part, Text):
         return part
     is_inlined = part.data is None and (part.url or "").startswith("data:")

@@ -33,12 +33,12 @@ class SingleFlight:
 
         Args:
             request: Asks for it.
-            let_go: What becomes of an answer that has come when who waits for it is cancelled: nobody else has it.
+            let_go: Called with an answer that came although its waiter was cancelled: no other task has it.
                 Never raises.
 
         Raises:
             ModelUnavailableError: The upstream was closed before. Nothing was asked.
-            UpstreamFailedError: It was closed meanwhile; nobody knows whether the request arrived.
+            UpstreamFailedError: It was closed meanwhile; whether the request arrived is unknown.
         """
         if self._is_closed:
             request.close()

@@ -1,9 +1,9 @@
 """Meaning of an upstream's failure: tables from its names, codes and words to our typed errors.
 
-Agents say what is wrong in prose, on their stderr, or in an error whose class stayed behind in another process; the
+Agents report errors in prose, on their stderr, or in an error whose class is in another process; the
 prose changes with each version. So it is matched loosely: by fragments, whatever stands around them. The rows come from
-what these programs print and from the reports of those who ran into them; whoever finds a new one adds a row. What no
-row knows is `UpstreamFailedError`: the run failed, and nothing says why.
+what these programs print and from users' reports; a new failure is a new row. A failure without a row is
+`UpstreamFailedError`: the run failed for an unknown reason.
 
 The caller keeps the raw text: as the error's cause, or as a note on it.
 """
@@ -219,12 +219,11 @@ _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
 def kind_of(
     words: str, *, names: Iterable[object] = (), status: int | None = None
 ) -> type[ModelError] | None:
-    """Return which error a failure is, or None where no row knows it.
-
-    The most exact sign wins: a name, then what is said of the conversation, then the HTTP status, then other words.
+    """Return which error a failure is, or None where no row matches. The most exact sign wins: a name, then words
+    about the conversation, then the HTTP status, then other words.
 
     Args:
-        words: What was said, all of it: messages, stderr.
+        words: All texts of the failure: messages, stderr.
         names: Codes, types and subtypes that came with it, the most exact first.
         status: The HTTP status of the provider behind the upstream.
     """
@@ -253,13 +252,13 @@ def upstream_error(
     retry_after_s: float | None = None,
     unknown: type[ModelError] = UpstreamFailedError,
 ) -> ModelError:
-    """Return the typed error for what an upstream said, quoting the beginning of it. Raise it from what carried it.
+    """Return the typed error for an upstream's failure, with the beginning of its text. Raise it from what carried it.
 
     Args:
         who: What people call the upstream.
         words, names, status: See `kind_of`.
         retry_after_s: Seconds it asked to wait.
-        unknown: What it is where no row knows it.
+        unknown: The type where no row matches.
     """
     kind = kind_of(words, names=names, status=status) or unknown
     said = " ".join(words.split())[:REASON_CHARS_MAX] or "it did not say why"

@@ -1,24 +1,24 @@
 """The upstream protocol: a stateful agent that remembers its conversation, so that it is sent only what is new.
 
-An `Upstream` opens agents; an `UpstreamAgent` is one conversation in it and outlives every process: whoever knows its
-id opens it again, for as long as the upstream remembers. `midstream.agents.pool.Pooled` makes a model of it, which
+An `Upstream` opens agents; an `UpstreamAgent` is one conversation in it and outlives every process: it can be opened
+again by its id, for as long as the upstream keeps it. `midstream.agents.pool.Pooled` makes a model of it, which
 never continues the wrong conversation; an upstream itself decides nothing and repeats nothing.
 
-Order of the events of one `send`: `MessageTaken` first, as soon as the upstream has named the conversation;
-then what it says; `Marked` wherever it names a point that a later conversation can start from; `Finished` last.
-Closing the iterator stops the run upstream.
+Order of the events of one `send`: `MessageTaken` first, as soon as the upstream has named the conversation; then its
+output; `Marked` wherever it names a point that a later conversation can start from; `Finished` last. Closing the
+iterator stops the run upstream.
 
-An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) says that
-nothing was taken,
-or that the same key takes it only once: the same is then said again. Where an upstream cannot tell, as when a process
-died with what it was sent, it raises `UpstreamFailedError`: see `doubtful`. A `ModelAccessError` before
-`MessageTaken` says that nothing was taken; an upstream that cannot tell gives `MessageTaken` first.
+An error before `MessageTaken` that is a `ModelUnavailableError` (but no `UpstreamFailedError`) means that nothing
+was taken, or that the same key takes it only once: the message is then sent again. Where an upstream cannot decide
+    that, as when a process died with the message, it raises `UpstreamFailedError`: see `doubtful`. A
+    `ModelAccessError` before `MessageTaken` means that nothing was taken; an upstream that cannot decide that yields
+    `MessageTaken` first.
 
 Errors are those of `midstream.errors`, by what helps, from any method:
     UpstreamGoneError: This agent is not remembered. Only this may be answered by a fresh one without a doubt.
     UpstreamBusyError: The agent is in another run.
-    UpstreamFailedError: The run failed, nothing says why.
-    ModelUnavailableError: Network, rate limit, overload; `retry_after_s` where it was said.
+    UpstreamFailedError: The run failed for an unknown reason.
+    ModelUnavailableError: Network, rate limit, overload; `retry_after_s` where the upstream gave it.
     ModelStalledError: Silence past the upstream's own limit.
     ModelAccessError: The key, the account, the model's name.
     ModelRejectedError, ContextOverflowError, ModelFilteredError: What was sent will never be accepted.
@@ -77,9 +77,9 @@ class UpstreamMessage(Struct, frozen=True):
     Args:
         message: The user's words.
         results: Answers to the calls its last response asked for, in the calls' order; then `message` may have no
-        parts. before: Told to a fresh conversation of an upstream that takes history: all that came before `message`.
-        settings: How the answer is to be made; those that `Abilities.grants` does not name are nobody's concern.
-        person: Whom the agent can ask for leave while it answers; None where nobody is there.
+        parts. before: For a fresh conversation of an upstream that takes history: all entries before `message`.
+        settings: How the answer is to be made; those that `Abilities.grants` does not name are ignored.
+        person: The receiver of permission requests while the agent answers; None where there is none.
     """
 
     message: UserMessage
@@ -94,7 +94,7 @@ class MessageTaken(Struct, frozen=True):
 
     Args:
         agent: What to resume the conversation by from now on. Some upstreams give a new id with each answer.
-        resumed: The id it says that it went on from; "" where it began anew.
+        resumed: The id of the conversation that it continued; "" where it began a new one.
     """
 
     agent: str
@@ -102,7 +102,7 @@ class MessageTaken(Struct, frozen=True):
 
 
 class Marked(Struct, frozen=True):
-    """A point to fork from: the conversation up to and with all that was said so far."""
+    """A point to fork from: the conversation with all messages so far."""
 
     mark: str
 
@@ -116,12 +116,12 @@ class UpstreamAgent(Protocol):
     def send(
         self, said: UpstreamMessage, *, key: str, is_forced: bool = False
     ) -> AsyncIterator[UpstreamEvent]:
-        """Say something and give the answer's events; see the module's text for their order and the errors.
+        """Send a message and yield the answer's events; see the module's text for their order and the errors.
 
         It is an async generator: closing it stops the run.
 
         Args:
-            key: Idempotency key: the same for every try to say the same thing to the same agent.
+            key: Idempotency key: the same for every try to send the same message to the same agent.
             is_forced: End another run of this agent first, such as one that a crash left behind.
         """
 
@@ -148,7 +148,7 @@ class Upstream(Protocol):
         """Abilities of the upstream. Constant."""
 
     async def open(self, setup: Setup, *, resume: str = "") -> UpstreamAgent:
-        """Open a fresh conversation, or the one that `resume` names. Nothing is said yet.
+        """Open a fresh conversation, or the one that `resume` names. No message is sent yet.
 
         An upstream may find out only in `send` that it remembers nothing.
         """
@@ -157,7 +157,7 @@ class Upstream(Protocol):
         """Ask whether the credential is accepted, apart from any conversation."""
 
     async def forget(self, agent: str) -> None:
-        """Delete a conversation upstream, where that can be done. Whatever goes wrong is nobody's concern."""
+        """Delete a conversation upstream, where that can be done. Failures are ignored."""
 
     async def aclose(self) -> None:
         """Close everything that is open. Calling it twice is harmless."""
@@ -175,9 +175,9 @@ class ForkingUpstream(Upstream, Protocol):
 
 
 def doubtful(error: ModelError) -> ModelError:
-    """Return what to raise before `MessageTaken` for an error after which nobody knows whether the message was taken.
+    """Return what to raise before `MessageTaken` for an error after which it is unknown whether the message was taken.
 
-    It is the error itself, unless that would have the message said again to the same agent. Raise it from its cause.
+    It is the error itself, unless that would send the message again to the same agent. Raise it from its cause.
     """
     if not isinstance(error, ModelUnavailableError) or isinstance(
         error, UpstreamBusyError | UpstreamFailedError
@@ -190,5 +190,5 @@ def doubtful(error: ModelError) -> ModelError:
 
 
 def is_never_sent(error: BaseException | None) -> bool:
-    """Return whether an error of an HTTP package says that there never was a connection to send anything over."""
+    """Return whether an error of an HTTP package proves that there never was a connection."""
     return type(error).__name__ in _NEVER_SENT

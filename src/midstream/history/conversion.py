@@ -26,7 +26,7 @@ from midstream.history.repair.system_prompts import with_words, words_of_system
 
 
 class Converted(Struct, frozen=True):
-    """A history in another format. `findings` tells what it could not hold."""
+    """A history in another format. `findings` lists what it could not hold."""
 
     messages: list[Value]
     system: Value = None

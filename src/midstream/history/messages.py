@@ -46,7 +46,7 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
 
     Args:
         media_type: Such as `image/png`.
-        data: It in base64; or null, and `url` says where it is.
+        data: It in base64; or null, and `url` has its address.
         url: Where it is; or null, and `data` is it.
         name: What people call it.
     """
@@ -62,8 +62,8 @@ class Call(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
 
     `id` is unique within its response; where the provider gave none or gave one twice, it was minted and
     `provider_id` holds the original. `arguments` is the JSON text exactly as the model wrote it, also when it
-    is broken. `signature` is the provider's over the call (Gemini's thought signature), kept byte for byte: the model
-    that signed it wants it back.
+    is broken. `signature` is the provider's over the call (Gemini's thought signature), kept byte for byte: the
+    model that signed it requires it back.
     """
 
     id: str
@@ -94,7 +94,7 @@ class UpstreamCall(Struct, frozen=True, gc=False, tag="upstream_call", omit_defa
 
     Args:
         id: Unique among the upstream's calls of its response.
-        name: The upstream's name of the tool; "" where it never said.
+        name: The upstream's name of the tool; "" where it gave none.
         arguments: As the upstream gave them, usually JSON text; cut at `UPSTREAM_CHARS_MAX`, with a mark.
         content: What the upstream read, cut likewise.
         outcome: How it ended; None only while it runs, which is never so in a `Step`.

@@ -57,27 +57,27 @@ def repair(
     Args:
         messages: One provider's messages, as plain dicts.
         format: `anthropic`, `openai-chat`, `openai-responses`, `gemini`, `mistral`, `bedrock`, `pydantic-ai` or
-            `langchain`. Without a name, the messages say it by what they hold. A list whose messages fit several
+            `langchain`. Without a name, it is recognized by the messages' content. A list whose messages fit several
             formats comes back as it is where none of them finds anything wrong, and is refused otherwise.
         profile: Whose rules hold; the format's own provider unless named (`midstream.history.profiles.PROFILES`).
-        model: The model that will be asked; thinking that says it was signed for another one is dropped.
-        thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`: it
-            has, and the provider wants the reasoning of every response, not only of those with calls.
+        model: The model that will be asked; thinking that was signed for another one is dropped.
+        thinking: Whether the coming request has thinking on, if known; `advice.thinking` may turn it off. `every`:
+            it has, and the provider requires the reasoning of every response, not only of those with calls.
         system: The system prompt that is sent beside the list; comes back in `Repaired.system`, with system
-            messages of the list moved into it where the provider wants them there.
+            messages of the list moved into it where the provider requires that.
         live_tail: The last response is still at work (an approval is pending, a tool is running): its open calls
             are no defect and stay open.
-        mode: `repair`; `strict` to raise instead; `drop` to leave out steps that are not complete, and
-            nothing a user said; `sanitize` for what an aborted run left, as a run of another framework takes it:
-            without open calls, empty responses, system prompts, run ids, and all but the last of requests in a
-            row; `rollback` to cut the list at the last complete step. `Edit.lost` holds the text that went.
-        outcomes: How calls without a result ended, by call id, where the caller knows: `denied` by the user,
+        mode: `repair`; `strict` to raise instead; `drop` to leave out steps that are not complete, and nothing of a
+            user; `sanitize` for what an aborted run left, as a run of another framework takes it: without open
+            calls, empty responses, system prompts, run ids, and all but the last of requests in a row; `rollback` to
+            cut the list at the last complete step. `Edit.lost` holds the text that went.
+        outcomes: How calls without a result ended, by call id, where the caller has them: `denied` by the user,
             `not-started`, `interrupted`, `unknown`. Unknown is assumed.
         prefill: The last response is one that the model is to continue.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no JSON value (cyclic, too deep, other objects).
-        HistoryRefusedError: In mode `strict`, something would be refused; `findings` says what and where.
+        HistoryRefusedError: In mode `strict`, something would be refused; `findings` has what and where.
         UnreadableHistoryError: No format was named, and the messages fit several; the message lists them.
         UsageError: There is no format, profile or mode of this name.
     """
@@ -97,7 +97,7 @@ def repair(
 
 
 def _recognized(messages: list[Value], profile: str | None, given: CallerKnowledge) -> Format:
-    """Find the format of a list that nobody named.
+    """Recognize the format of a list.
 
     Raises:
         UnreadableHistoryError: It may be of several formats, and they disagree about what is wrong.
@@ -129,8 +129,8 @@ def check(
 ) -> list[Finding]:
     """List everything a provider would refuse, with its place and the rule it breaks; empty if nothing.
 
-    Nothing is found exactly when `repair` would give back the list it was given. Without a `format`, the messages
-    say it by what they hold.
+    Nothing is found exactly when `repair` would give back the list it was given. Without a `format`, it is
+    recognized by the messages' content.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no JSON value.
@@ -149,7 +149,7 @@ def convert(
     """Write one provider's messages as another's.
 
     Literal: nothing is repaired, so repair before or after. What the target cannot hold (another provider's
-    signed thinking, hosted tools, unknown parts) is told in `findings` and kept as words where it has any.
+    signed thinking, hosted tools, unknown parts) is listed in `findings` and kept as words where it has any.
 
     Raises:
         InvalidHistoryError: This is no list, or a message is no object.

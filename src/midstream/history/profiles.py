@@ -1,7 +1,7 @@
 """Rules of what each provider accepts, as data.
 
-A profile is read by `repair`, `check` and `render` and by nothing else; a rule that cannot be said as a value here does
-not exist. Sources and error texts: `docs/spec/history.md`.
+A profile is read by `repair`, `check` and `render` and by nothing else; a rule that is not a value here does not
+exist. Sources and error texts: `docs/spec/history.md`.
 """
 
 from __future__ import annotations

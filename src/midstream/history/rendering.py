@@ -96,7 +96,7 @@ def render(
     Pure, linear, and stable: more entries add messages and change none.
 
     Args:
-        history: What was said; may be any history there is.
+        history: The history to write; any history is accepted.
         instructions: The system prompt, or "".
         profile: Whose rules hold (`midstream.history.profiles.PROFILES`).
         form: The format of the messages; the one the profile's provider speaks unless named.
@@ -140,7 +140,7 @@ class _Writer:
     # --- what a user said -------------------------------------------------------------------------------------
 
     def user(self, message: UserMessage) -> None:
-        """Write a user's message; one without anything to read says so."""
+        """Write a user's message; an empty one gets a placeholder."""
         if self._is_plain and (words := _only_words(message.parts)):
             self.messages.append({"role": "user", "content": words})
             return
@@ -177,7 +177,7 @@ class _Writer:
     # --- what a model said, and what came of its calls --------------------------------------------------------
 
     def step(self, step: Step) -> None:
-        """Write a response and the results of its calls; a response that says and asks nothing is left out."""
+        """Write a response and the results of its calls; an empty response is left out."""
         response = _in_words(step.response)
         if self._is_plain and (words := _only_words(response.parts)):
             self.messages.append({"role": "assistant", "content": words})
@@ -228,7 +228,7 @@ class _Writer:
         return parts
 
     def _thought(self, part: Thinking, *, is_own: bool) -> Part | None:
-        """Write a thought for who may have it: the model that signed it, or anybody who takes all of them."""
+        """Write a thought for the model that signed it, or for a provider that takes all of them."""
         form = self._form
         if self._profile.takes_reasoning and form.spec.reasoning == "written":
             return Part(PartKind.THINKING, None, body=part.text) if part.text.strip() else None
@@ -349,7 +349,7 @@ def _is_of(response: Response, model: str) -> bool:
 
 
 def _in_words(response: Response) -> Response:
-    """Tell of calls that ran upstream in words: nobody else has a part for what neither it nor we ran."""
+    """Describe calls that ran upstream in words: no format has a part for calls of a third party."""
     if not any(isinstance(part, UpstreamCall) for part in response.parts):
         return response
     parts: list[ResponsePart] = []

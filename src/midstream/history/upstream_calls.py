@@ -1,4 +1,4 @@
-"""The life of a call that the upstream runs itself: it starts, it ends, and it can be told in words.
+"""The life of a call that the upstream runs itself: it starts, it ends, and it can be described in words.
 
 What was executed elsewhere cannot be judged here, so nothing of it is ever owed, run or repeated.
 """
@@ -40,12 +40,14 @@ def ended(call: UpstreamCall, content: str, outcome: Outcome) -> UpstreamCall:
 
 
 def closed(call: UpstreamCall) -> UpstreamCall:
-    """Return the call as it stands in a response that is over: one still open has an unknown outcome, and says why."""
+    """Return the call as it stands in a response that is over: one still open has an unknown outcome, with the
+    reason.
+    """
     return call if call.outcome is not None else ended(call, UPSTREAM_CUT, Outcome.UNKNOWN)
 
 
 def words_of(call: UpstreamCall) -> str:
-    """Tell of a call in words, for who has no part for it: a provider that was not there, a host without tools."""
+    """Describe a call in words, for formats without a part for it: other providers, clients without tools."""
     name = " ".join(call.name.split()) or "a tool"
     told = f"[ran elsewhere: {name} {call.arguments}; {_ENDED[call.outcome]}]"
     return f"{told}\n{call.content}" if call.content else told

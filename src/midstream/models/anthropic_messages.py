@@ -28,12 +28,12 @@ this."""
 class AnthropicMessages(ProvidedModel):
     """A model behind `POST {base_url}/messages`: Anthropic's own, and servers that speak like it.
 
-    Signed thinking goes back, byte for byte, to the model that signed it. What the provider's own tools did is told
-    as `UpstreamCall`s, and in words in the requests that follow.
+    Signed thinking goes back, byte for byte, to the model that signed it. Calls of the provider's own tools are
+    reported as `UpstreamCall`s, and in words in the requests that follow.
 
     Args:
         base_url: Up to and including the version, such as `https://models.example/v1`.
-        model: The name the server knows the model by.
+        model: The model's name at the server.
         api_key: Sent as `x-api-key`; None sends none (a bearer token goes into `headers`).
         tokens_max: Tokens of a response (`max_tokens`), thinking included.
         thinking: The API's own object, such as `{"type": "enabled", "budget_tokens": 4096}`. It is turned off for the
@@ -47,8 +47,8 @@ class AnthropicMessages(ProvidedModel):
         cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
         limits: How long the server may take to connect, to begin and between two pieces of a response.
 
-    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later request
-    uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
+    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later
+    request uses any of them, as their state is unknown. Close them with `aclose`, or use the model as an async context.
 
     Raises:
         UsageError: The address is no http or https URL.
@@ -95,7 +95,7 @@ class AnthropicMessages(ProvidedModel):
             ModelStalledError: Silence for longer than `limits` allow.
             ModelRejectedError: The server will never accept this request as it is.
             ModelAccessError: The key, the account or the name of the model is not accepted.
-            ModelFilteredError: The model refused and said nothing else.
+            ModelFilteredError: The model refused without any other output.
             ContextOverflowError: It is longer than the model can read, or leaves no room for a response.
         """
         headers = {"Idempotency-Key": request.key} if request.key else {}

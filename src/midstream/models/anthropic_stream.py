@@ -1,8 +1,8 @@
 """Anthropic Messages: the events of a streamed response, and the tools of a request.
 
-A response comes in blocks, one after the other, each opened, grown and closed. Read generously, because other servers
-speak this dialect too: a block that was never closed counts as far as it came, counts of tokens may come at the
-beginning or at the end, and events and blocks that nobody knows yet are passed over.
+A response comes in blocks, one after the other, each opened, grown and closed. Tolerant, because other servers use
+this format too: a block that was never closed counts as far as it came, counts of tokens may come at the beginning
+    or at the end, and unknown events and blocks are skipped.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class MessageReader:
 
         Raises:
             ModelUnavailableError: The stream broke off before its end.
-            ModelFilteredError: The model refused, and said nothing else.
+            ModelFilteredError: The model refused without any other output.
             ContextOverflowError: The conversation left no room for a response.
         """
         if not self._is_over and not self._stop_reason:

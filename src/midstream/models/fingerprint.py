@@ -1,8 +1,8 @@
 """Fingerprints: by what a conversation is known again, and what a host has sent of it.
 
 Taken in: the system prompt, the tools, the MCP servers, the upstream's identity, and every user message with its
-attachments by content. Never taken in: what a model or a tool said, because hosts write that anew in their own way;
-of results only the ids of their calls count, which are ours.
+attachments by content. Not included: output of models and tools, because client applications rewrite it; of results
+only the ids of their calls count, which are ours.
 
 Users are a chain: link i is a hash over link i - 1 and message i. Equal links mean equal beginnings, so the longest
 common beginning of two conversations is found by halving.
@@ -122,7 +122,7 @@ class Chain(Struct, frozen=True):
     """Facts that matter of one conversation's messages, with these: a longer one costs only its new messages.
 
     What is known is recognised by the identity of its entries, or else by their equality; a history that does not
-    begin with it is read whole. Holds the entries it knows.
+    begin with it is read whole. Has the entries that were digested.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -147,7 +147,8 @@ def outline(
     """Return what matters of a request.
 
     Args:
-        tools: What the upstream is told of; () for one that takes no tools, so that they are no reason to begin anew.
+        tools: The tools that the upstream receives; () for one that takes none, so that they never force a fresh
+            conversation.
         servers: Likewise.
         identity: The upstream's own.
     """
@@ -242,8 +243,8 @@ def _body(message: UserMessage) -> bytes:
 def file_digest(file: File) -> bytes:
     """Return the digest of an attachment: its media type and its content.
 
-    Base64 is compared by what it says: blanks, padding and the URL-safe alphabet make no difference, and a `data:` URL
-    is the same as its data. Another URL is compared as it is, for nobody fetches it here. The name counts only where
+    Base64 is compared by its content: blanks, padding and the URL-safe alphabet make no difference, and a `data:` URL
+    is the same as its data. Another URL is compared as it is, since it is not fetched here. The name counts only where
     there is nothing else.
     """
     media_type, kind, content = file.media_type, b"data", file.data

@@ -66,12 +66,13 @@ class Model(Protocol):
 
 @runtime_checkable
 class ResumableModel(Model, Protocol):
-    """A model whose provider goes on with a response when nobody listens, and keeps it for a while.
+    """A model whose provider continues a response without a connection, and keeps it for a while.
 
-    Its stream says so with one `Resumable` before the first word. From then on closing the iterator stops nothing: a
+    Its stream has one `Resumable` before the first text. From then on closing the iterator stops nothing: a
     response that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered
     from its
-    beginning; readers are shown only what they have not seen. A response that nobody wants any more is given to `stop`.
+    beginning; readers are shown only what they have not seen. A response that is not needed any more is given to
+    `stop`.
 
     `stream` raises beyond what every model does:
         ModelCutError: The connection broke; the provider may go on with the response.
@@ -79,7 +80,7 @@ class ResumableModel(Model, Protocol):
     """
 
     async def stop(self, token: str) -> None:
-        """Let the provider stop this response. Bounded by the caller; whatever goes wrong is nobody's concern."""
+        """Let the provider stop this response. Bounded by the caller; failures are ignored."""
 
 
 @runtime_checkable
@@ -95,7 +96,7 @@ class StoredModel(Model, Protocol):
 
 @runtime_checkable
 class GrantingModel(Model, Protocol):
-    """A model that can be told how to make an answer: `ModelRequest.wishes`."""
+    """A model that takes settings: `ModelRequest.wishes`."""
 
     @property
     def grants(self) -> frozenset[str]:

@@ -25,7 +25,7 @@ class OpenAICompatible(ProvidedModel):
 
     Args:
         base_url: Up to and including the version, such as `http://127.0.0.1:11434/v1`.
-        model: The name the server knows the model by.
+        model: The model's name at the server.
         api_key: Sent as a bearer token; None sends none.
         extra: More fields for the body of each request (such as `temperature`), over those made here; a field whose
             value is None is left out, for servers that refuse `stream_options`.
@@ -37,14 +37,14 @@ class OpenAICompatible(ProvidedModel):
         cache_ttl: How long what is marked is kept: "" for the provider's five minutes, or `1h`.
         profile: Whose rules the messages are written by (`midstream.history.profiles.PROFILES`): `openai-chat`,
             `deepseek`, `kimi`, `minimax`, `mistral`; `strict-template` for a server that puts them through the
-            chat template of a model, `portable` for what everybody takes.
+            chat template of a model, `portable` for what every server accepts.
         limits: How long the server may take to connect, to begin and between two pieces of a response.
 
-    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later request
-    uses any of them: who knows what state they are in. Close them with `aclose`, or use the model as an async context.
+    Connections are kept between responses. After a response that was cut (a cancel, silence, a fault) no later
+    request uses any of them, as their state is unknown. Close them with `aclose`, or use the model as an async context.
 
     Raises:
-        UsageError: The address is no http or https URL, or nobody knows the profile.
+        UsageError: The address is not an http or https URL, or the profile does not exist.
     """
 
     def __init__(

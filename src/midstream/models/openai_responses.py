@@ -28,14 +28,14 @@ GONE = (400, 404, 410)
 class OpenAIResponses(ProvidedModel):
     """A model behind `POST {base_url}/responses`.
 
-    In background mode the provider makes the response whether anybody listens or not. A connection that breaks is made
+    In background mode the provider makes the response with or without a connection. A connection that breaks is made
     again and the stream goes on after the last event; a response that a killed process was in is taken up by the next
     owner of the session. Background mode needs the provider to store the response; without it (`is_background=False`)
     nothing is stored, and a cut response is asked for again.
 
     Args:
         base_url: Up to and including the version, such as `http://127.0.0.1:8000/v1`.
-        model: The name the server knows the model by.
+        model: The model's name at the server.
         api_key: Sent as a bearer token; None sends none.
         is_background: Whether responses outlive their connection.
         extra: More fields for the body of each request (such as `reasoning`), over those made here; a field whose
@@ -113,10 +113,10 @@ class OpenAIResponses(ProvidedModel):
             raise reader.failure
 
     async def stop(self, token: str) -> None:
-        """Let the provider stop a response that nobody wants any more.
+        """Stop a response at the provider.
 
         Raises:
-            ModelUnavailableError: It could not be told.
+            ModelUnavailableError: The request failed.
         """
         await self._provider.post(f"/responses/{_quoted(token)}/cancel")
 

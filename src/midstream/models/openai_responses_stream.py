@@ -123,7 +123,7 @@ class ResponsesReader:
         return self._upstream_call(event) or [Working(_name_of(event.item))]
 
     def _upstream_call(self, event: ResponsesEvent) -> list[ModelEvent]:
-        """Tell of a tool that the provider runs itself, as soon as its arguments are known."""
+        """Report a call of a tool that the provider runs itself, as soon as its arguments are complete."""
         if event.type == "response.mcp_call_arguments.done":
             name = self._upstream_calls.pop(str(event.item_id), None)
             return [UpstreamCallStarted(str(event.item_id), name, str(event.arguments))] if name else []

@@ -2,7 +2,7 @@
 
 Providers keep what they have read under its exact beginning: tools, then the system prompt, then the messages. The
 messages are kept stable by `history/rendering.py`, which writes forwards; here stand the order and the encoding of the
-tools, the key that brings a session's requests to the same machine, and the marks that Anthropic wants.
+tools, the key that brings a session's requests to the same machine, and the marks that Anthropic requires.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def anchored(body: Mapping[str, Any], *, ttl: str = "") -> Json:
 
     One mark ends the tools, one the system prompt, two slide along the messages: at the end, and where the request
     before this one ended, so that what was kept then is found however many blocks have come since. A body that has
-    marks already is somebody else's business and is returned as it is. But for the marks, the body of a longer
-    conversation begins with that of a shorter one: texts of the user become blocks whether they carry a mark or not.
+    marks already is returned as it is. But for the marks, the body of a longer conversation begins with that of a
+    shorter one: texts of the user become blocks whether they carry a mark or not.
 
     Args:
         body: `tools`, `system` and `messages` as Anthropic has them.

@@ -1,8 +1,8 @@
 """Meaning of a provider's refusal: tables from statuses, codes and words to our typed errors.
 
-The type says what follows: asked again, asked later, never, or after a person has changed something (`retry` of each
+The type decides what follows: asked again, asked later, never, or after a person has changed something (`retry` of each
 class). The most exact word wins: the provider's own code, then the HTTP status, then its general type, then how the
-message reads. What nobody has listed is asked again only where the status says that the fault is the server's.
+message reads. An unlisted error is retried only where the status shows a fault of the server.
 """
 
 from __future__ import annotations

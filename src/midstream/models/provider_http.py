@@ -71,7 +71,7 @@ class EventTranslator(Protocol):
 async def read_response(
     asked: AsyncGenerator[Sequence[ServerSentEvent], None], reader: EventTranslator
 ) -> AsyncGenerator[ModelEvent, None]:
-    """Give a response that is one answer, from its first byte to its last; what says nothing is a `KeepAlive`.
+    """Give a response that is one answer, from its first byte to its last; bytes without an event are a `KeepAlive`.
 
     Raises whatever `asked` and the reader do, and closes `asked`.
     """
@@ -232,10 +232,10 @@ class Provider:
     ) -> AsyncGenerator[Sequence[ServerSentEvent], None]:
         """Ask, and give the events of the answer as they come; closing the iterator closes the connection.
 
-        An empty sequence says that something came which is no event yet, or never will be: a ping.
+        An empty sequence stands for bytes that are no event yet, or never will be: a ping.
 
         Args:
-            gone: The statuses that say that what was asked for is not there (any more).
+            gone: The statuses of a thing that does not exist (any more).
             stalls: The budgets of the agent that sends the request.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Every provider that pydantic-ai knows, through its model layer; its agents are not used."""
+"""Every provider of pydantic-ai, through its model layer; its agents are not used."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class PydanticAIModel:
         settings: pydantic-ai's `ModelSettings` for each request.
         profile: Whose rules the messages are written by (`midstream.history.profiles.PROFILES`); the model's provider's
             unless named.
-        is_cached: Whether requests are marked for the provider's cache, where it wants that: Anthropic's (also over
+        is_cached: Whether requests are marked for the provider's cache, where it requires that: Anthropic's (also over
             Bedrock and OpenRouter) end of the tools, of the system prompt, of the messages and of the turn's opening;
             OpenAI's `prompt_cache_key`. Settings of yours that speak of a cache are left alone.
 
-    Thinking is sent back only to the model that thought it, because its signature says nothing to others.
+    Thinking is sent back only to the model that thought it, because other models cannot verify its signature.
 
     Raises:
         ModelMissingError: The provider's package is not installed.
@@ -153,7 +153,7 @@ class PydanticAIModel:
     def _marked(
         self, sent: list[messages.ModelMessage], settings: ModelSettings | None, session: str
     ) -> tuple[list[messages.ModelMessage], ModelSettings | None]:
-        """Return messages and settings that tell the provider's cache what will be sent again."""
+        """Return messages and settings with marks for the provider's cache."""
         if self._model.system in _MARKED:
             return _with_anchor(sent), cast("ModelSettings", {**(settings or {}), "cache": True})
         host = urlsplit(self._model.base_url or "").hostname or ""
@@ -178,7 +178,7 @@ def _with_anchor(sent: list[messages.ModelMessage]) -> list[messages.ModelMessag
 
 
 def _is_thinking(settings: ModelSettings | None) -> bool | None:
-    """Whether the settings have Anthropic's thinking on, where they say so."""
+    """Whether the settings switch Anthropic's thinking on."""
     asked = (settings or {}).get("anthropic_thinking")
     return asked.get("type") != "disabled" if isinstance(asked, dict) else None
 

@@ -51,9 +51,10 @@ class ModelRequest(Struct, frozen=True):
         key: Stable over the attempts of one response; for a provider's idempotency header.
         resume: What a `Resumable` of this attempt named, to take that same response up; "" asks for a new one.
         session: Whose conversation it is: what an upstream's memory of it is found by. "" has none.
-        is_ephemeral: A side call, such as one that makes a title: it must leave no trace in anybody's memory.
+        is_ephemeral: A side call, such as one that makes a title: it must leave no trace in the upstream's
+            conversation.
         settings: How the answer is to be made, as far as the model grants it.
-        person: Whom an upstream's agent can ask for leave in the middle of its answer; None where nobody is there.
+        person: The receiver of an upstream agent's permission requests; None where there is none.
         stalls: How long the agent allows silences to be; None where no agent sends this.
         is_resent: The history is what a client application has sent: tools that an agent ran itself may be missing.
     """
@@ -92,7 +93,7 @@ class ThinkingDelta(Struct, frozen=True):
 class ToolCallRequested(Struct, frozen=True):
     """A whole tool request. `arguments` is JSON text exactly as the model wrote it; `id` may be empty.
 
-    `signature` is the provider's over this call, for those that want it back (Gemini's thought signature).
+    `signature` is the provider's over this call, for those that require it back (Gemini's thought signature).
     """
 
     id: str
@@ -102,7 +103,7 @@ class ToolCallRequested(Struct, frozen=True):
 
 
 class UpstreamCallStarted(Struct, frozen=True):
-    """The upstream runs a tool of its own. It is shown; nobody here may run it. `id` is unique within the response."""
+    """The upstream runs a tool of its own. It is shown and not run here. `id` is unique within the response."""
 
     id: str
     name: str
@@ -124,17 +125,20 @@ class Working(Struct, frozen=True):
 
 
 class KeepAlive(Struct, frozen=True):
-    """The connection lives (a ping, an empty piece). It says nothing about the model and counts as no progress."""
+    """The connection lives (a ping, an empty piece). It is not output of the model and counts as no progress."""
 
 
 class ReuseReported(Struct, frozen=True):
-    """A pool judged what its upstream's agent knows, before it is told anything. It counts as no progress."""
+    """A pool decided whether its upstream agent has the conversation, before it sends anything. It counts as no
+    progress.
+    """
 
     judgement: ReuseDecision
 
 
 class Resumable(Struct, frozen=True):
-    """The provider keeps this response for a while, whoever listens; `token` names it in a later request's `resume`.
+    """The provider keeps this response for a while, without a connection; `token` names it in a later request's
+    `resume`.
 
     Such a request is answered with the same events from the beginning of the response. Sent before the first word.
     """
@@ -181,8 +185,8 @@ class ResponseBuilder:
     """Collect a model's events: `add` returns the deltas to journal, `response` the whole in the end.
 
     Args:
-        shown: The parts readers have been shown of this attempt, where it is taken up again: the model says it all
-            once more, and what is known is not journaled a second time.
+        shown: The parts of this attempt that readers have, where it is resumed: the model sends all of it again, and
+            these parts are not journaled a second time.
         is_announcing: Calls, signatures and a first sign of work have deltas of their own, for client applications:
             their APIs show these in mid-response.
     """
@@ -255,7 +259,7 @@ class ResponseBuilder:
         return (Delta(*self._ids, part, "thinking", "", requested=requested, signature=signature),)
 
     def response(self) -> Response | None:
-        """Return the whole response, or None while the model has not finished or said nothing at all.
+        """Return the whole response, or None while the model has not finished or its output is empty.
 
         To a client application an empty response is one, too.
         """
@@ -275,7 +279,7 @@ class ResponseBuilder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the model has said that its response is whole."""
+        """Whether the model has marked its response as complete."""
         return self._finished is not None
 
     def _say(self, kind: Literal["text", "thinking"], text: str) -> Sequence[Delta]:
@@ -332,7 +336,7 @@ class ResponseBuilder:
         return deltas
 
     def _told(self, part: int, call: UpstreamCall) -> Sequence[Delta]:
-        """Return what readers are told of a call, unless they have been told."""
+        """Return the delta of a call for readers, once."""
         shown = self._shown.get(part)
         if shown is None:
             return [Delta(*self._ids, part, "thinking", "", call)]

@@ -64,7 +64,7 @@ def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
 
 
 def hosted_answer(call: Part, words: str) -> Part | None:
-    """Make the error result of a hosted tool that was cut, or None for a tool we do not know."""
+    """Make the error result of a hosted tool that was cut, or None for an unknown tool."""
     raw: Json
     if call.raw.get("type") == "mcp_tool_use":
         content = [{"type": "text", "text": words}]
@@ -204,7 +204,7 @@ class Anthropic:
 
 
 def no_output(part: Part) -> str:
-    """What an empty result says."""
+    """The content of an empty result."""
     return "(failed without a message)" if part.failed else "(no output)"
 
 
@@ -255,7 +255,7 @@ def _part(block: Value) -> Part:
 
 
 def _type_by_keys(block: Value) -> str | None:
-    """What a block without a type must be, by the keys that only one type has."""
+    """Type of a block without one, by the keys that only one type has."""
     if not isinstance(block, dict):
         return None
     if "tool_use_id" in block:

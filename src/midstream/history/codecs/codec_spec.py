@@ -1,7 +1,7 @@
 """The shape every format is read into: turns of parts, each with the object it came from.
 
-A format parses literally and never repairs. A turn that nobody touched is written as the very object it was
-read from, so what was valid stays byte for byte: signatures, cache markers, unknown part types and all.
+A format parses literally and never repairs. A turn that no step changed is written as the very object it was read
+from, so what was valid stays byte for byte: signatures, cache markers, unknown part types and all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class PartKind(StrEnum):
-    """What a part is, to every provider."""
+    """The kind of a part, common to all providers."""
 
     TEXT = "text"
     THINKING = "thinking"
@@ -41,7 +41,7 @@ class PartKind(StrEnum):
 
 
 class Role(StrEnum):
-    """Who speaks in a turn."""
+    """The side whose turn it is."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -51,7 +51,7 @@ class Role(StrEnum):
 
 
 class ResultPlacement(StrEnum):
-    """Where a format keeps the results of calls."""
+    """The place of the results of calls in a format."""
 
     GROUPED = "grouped"
     """Parts of the next user message (Anthropic, Bedrock, Gemini, pydantic-ai)."""
@@ -66,7 +66,7 @@ class Part(Struct, eq=False, gc=False):
 
     `body` is the text, the arguments of a call (text or object, as the format has them) or the content of a
     result. `raw` is the provider's object, or None for a part that is not written yet. Not watched by the garbage
-    collector: a call refers to its results, and they know it by its identity only.
+    collector: a call refers to its results, and they refer to it by its identity only.
     """
 
     kind: PartKind
@@ -240,7 +240,7 @@ class Format(Protocol):
         """Append the content of a second result of the same call to the first."""
 
     def tidy(self, part: Part) -> str | None:
-        """Make a result's content sendable; say what was wrong (a code), or None if nothing was."""
+        """Make a result's content sendable; return the code of what was wrong, or None."""
 
 
 def role_in(roles: dict[str, Role], named: Value) -> Role:
@@ -249,7 +249,7 @@ def role_in(roles: dict[str, Role], named: Value) -> Role:
 
 
 def type_of(raw: Json) -> str:
-    """What a block says it is; anything may stand there."""
+    """The type that a block states; it may be any value."""
     kind = raw.get("type")
     return kind if isinstance(kind, str) else ""
 
@@ -287,7 +287,7 @@ def object_in_text(value: Value) -> Json | None:
 
 
 def _object_in_strict(text: str) -> Json | None:
-    """What Python's reader takes and msgspec does not (NaN, lone surrogate escapes) is no fault."""
+    """Accept what `json` reads and msgspec does not: NaN, and escapes of lone surrogates."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -322,7 +322,7 @@ def _whole(found: Json) -> Json:
 
 
 def is_typed(block: Value) -> bool:
-    """Whether this is a block that says what it is, as every provider with typed blocks wants it."""
+    """Whether this is a block with a type, as every provider with typed blocks requires."""
     return isinstance(block, dict) and isinstance(block.get("type"), str)
 
 
@@ -330,7 +330,7 @@ _TEXTS = frozenset({"text", "input_text", "output_text"})
 
 
 def is_sound(block: Value) -> bool:
-    """Whether this is a block that says what it is, and whose text is one."""
+    """Whether this is a block with a type, and with a valid text."""
     return is_typed(block) and (block["type"] not in _TEXTS or isinstance(block.get("text"), str))
 
 

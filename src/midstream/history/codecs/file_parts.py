@@ -15,12 +15,12 @@ _BY_ADDRESS = ("https://", "http://")
 
 
 def file_part(form: Format, takes: str, file: File) -> Part | None:
-    """Write an attachment for a format, or None where it must be told in words.
+    """Write an attachment for a format, or None where it must be described in words.
 
     Args:
         form: The format.
         takes: What the profile is shown as it is: `any`, `images` or `none`.
-        file: The attachment. One that holds no base64 and no web address can be shown to nobody.
+        file: The attachment. One without base64 and without a web address cannot be sent.
     """
     is_image = file.media_type.startswith("image/")
     if takes == "none" or (takes == "images" and not is_image) or not _is_whole(file, form):
@@ -35,7 +35,7 @@ def file_part(form: Format, takes: str, file: File) -> Part | None:
 
 
 def file_words(file: File) -> str:
-    """Tell of an attachment in words; one that is text is told whole."""
+    """Describe an attachment in words; a text is included whole."""
     name = file.name or file.media_type
     if file.data is None:
         return f"[attached file: {name} at {file.url}]"

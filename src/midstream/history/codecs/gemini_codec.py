@@ -235,7 +235,7 @@ def _thought(raw: Json, signature: Value) -> Part:
 
 
 def _media(raw: Json) -> Part:
-    """Read an attachment; what holds none is told in words."""
+    """Read an attachment; a part without one is described in words."""
     held = next(raw[key] for key in _MEDIA if key in raw)
     if isinstance(held, dict) and any(held.get(key) for key in ("data", "fileUri", "file_uri")):
         return Part(PartKind.MEDIA, raw)

@@ -339,7 +339,7 @@ def _among(calls: list[Part], unlisted: list[tuple[int, Part]]) -> list[Part]:
 
 
 def _is_mirrored(part: Part) -> bool:
-    """Whether a content block only says again what `tool_calls` says."""
+    """Whether a content block only repeats `tool_calls`."""
     raw = part.raw
     return (
         part.kind is PartKind.OPAQUE
@@ -349,7 +349,7 @@ def _is_mirrored(part: Part) -> bool:
 
 
 def _as_text(part: Part) -> Part:
-    """A call that stands in another's message can only be told."""
+    """Describe a call that stands in another side's message."""
     words = as_json(part.raw)
     return Part(PartKind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
 

@@ -148,7 +148,7 @@ class ResponsesCodec:
         return Part(PartKind.CALL, raw, call_id, name, body, is_new=True)
 
     def answer(self, call: Part, words: str, *, is_failed: bool) -> Part:
-        """Make the output item of a call, in the shape its kind of call wants."""
+        """Make the output item of a call, in the shape that its kind of call requires."""
         kind = call.raw.get("type", "function_call")
         output: Value = words
         if kind == "shell_call":
@@ -218,7 +218,7 @@ def _is_item(part: Part) -> bool:
 
 
 def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
-    """Read a piece of a message; a response's texts and everybody else's have different types."""
+    """Read a piece of a message; texts of responses and of other messages have different types."""
     wanted = "output_text" if role is Role.ASSISTANT else "input_text"
     kind = chunk.get("type") if is_typed(chunk) else None
     if kind == wanted:
@@ -230,7 +230,7 @@ def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
 
 
 def _text(words: Value, role: Role) -> Json:
-    """A chunk of text; a response's says what it cites."""
+    """A chunk of text; a response's text has its citations."""
     if role is Role.ASSISTANT:
         return {"type": "output_text", "text": words, "annotations": []}
     return {"type": "input_text", "text": words}

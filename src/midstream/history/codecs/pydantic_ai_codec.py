@@ -40,7 +40,7 @@ def _write_thought(words: str, signature: str | None, signer: str) -> Json:
 
 
 class PydanticAI:
-    """What `ModelMessagesTypeAdapter` writes and reads."""
+    """The format of `ModelMessagesTypeAdapter`."""
 
     name = "pydantic-ai"
     layout = ResultPlacement.GROUPED
@@ -142,7 +142,7 @@ def _is_kind(raw: Value) -> bool:
 
 
 def _kind_by_keys(raw: Value) -> str | None:
-    """What a part without a kind must be, by the keys that only one kind has."""
+    """Kind of a part without one, by the keys that only one kind has."""
     if not isinstance(raw, dict):
         return None
     if "tool_name" in raw and "tool_call_id" in raw:

@@ -46,7 +46,7 @@ def candidates_for(
 ) -> tuple[str, ...]:
     """Return the formats that a list of messages may be in, the likeliest first.
 
-    One name where a mark tells. Several names, where no message bears a mark or the marks disagree.
+    One name where a mark decides. Several names, where no message bears a mark or the marks disagree.
 
     Args:
         messages: The list.

@@ -8,7 +8,7 @@ from midstream.history.repair.shared_state import Task, stands_in
 
 
 class LayoutWriter:
-    """Writes the turns anew in one pass: each response, then its results, then what else was said."""
+    """Writes the turns in one pass: each response, then its results, then the rest."""
 
     def __init__(self, turns: list[MessageTurn], read: list[MessageTurn], task: Task) -> None:
         self.turns = turns
@@ -169,7 +169,7 @@ class LayoutWriter:
         return [part for part in ordered if part is not None and id(part) in wanted], last
 
     def _outcome(self, call: Part) -> str:
-        """What to tell the model: what the caller knows, else what can be seen from the call."""
+        """Return the text of an outcome: from the caller, else derived from the call."""
         told = self.task.outcomes.get(call.id or "")
         if told is not None:
             return OUTCOMES.get(told, told)

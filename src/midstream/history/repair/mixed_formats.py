@@ -1,7 +1,7 @@
 """Foreign messages: one list, several providers' shapes, as a switch of providers in mid-session leaves it.
 
-A message that its own format cannot read is read by the format it has the shape of and written anew; one that has
-nobody's shape is kept as words. So nothing that was said is passed over because of the key it was said under.
+A message that its own format cannot read is read in the format whose shape it has, and written in its own; one of an
+unknown shape is kept as words. So no content is lost because of the key it stands under.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ RUN_KEYS = ("run_id",)
 
 
 class CallerKnowledge(Struct, frozen=True, kw_only=True):
-    """What the caller knows beside the messages."""
+    """Facts that the caller has beside the messages."""
 
     system: Value = None
     model: str | None = None
@@ -315,9 +315,9 @@ def _places_of(messages: list[Value], origin: list[Value]) -> list[int]:
 def _sanitized(messages: list[Value], form: Format, settle: Settle, given: CallerKnowledge) -> Repaired:
     """Make what an aborted run left ready for the next run: tunacode's passes.
 
-    Calls without a result go, by id, and results without a call; what their messages said stays. Then responses that
-    hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A request that holds
-    results is no such request: it belongs to a complete step.
+    Drop calls without a result, by id, and results without a call; other content of their messages stays. Then
+    responses that hold nothing, system prompts, ids of earlier runs, and all but the last of requests in a row. A
+    request that holds results is no such request: it belongs to a complete step.
     """
     work = _Filter(messages, form, "sanitized")
     asked: set[str] = set()
@@ -364,13 +364,13 @@ def _says_anything(turn: MessageTurn) -> bool:
 
 
 def _holds_words(entry: _Entry, form: Format) -> bool:
-    """Whether a message says something where its format does not look for it."""
+    """Whether a message has content under keys that its format does not have."""
     source = entry.source
     return not entry.turn.is_changed and isinstance(source, dict) and bool(unread_words(source, form))
 
 
 def _key(part: Part) -> str:
-    """What a call and its result have in common: the id, or the tool's name where there are no ids."""
+    """The key shared by a call and its result: the id, or the tool's name in formats without ids."""
     return f"name {part.name}" if part.is_by_name else f"id {part.id}"
 
 
@@ -384,7 +384,7 @@ def _words_in_message(message: Value, form: Format) -> str:
 
 
 def _words_of(part: Part) -> str:
-    """What a part says, as text: words, a call with its arguments, a result's content."""
+    """The content of a part as text: words, a call with its arguments, a result's content."""
     if part.kind in (PartKind.CALL, PartKind.HOSTED_CALL):
         return f"{part.name}({as_words(part.body)})"
     if part.kind in (PartKind.TEXT, PartKind.THINKING, PartKind.SYSTEM, PartKind.RESULT):

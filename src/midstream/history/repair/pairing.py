@@ -81,7 +81,7 @@ class Pairing:
         return result.is_by_name or (self.goes_by_name and _key(result) not in self.borne)
 
     def _find_replaced(self) -> None:
-        """Where results have no ids, a stray one takes the place of the latest stand-in under its name."""
+        """In formats without ids, replace the latest stand-in of the same name by a stray result."""
         if not any(self._has_no_id(result) for _, _, result in self.strays):
             return
         stood: dict[str, deque[Part]] = {}
@@ -280,7 +280,7 @@ class Pairing:
                 self._relink_by_name(calls, results)
 
     def _relink_by_name(self, calls: list[Part], results: list[Part]) -> None:
-        """Where several are open, a tool's name that stands once on each side decides."""
+        """Link the calls and results whose tool name stands once on each side."""
         by_name: dict[str, list[Part]] = {}
         for call in calls:
             by_name.setdefault(call.name, []).append(call)
@@ -301,7 +301,7 @@ class Pairing:
         )
 
     def _settle_repeats(self) -> None:
-        """Of several results of one call keep one: copies go, others are joined to it or become words."""
+        """Keep one of several results of a call: drop copies, join the others to it or keep them as words."""
         for call in self.calls:
             if call.answers is None or len(call.answers) == 1:
                 continue

@@ -19,7 +19,7 @@ def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value
 
     Args:
         messages: All of them, or a piece of the list.
-        task: What is told goes into its report.
+        task: Receives the findings.
         first: The number of the first of them.
 
     Raises:

@@ -1,7 +1,7 @@
 """Texts that a repair writes into a history.
 
 Constant, short and true: no clock, no id, no count. Each resume writes the same bytes, so that the provider's
-prefix cache stays warm, and the model is told exactly what it may assume.
+prefix cache stays warm, and the model reads exactly what it may assume.
 """
 
 from __future__ import annotations

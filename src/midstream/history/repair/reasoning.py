@@ -85,7 +85,7 @@ def _followed(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
 
 
 def _with_named_followers(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
-    """Leave out reasoning before a message without an id: by the id the server knows what the reasoning led to."""
+    """Leave out reasoning before a message without an id: the server finds by that id what the reasoning led to."""
     kept: list[MessageTurn] = []
     is_nameless = False
     for turn in reversed(turns):
@@ -193,7 +193,7 @@ def _sign_calls(turns: list[MessageTurn], task: Task) -> None:
 
 
 def _asks(turn: MessageTurn) -> bool:
-    """Whether a user says more here than what tools returned."""
+    """Whether a user's turn has more than tool results."""
     if turn.role is not Role.USER:
         return False
     return not turn.has_only(PartKind.RESULT)

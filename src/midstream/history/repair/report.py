@@ -1,4 +1,4 @@
-"""What a repair says it found and did."""
+"""Findings and edits of a repair."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from midstream.history.codecs.codec_spec import Value
 class Edit(Struct, frozen=True, omit_defaults=True, gc=False):
     """One finding and the change that made it right.
 
-    `at` is the place in the input: message number from 0, and the part in it where that says more (-1: the
-    whole message). `lost` is what the output no longer holds, or empty: only unsendable thinking, blank text
-    and exact copies are ever lost.
+    `at` is the place in the input: message number from 0, and the part in it (-1: the whole message). `lost` is what
+    the output no longer holds, or empty: only unsendable thinking, blank text and exact copies are ever lost.
     """
 
     code: str
@@ -34,7 +33,7 @@ class Finding(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Advice(Struct, frozen=True, omit_defaults=True):
-    """What the coming request should be sent with. None: nothing to say."""
+    """Settings for the coming request. None: no advice."""
 
     thinking: bool | None = None
     """False: the tool loop in progress lost its thinking, send this request with thinking off."""

@@ -1,4 +1,4 @@
-"""Roles: who speaks where a message names nobody, or somebody its provider does not know."""
+"""Roles of messages that name none, or one that their provider rejects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST_PARTS = frozenset({"user-prompt", "system-prompt", "tool-return", "retr
 
 
 def with_known_role(message: Json, spec: CodecSpec) -> Json:
-    """Return the message with a role its provider knows; the same message where it has one."""
+    """Return the message with a role that its provider accepts; the same message where it has one."""
     if spec.typed is not None:
         message = spec.typed(message)
         if not spec.roles or message.get("type", "message") != "message":
@@ -42,7 +42,7 @@ def _is_misnamed(message: Json, role: str) -> bool:
 
 
 def _guess(message: Json, role: str, spec: CodecSpec) -> str:
-    """Say who must have said this: by what only one side can say, else by what the role resembles."""
+    """Derive the role of a message: by parts that only one side has, else by what its role resembles."""
     has_tools = spec.has_tool_messages
     if has_tools and "tool_call_id" in message:
         return "tool"

@@ -1,4 +1,4 @@
-"""What the steps of one repair share."""
+"""State that the steps of one repair share."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def words_in(part: Part) -> str:
 
 
 def is_text(value: Value) -> bool:
-    """Whether a value is a text that says something."""
+    """Whether a value is a text that is not blank."""
     return isinstance(value, str) and bool(value.strip())
 
 

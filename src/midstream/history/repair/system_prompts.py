@@ -1,4 +1,4 @@
-"""System prompts: where the profile wants them, each said once."""
+"""System prompts: placed as the profile requires, each once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from midstream.history.repair.tidy import is_refused_empty
 def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[list[MessageTurn], Value]:
     """Move, merge or mark the system prompts in a list; return it with the system parameter.
 
-    Before the first other message they go to the top (or into the parameter); later ones stay where they
-    were said, as marked words of the user: their place matters, and the prefix before them stays cached.
+    Before the first other message they go to the top (or into the parameter); later ones stay in their place, as
+    marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
     if not profile.repeats_system:
@@ -70,8 +70,8 @@ def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn
     """The same for pydantic-ai, whose system prompts are parts of requests.
 
     It writes them into the parameter itself where there is one, so that only the other profiles concern us.
-    A request of nothing but system prompts at the top of the list is no user's turn. Wants tidied turns: what
-    stands before a system prompt decides, and some of it goes.
+    A request of nothing but system prompts at the top of the list is no user's turn. Requires tidied turns: the turn
+    before a system prompt decides, and tidying may drop it.
     """
     if task.form.spec.system != "parts":
         return turns
@@ -130,7 +130,7 @@ def _notes(turn: MessageTurn) -> list[str]:
 
 
 def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
-    """Leave out system prompts inside a user's message that were said before: agents put them in again."""
+    """Leave out system prompts inside a user's message that stand earlier already: agents insert them again."""
     said: set[str] = set()
     for turn in turns:
         systems = [part for part in turn.parts if part.kind is PartKind.SYSTEM]

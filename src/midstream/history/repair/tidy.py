@@ -94,7 +94,7 @@ def _shown(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
 
 
 def _tidy_role(turn: MessageTurn, task: Task) -> None:
-    """Where results are parts, they are the user's."""
+    """Move results to the user's role in formats where they are parts."""
     if turn.role is Role.TOOL and task.is_grouped:
         turn.role = Role.USER
 
@@ -147,17 +147,17 @@ def _is_responses(part: Part) -> bool:
 
 
 def _is_users(part: Part) -> bool:
-    """Whether only a request may hold this part; pydantic-ai's parts say so, results are moved anyway."""
+    """Whether only a request may hold this part; pydantic-ai's parts have that mark, and results are moved anyway."""
     return isinstance(part.raw, dict) and part.raw.get("part_kind") in _REQUEST_PARTS
 
 
 def _side_cuts(sides: list[bool]) -> list[int]:
-    """Where a turn changes between a user's parts and a response's."""
+    """Indexes where a turn changes between a user's parts and a response's."""
     return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
 
 
 def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
-    """Where a second response begins: where thinking follows a call, or other thinking and words.
+    """Indexes where a second response begins: thinking after a call, or after other thinking and words.
 
     Beside hosted tools a response thinks several times, and withheld thinking stands next to other thinking.
     pydantic-ai stores one response in each of its own, so that only a call counts there.
@@ -338,7 +338,7 @@ def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
 
 
 def _is_kept(turn: MessageTurn, task: Task) -> bool:
-    """Whether a turn says anything; an empty one is told and dropped."""
+    """Whether a turn has content; an empty one is reported and dropped."""
     if turn.faults:
         turn.is_changed = True
         for fault in turn.faults:

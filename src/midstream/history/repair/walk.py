@@ -74,7 +74,7 @@ def repaired(
 def advice_for(
     turns: list[MessageTurn], profile: Profile, *, has_calls: bool, thinking: bool | None
 ) -> Advice:
-    """Say what the coming request should be sent with."""
+    """Return the settings for the coming request."""
     is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
     tools = True if has_calls and profile.name.startswith("bedrock") else None
     return Advice(thinking=False if is_lost else None, tools=tools)
