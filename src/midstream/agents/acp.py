@@ -183,7 +183,7 @@ class AcpAgent:
         return _Conversation(self._terms, setup, resume, self._agents, self._forwarding)
 
     async def verify(self) -> bool:
-        """Open an empty conversation, in which nothing is said, and see whether the agent wants a sign-in first."""
+        """Open a conversation without a message, to find out whether the agent requires a sign-in first."""
         process = self._terms.process(_nobody)
         try:
             await process.start(self._terms.sign_in)
@@ -320,7 +320,7 @@ class _Conversation:
             yield event
 
     async def _settled(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
-        """Stop a run that nobody reads any more; return whether its process can be spoken to again."""
+        """Stop a run that is not read any more; return whether its process can be used again."""
         process.let_go()
         if not prompting.done():
             with contextlib.suppress(ModelError):

@@ -46,7 +46,7 @@ _encode = msgspec.json.Encoder(order="deterministic", enc_hook=str).encode
 
 
 class _Call:
-    """Facts known of a tool that the agent runs: it is told bit by bit."""
+    """Facts about a tool that the agent runs, which come in several updates."""
 
     def __init__(self) -> None:
         self.title = ""
@@ -69,7 +69,7 @@ class _Call:
 
     @property
     def name(self) -> str:
-        """The protocol knows no names of tools: the kind of deed, or else its title."""
+        """The protocol has no names of tools: the kind of act, or else its title."""
         return self.title if self.kind == "other" and self.title else self.kind
 
     @property
@@ -87,7 +87,7 @@ class AcpReader:
         self._plan = ""
 
     def update(self, update: object) -> Iterator[ModelEvent]:
-        """Return what an update says. One of a kind that nobody knows is a sign of life."""
+        """Return the events of an update. One of an unknown kind is a sign of life."""
         match update:
             case AgentMessageChunk(content=TextContentBlock(text=text)):
                 self.has_words = self.has_words or bool(text)
@@ -113,11 +113,11 @@ class AcpReader:
         return call.title or call.name, call.kind, call.shown_arguments, call.arguments in (None, {})
 
     def refused(self, call_id: str, why: str) -> None:
-        """Remember that leave was refused: the agent will say no more than that the tool failed."""
+        """Store that a permission was refused: the agent reports only that the tool failed."""
         self._calls.setdefault(call_id, _Call()).refusal = why
 
     def end(self, response: PromptResponse) -> Iterator[ModelEvent]:
-        """Return what remains to be said when the turn has ended in order."""
+        """Return the remaining events when the turn has ended in order."""
         for call_id in [*self._calls]:
             yield from self._ended(call_id, Outcome.UNKNOWN, "(the agent did not say how this ended)")
         yield Finished(
@@ -159,7 +159,7 @@ class AcpReader:
 
 
 def usage_of(counted: CountedTokens) -> Usage:
-    """Return the tokens of a turn. Whether cached ones and thoughts are part of the others, the total says."""
+    """Return the tokens of a turn. The total shows whether cached tokens and thoughts are part of the others."""
     read, written = counted.cached_read_tokens or 0, counted.cached_write_tokens or 0
     given, thought = counted.input_tokens, counted.thought_tokens or 0
     said = counted.output_tokens

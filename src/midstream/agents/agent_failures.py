@@ -1,9 +1,10 @@
 """Retrying: what to do when an agent failed before anything of its answer was shown.
 
-Three answers are possible: the same is said to the same agent once more, a fresh agent is told everything, or whoever
-asked gets the error. The first is only for what was not taken, or is taken once however often it is said: see the
-contract of `midstream.agents.upstreams`. The second needs an agent that had a memory before this turn, which may be
-what failed (or one that says nothing, of which nobody knows what it took), and is done once in a turn. After the first
+Three decisions are possible: the message is sent to the same agent once more, a fresh agent gets the whole
+transcript, or the caller gets the error. The first is only for a message that was not taken, or is taken once
+however often it is sent: see the contract of `midstream.agents.upstreams`. The second needs an agent that had a
+    memory before this turn, which may be what failed (or a silent one, of which it is unknown what it took), and is
+    done once in a turn. After the first
 shown word there is only the third.
 
 When in doubt it is a fresh agent: that costs one full replay and neither loses nor doubles a message.
@@ -84,10 +85,10 @@ class FailureSituation(Struct, frozen=True):
 
     Args:
         is_remembering: The agent had a memory before this turn: it was resumed, or forked.
-        is_taken: The upstream has said that it took this message (`MessageTaken`).
+        is_taken: The upstream has confirmed that it took this message (`MessageTaken`).
         has_spoken: Something of the answer was shown.
-        repeats: How often this message was said again to this agent because it could not be reached.
-        is_forced: It was said again by force.
+        repeats: How often this message was sent again to this agent because it could not be reached.
+        is_forced: It was sent again by force.
         is_anew: This agent was opened because another one had failed in this turn.
         idle_s: How long the agent had been silent before this turn, in seconds.
     """
@@ -102,17 +103,17 @@ class FailureSituation(Struct, frozen=True):
 
 
 class Repeat(Struct, frozen=True):
-    """Say the same to the same agent with the same key, after so many seconds."""
+    """Send the same message to the same agent with the same key, after so many seconds."""
 
     after_s: float = 0.0
     is_forced: bool = False
 
 
 class BeginAnew(Struct, frozen=True):
-    """Let this agent go, open a fresh one, tell it everything.
+    """Release this agent, open a fresh one, send it the whole transcript.
 
     Args:
-        if_verified: Only if the upstream says that the credential is accepted.
+        if_verified: Only if the upstream confirms that the credential is accepted.
     """
 
     if_verified: bool = False
@@ -126,7 +127,7 @@ Remedy = Repeat | BeginAnew | Fail
 
 
 def cause_of(error: ModelError) -> FailureCause:
-    """Return what an error says about the agent; one of a class nobody knows says what the class it is made of does."""
+    """Return the cause of an error; that of an unknown class is the one of its base class."""
     return next(CAUSES[kind] for kind in type(error).__mro__ if kind in CAUSES)
 
 
@@ -152,7 +153,7 @@ def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
 
 
 def is_refusal(error: ModelError, *, is_taken: bool) -> bool:
-    """Whether the agent knows for sure no more than before this try: it refused what it was told.
+    """Whether the agent certainly has no more than before this try: it refused the message.
 
     A lost connection refuses nothing: what went over it may have arrived.
     """
@@ -176,5 +177,7 @@ def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
 
 
 def _stalled(situation: FailureSituation) -> Remedy:
-    """One more try with a fresh agent, which may be the second: who says nothing may have taken the message."""
+    """Decide after silence: one more try with a fresh agent, which may be the second. A silent agent may have taken
+    the message.
+    """
     return Fail() if situation.is_anew else BeginAnew()

@@ -1,7 +1,7 @@
 """One answer of an upstream's agent, as it comes: read by a task of its own, with silence noticed.
 
-The task that reads is the one that closes: the software of some upstreams wants to be left by the task that entered it.
-Each run has its own line of events, so one that was given up and goes on all the same reaches nobody.
+The task that reads is the one that closes: the software of some upstreams requires that the task that entered it
+leaves it. Each run has its own queue of events, so the events of an abandoned run reach no reader.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 
 class SilenceLimits(Struct, frozen=True):
-    """How long an agent may say nothing, in seconds. Any event ends a silence, also one that shows nothing.
+    """How long an agent may be silent, in seconds. Any event ends a silence, also one that shows nothing.
 
     Args:
         idle_s: While it thinks. Before the first word or call of an answer, `StallBudgets.first_token_max_s` of the
             agent that sends the request holds where it is longer.
         tool_s: While a tool of its own is open: builds and test suites are long.
-        sign_s: How often a reader is told that a tool still works, so that nobody outside takes it for a stall.
+        sign_s: How often readers get a sign that a tool still works, so that it does not count as a stall outside.
         close_s: How long a run may take to stop, and an agent to close.
 
     Raises:
@@ -62,7 +62,7 @@ class PermissionRequests:
     """How an agent asks people for leave in the middle of one answer. The time they take is no silence of the agent.
 
     Args:
-        person: Whom it can ask; None where nobody is there.
+        person: Whom it can ask; None where there is none.
     """
 
     def __init__(self, person: Person | None) -> None:
@@ -71,7 +71,7 @@ class PermissionRequests:
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody is being waited for."""
+        """Whether a person's answer is awaited."""
         return self._open > 0
 
     @property
@@ -89,7 +89,7 @@ class PermissionRequests:
 
 
 class _Ended(Struct):
-    """The agent has nothing more to say, or failed."""
+    """The agent has no more output, or failed."""
 
     error: Exception | None
 
@@ -156,7 +156,7 @@ class AgentRun:
         Raises:
             ModelError: What the agent failed with.
             UpstreamFailedError: It stopped in the middle of its answer, or failed with an error of no known kind.
-            ModelStalledError: It said nothing for too long; the message names the tools that were still open.
+            ModelStalledError: It was silent for too long; the message names the tools that were still open.
         """
         event = await self._line.get()
         if not isinstance(event, _Ended):

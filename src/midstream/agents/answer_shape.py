@@ -1,7 +1,7 @@
 """The shape of an answer with tools that the upstream ran itself, as client applications need it.
 
 Hosts place a part where it starts and wait for the result of every call they were shown; one that declared no tools
-takes no tool part at all. `Paired` gives every call one start and one end, `Folded` tells of calls as thoughts.
+takes no tool part at all. `Paired` gives every call one start and one end, `Folded` describes calls as thoughts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Paired:
         return (event,)
 
     def cut(self) -> Sequence[UpstreamCallEnded]:
-        """Return an end for each call that is still open: an error that says truly that nobody knows how it ended."""
+        """Return an end for each call that is still open: an error with the text that its outcome is unknown."""
         ends = tuple(UpstreamCallEnded(call_id, UPSTREAM_CUT, Outcome.UNKNOWN) for call_id in self._open)
         self._over.update(self._open)
         self._open.clear()
@@ -64,10 +64,10 @@ class Paired:
 
 
 class Folded:
-    """Tells of every call as a thought, for a turn that declared no tools.
+    """Describes every call as a thought, for a turn that declared no tools.
 
-    Calls of the upstream are told when they have ended. A call that asks the client application for a tool is
-    told too: there is none, so nobody will run it.
+    Calls of the upstream are described when they have ended. A call of a tool of the client application is described
+    too: there is none, so it will not run.
     """
 
     def __init__(self) -> None:

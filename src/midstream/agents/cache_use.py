@@ -71,7 +71,7 @@ class ModelCall(Struct, frozen=True, omit_defaults=True):
 
 
 class TurnCost(Struct, frozen=True, omit_defaults=True):
-    """One turn, and what it cost. Tokens are those of all its responses; -1 where nobody counted.
+    """One turn, and what it cost. Tokens are those of all its responses; -1 where they were not counted.
 
     Args:
         kind: How it stood to what was there before: the pool's judgement (docs/spec/reuse.md) where there was one, or
@@ -124,7 +124,7 @@ def _cost(turn: int, at: float, calls: list[ModelCall], judgements: list[ReuseDe
 
 
 def _of_pool(judgements: list[ReuseDecision]) -> tuple[str, str, str]:
-    """Return what was judged first, and how it came out: a fresh agent may have had to be told everything."""
+    """Return the first decision and its result: a fresh agent may have needed the whole transcript."""
     first, last = judgements[0], judgements[-1]
     rebuilt = next((each.rebuilt for each in judgements if each.rebuilt), "")
     reason = f"rebuilt ({rebuilt})" if rebuilt else first.why
@@ -206,7 +206,7 @@ class _Reading:
         return Prefix.CONTINUATION, "unknown: compare requests"
 
     def _changed(self, record: ResponseCompleted) -> str:
-        """Say what the beginning of this request had that the one before had not; "" for nothing that is known."""
+        """Return the difference at the beginning of this request; "" where none is known."""
         if self._model and record.body.model and record.body.model != self._model:
             return "another model"
         if self._is_last:

@@ -71,7 +71,7 @@ class Classification(Struct, frozen=True):
         common: User messages that both have at their beginning.
         new: User messages of the request after these.
         changed: Which of identity, system, tools and servers differ.
-        delivery: What would complete the agent's knowledge; None where nobody can say or it cannot be told.
+        delivery: What would complete the agent's knowledge; None where it is unknown.
     """
 
     kind: RequestRelation
@@ -83,7 +83,7 @@ class Classification(Struct, frozen=True):
 
 
 class ResumeAgent(Struct, frozen=True):
-    """Resume the record's agent and send what it does not know, message by message."""
+    """Resume the record's agent and send the new messages, one by one."""
 
     delivery: Delivery
 
@@ -114,7 +114,7 @@ def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool 
     """Return what a request is to a record.
 
     Args:
-        is_ephemeral: The client application says that this is a side call.
+        is_ephemeral: The client application marks this as a side call.
     """
     theirs = outline.fingerprint
     if is_ephemeral:
@@ -176,7 +176,7 @@ def asides_of(classification: Classification, record: PoolRecord | None) -> tupl
     """Return what stands aside of the record that replaces `record`.
 
     A rebase may have been a side call that began like the conversation itself; then that one goes on. A request that
-    has nothing in common with the record tells nothing of what stands aside of it.
+    has nothing in common with the record is no evidence about its side calls.
     """
     if record is None:
         return ()
@@ -197,9 +197,8 @@ def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | N
     """Return what a confirmed agent would lack, judged by users and results alone, or None where that is unknown.
 
     Whatever the agent asked for must have been answered by the client application, and nothing else: results of
-    calls that it never made would be lost on it. That the last ids are those of its calls does not tell, for
-    some upstreams use the same
-    ones each time: so all the results since the last user message are counted, each id as often as it stands there.
+    calls that it never made would be lost on it. Equal ids at the end prove nothing, since some upstreams use the
+    same ids each time: so all the results since the last user message are counted, each id as often as it stands there.
     """
     known, count = record.fingerprint.count, outline.fingerprint.count
     new = count - known
@@ -245,7 +244,7 @@ def _judged(
 
 
 def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRelation, Reason]:
-    """Judge a request on the same base that does not complete what the agent knows."""
+    """Classify a request on the same base that does not complete the agent's conversation."""
     known, count = record.fingerprint.count, outline.fingerprint.count
     divergence = RequestRelation.DIVERGENCE
     if common < min(known, count):

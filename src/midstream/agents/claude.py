@@ -109,12 +109,12 @@ class Claude(Upstream):
         permission_mode: The SDK's; by default what would need a person is refused.
         permissions: Asked for what the mode does not settle: `Rules`, or code of yours; `ASK_FIRST` asks the people of
             the session about what has effects. None refuses it all.
-        options: Anything else that the SDK can be told. Its `system_prompt` is Claude Code's own by default, to which
+        options: Other options of the SDK. Its `system_prompt` is Claude Code's own by default, to which
             the client application's instructions are added. `mcp_servers` must be a dict here; the client
             application's servers are added to it.
         sessions: Where transcripts are kept, too, and resumed from on any machine: `KeyValueSessions`, or any store
             of the SDK's protocol. By default only the CLI has them.
-        account: Tells accounts apart that share a folder. Never a key.
+        account: Distinguishes accounts that share a folder. Never a key.
         is_verbatim: What users write is given to the model as it is. Otherwise the CLI acts on it first: it reads the
             files that are named with an `@`, and runs commands that begin with a slash.
 
@@ -182,15 +182,15 @@ class Claude(Upstream):
         }
 
     async def open(self, setup: Setup, *, resume: str = "") -> _ClaudeAgent:
-        """See `Upstream.open`. The CLI is started when something is said."""
+        """See `Upstream.open`. The CLI is started with the first message."""
         return self._agent(setup, resume, mark="")
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> _ClaudeAgent:
-        """See `ForkingUpstream.fork`. The fork is made when something is said."""
+        """See `ForkingUpstream.fork`. The fork is made with the first message."""
         return self._agent(setup, agent, mark=mark)
 
     async def verify(self) -> bool:
-        """Say whether the CLI is signed in or has a key. It is not asked to use it, which would cost tokens."""
+        """Check that the CLI is signed in or has a key. It is not asked to use it, which would cost tokens."""
         options = dataclasses.replace(self._options, session_store=None, mcp_servers={})
         async with contextlib.AsyncExitStack() as stack:
             program = _Program(self.name, options, self._world)
@@ -200,7 +200,7 @@ class Claude(Upstream):
         return not isinstance(account, dict) or any(account.values())
 
     async def forget(self, agent: str) -> None:
-        """See `Upstream.forget`: its transcript is deleted, here and in `sessions`."""
+        """Delete the transcript of a conversation, here and in `sessions`."""
         folder, store = str(self._options.cwd), self._options.session_store
         with contextlib.suppress(OSError, ValueError, MidstreamError):
             if store is not None:
@@ -273,7 +273,7 @@ class _Program:
         return typed
 
     def forget_stderr(self) -> None:
-        """Forget earlier output: it does not explain what fails from now on."""
+        """Drop earlier output: it does not explain later failures."""
         self._stderr.clear()
 
     async def aclose(self) -> None:

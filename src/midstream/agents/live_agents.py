@@ -101,7 +101,7 @@ class LiveAgents:
         self._close_surplus()
 
     def close(self, agent: UpstreamAgent, *, forget: str = "") -> None:
-        """Take an agent back and close it soon; then delete the conversation `forget` at the upstream."""
+        """Take an agent back and close it soon; then delete the conversation of that id at the upstream."""
         self._busy -= 1
         self._run(self._closed(agent, forget))
 

@@ -1,7 +1,7 @@
 """Permissions of upstream agents: decided by rules, or by a person.
 
 A coding agent asks before it does certain things (which, is its own decision), and waits for the answer in the middle
-of its run. Rules decide without a person. Where they say `Ask`, and the agent works for a session, the question
+of its run. Rules decide without a person. Where they return `Ask`, and the agent works for a session, the question
 is put to the people of that session like any approval (docs/spec/turn.md, TURN-77 to TURN-82); elsewhere it is refused.
 """
 

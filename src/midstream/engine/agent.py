@@ -33,11 +33,11 @@ class Agent:
         name: What people see, and with `version` what a session's open turn belongs to: another agent does not finish
             it. A turn that is resumed on purpose goes on with the agent that is served then.
         version: Change it where open turns must not go on by themselves, such as with other tools; "" fits any.
-        approval: The host's own rule about calls that a person must allow, beside each tool's own: it says whether, or
-            in words why. Where it fails, somebody is asked.
+        approval: The host's own rule about calls that a person must allow, beside each tool's own: it returns
+            whether, or the reason as text. Where it fails, a person is asked.
         turn_s: Seconds a whole turn may take, people's answers not counted; 0 for no limit.
-        stalls: How long a model or a tool may be silent before it is told, and before it is cut.
-        on_stall: Called with every silence that was told, cut or over, to count them; it must not block.
+        stalls: How long a model or a tool may be silent before it is reported, and before it is cut.
+        on_stall: Called with every silence that was reported, cut or over, to count them; it must not block.
 
     Raises:
         ToolDefinitionError: A function cannot become a tool, or two tools or two sources have one name.
@@ -238,7 +238,7 @@ def sub_agent(
 
     Args:
         agent: Who does the work.
-        description: What the model is told of it.
+        description: The description for the model.
         name: The name the model sees; the agent's own by default.
         responses_max: Responses it may take, then it hands in what it has.
         timeout_s: Seconds it may take (people's answers not counted), then it hands in what it has.

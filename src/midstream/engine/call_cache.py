@@ -57,7 +57,7 @@ class CallBook:
         name: Whose graph it is; it stands in the journal.
         store: Where journals live; opened at the first call, closed by `close`.
         world: Clock, chance and tasks; the real ones by default.
-        observers: Told of what is appended here.
+        observers: Notified of appends.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CallBook:
             await self._store.close()
 
     async def start(self, session: str, call: Call, plan: CallPlan) -> CallEnded | CallContext:
-        """Say that a call is about to run: its outcome where there is one, else the context to run it in.
+        """Announce a call: return its outcome where there is one, else the context to run it in.
 
         Raises:
             CallReusedError: The id was used for another tool or other arguments. Nothing was changed.
@@ -129,7 +129,7 @@ class CallBook:
         self._let_go_if_idle(session)
 
     def left(self, context: CallContext) -> None:
-        """Say that a run was cut here without an outcome: it is in doubt from now on."""
+        """Record that a run was cut here without an outcome: it is in doubt from now on."""
         self._running.discard((context.session, context.call_id))
         self._let_go_if_idle(context.session)
 

@@ -44,7 +44,7 @@ class ConversationSessions(Protocol):
 
 
 def payload_of(message: str | UserMessage, when_busy: WhenBusy | str) -> SendPayload:
-    """Return what is said.
+    """Return the payload of a message.
 
     Raises:
         UsageError: There is no such `when_busy`.
@@ -68,7 +68,7 @@ async def answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 async def turn_of(
     sessions: ConversationSessions, session: str, payload: SendPayload
 ) -> AsyncGenerator[Event, None]:
-    """Say something in a session and iterate over the turn it opens; see `Host.send`."""
+    """Send a message to a session and iterate over the turn it opens, as `Host.send` does."""
     world = sessions.world
     said = Received(
         world.new_id("stream"),
@@ -153,7 +153,7 @@ async def _read_on(sessions: ConversationSessions, session: str, turn: _Turn) ->
 
 
 async def _submitted(runner: Runner, said: Received) -> int:
-    """Return the position before the first record of what was said, which is on the disk."""
+    """Return the position before the first record of the message, which is on the disk."""
     end = await runner.submit(said)
     await runner.wait(end - 1)  # where another process owns the session
     return runner.state.streams[said.stream].since

@@ -20,7 +20,7 @@ class StoppedOnDefectError(UnavailableError):
 
 
 def stopped_on(error: BaseException, session_id: str) -> UnavailableError:
-    """Return the error with which a session ends that met an exception which nobody foresaw."""
+    """Return the error with which a session ends after an unexpected exception."""
     return StoppedOnDefectError(f"session {session_id!r} stopped on {type(error).__name__}")
 
 

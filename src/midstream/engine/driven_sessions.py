@@ -1,11 +1,11 @@
-"""Sessions whose turns somebody else's loop drives: a framework's agent, made durable from outside.
+"""Sessions whose turns the loop of a framework drives: its agent is made durable from outside.
 
-The loop asks here before it does something and says here what came of it; `core.driven` decides what is written.
+The loop asks here before it acts and reports the result here; `core.driven` decides what is written.
 After a crash the loop is simply run again: `Driver.begin` finds the open turn, and `DrivenTurn` answers from the
 journal until the loop has got to where it was. Every such run is an epoch of its own, so that what an earlier run
 left started is in doubt, also within one process.
 
-Order law, as for our own loop: append, then tell; append the intent, then act.
+Order law, as for our own loop: append, then publish; append the intent, then act.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Decision = Callable[[Session, int, float], Sequence[Record]]
 
 
 class _Question(Struct):
-    """A decision on its way to the journal; nobody waits for words."""
+    """A decision on its way to the journal; text is not waited for."""
 
     decision: Decision
     answer: asyncio.Future[Sequence[Record]] | None
@@ -153,7 +153,7 @@ class DrivenJournal:
         return self.loop is asyncio.get_running_loop()
 
     def let_go(self) -> None:
-        """Give the session up whenever nothing is on its way, so that anybody may claim it; an append claims again."""
+        """Release the session whenever nothing is on its way, so that any node may claim it; an append claims again."""
         self.is_wanted = False
         self._start_working()
 
@@ -306,7 +306,7 @@ class DrivenTurn:
         self._response = known.body if known else None
 
     async def ask(self, answers: Mapping[str, Result]) -> ResponseCompleted | None:
-        """Say that the loop needs the next response; return it where it is in the journal, else announce an attempt.
+        """Request the next response: return it where it is in the journal, else announce an attempt.
 
         Args:
             answers: What the loop itself answered to calls of the response before, by the loop's call id.
@@ -327,7 +327,7 @@ class DrivenTurn:
         return None
 
     def say(self, deltas: tuple[Delta, ...]) -> None:
-        """Journal what the model says, soon and in order."""
+        """Journal the model's output, soon and in order."""
         self._journal.say(deltas)
 
     @property
@@ -488,8 +488,8 @@ class Driver:
         """Open a turn, or take up the one this message opened. End it with `leave`.
 
         Args:
-            message: What the user says, if anything.
-            key: The message's own name: with it, a turn that has ended is told again from the journal.
+            message: The user's message, if any.
+            key: The message's own name: with it, a turn that has ended is replayed from the journal.
             digest: Digest of the message, by which a key used twice for two messages is found.
             goes_on: Take up the open turn, if there is one, whatever opened it.
             cancels: A turn that was left open by another message is ended as cancelled, in the append that opens
@@ -516,7 +516,7 @@ class Driver:
             raise
 
     def leave(self, session: str) -> None:
-        """Say that the run of the loop is over, however it ended: another process may have the session now."""
+        """End the run of the loop, however it went: another process may have the session now."""
         self._busy.discard(session)
         if (journal := self._kept.get(session)) is not None and journal.is_here:
             journal.let_go()

@@ -1,4 +1,4 @@
-"""Which escrowed sessions are open in this process: as long as somebody is here for them, or they are at work.
+"""Which escrowed sessions are open in this process: as long as a client uses them, or they are at work.
 
 A secret opens a session for a request or a connection, and its keys stay with what they opened: the session that is
 awake. Some seconds after the last holder has left, the session goes to sleep as soon as it rests, and its keys are
@@ -38,11 +38,11 @@ class LockableSessions(Protocol):
         """Prune what is due of a session, as long as it can be read."""
 
     def carry_on(self, session_id: str) -> None:
-        """Go on with what was left of a session for want of its client's secret."""
+        """Resume the work of a session that waited for its client's secret."""
 
 
 class Held:
-    """A session that somebody holds open: `with` it."""
+    """A session that a client holds open: `with` it."""
 
     def __init__(self, locks: Locks, session: str, opened: OpenedSession | None) -> None:
         self.opened = opened
@@ -95,11 +95,11 @@ class Locks:
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begin to forget what opens sessions that were deleted by who died of it."""
+        """Begin to drop the keys of sessions whose deletion was interrupted by a death."""
         self._forgetting = self._world.spawn(self._forget_deleted(), name="forget deleted")
 
     async def hold(self, session: str, secret: str, old_secret: str = "", *, begins: bool = False) -> Held:
-        """Open a session for somebody who leaves the returned value when they need it no more.
+        """Open a session for a caller, who calls `leave` of the returned value at the end.
 
         Raises:
             MidstreamError: See `Escrow.open`.
@@ -165,7 +165,7 @@ class Locks:
             return False  # what cannot be found out now ends it as well: it comes again and is asked
 
     async def stop(self) -> None:
-        """Look after nothing any more: the store forgets all keys when it is closed."""
+        """Stop: the store drops all keys when it is closed."""
         self._is_stopped = True
         tasks = [*self._locking.values(), *([self._forgetting] if self._forgetting else [])]
         for task in tasks:
@@ -180,7 +180,7 @@ class Locks:
             _log.warning("not looked for keys of deleted sessions: %s", error.code)
 
     async def _lock(self, session: str) -> None:
-        """Lock a session once nobody comes for it any more and it is at rest."""
+        """Lock a session once no client uses it any more and it is at rest."""
         while session not in self._holders:
             wait_s = self._left_at[session] + LINGER_S - self._world.monotonic()
             if wait_s <= 0 and await self._is_asleep(session) and session not in self._holders:

@@ -266,7 +266,7 @@ class Executor:
         return self._prompt[1]
 
     async def _stop(self, token: str) -> None:
-        """Tell the provider that nobody wants its response any more; if that fails, it ends by itself."""
+        """Stop the response at the provider; if that fails, it ends by itself."""
         model = self._agent.model
         if not isinstance(model, ResumableModel):
             return
@@ -283,7 +283,7 @@ class Executor:
         return whole(shown, {digest: body for digest, body in read.items() if body is not None})
 
     async def _read_tools(self, pending_work: CallModel) -> Mapping[str, Tool]:
-        """Return the tools there are now, and see to it that readers hear of a change."""
+        """Return the current tools, and record a change for readers."""
         if self._agent.sources:
             self._toolset = await read_toolset(self._agent)
             found, unreachable = self._toolset.found, self._toolset.unreachable
@@ -416,7 +416,7 @@ class Executor:
             raise
 
     def _refused(self, state: CallState, found: Tool) -> str | None:
-        """Say why a call is not run whose tool is there."""
+        """Return why a call is not run although its tool exists."""
         if state.plan.digest != digest_of(state.call.name, state.call.arguments):
             return "The arguments do not match their digest."
         is_within = found.on_doubt is OnDoubt.IN_TRANSACTION

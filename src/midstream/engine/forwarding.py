@@ -1,7 +1,7 @@
 """Commands and answers as they go from one node to another, through a store's inbox.
 
-Two versions may meet there while servers are replaced one by one: who gets a command it does not know says so, and
-the sender's client asks again later.
+Two versions may meet there while servers are replaced one by one: a node that gets an unknown command refuses it,
+and the sender's client tries again later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def once(command: Command | Received, seen: Session, world: World) -> Command | 
     What comes without a stream is given one of its own: the journal remembers its number.
 
     Args:
-        seen: The session as the sender knows it.
+        seen: The session as the sender has it.
     """
     match command:
         case Received():
@@ -96,7 +96,7 @@ def decode_command(body: bytes) -> Command | Received:
     """Return the command that `encode_command` made these bytes of.
 
     Raises:
-        UnavailableError: This version does not know it.
+        UnavailableError: It is unknown to this version.
     """
     try:
         handed = msgspec.json.decode(body, type=_Handed)

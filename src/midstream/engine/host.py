@@ -151,7 +151,7 @@ class Host:
         self._is_stopped = False
 
     async def start(self) -> None:
-        """Open the store and begin to carry on with interrupted turns; `recovery` tells how far it is.
+        """Open the store and begin to carry on with interrupted turns; `recovery` has its progress.
 
         Calling it again is harmless.
 
@@ -204,7 +204,7 @@ class Host:
         *,
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
     ) -> str:
-        """Say something in a session and return the whole answer, each word once.
+        """Send a message to a session and return the whole answer, each word once.
 
         Raises:
             TurnFailedError: The turn ended otherwise: it failed, was stopped or interrupted; see its `status`.
@@ -219,14 +219,14 @@ class Host:
         *,
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
     ) -> AsyncGenerator[Event, None]:
-        """Say something in a session, new or known, and iterate over the turn it opens, to its end.
+        """Send a message to a session, new or existing, and iterate over the turn it opens, to its end.
 
         The events are those of `Client.send`, with `text`, `transcript` and `replaces`. Iterating starts it. Leaving
         the loop does not stop the turn: it ends here, or in the next process on this store.
 
         Raises:
-            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
-            DrainingError: The host is stopped. What was said and is not answered goes on in the next process.
+            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was sent.
+            DrainingError: The host is stopped. An unanswered message continues in the next process.
             MidstreamError: The store cannot be used; see `code`.
         """
         return turn_of(self, session_id, payload_of(message, when_busy))
@@ -247,7 +247,7 @@ class Host:
 
         Args:
             session_id: 1 to 128 of letters, digits and `._:-`.
-            create: Accept an id nobody has used yet; the session exists from its first message on.
+            create: Open a session, also under a new id; it exists from its first message on.
 
         Raises:
             UsageError: The id has another form.
@@ -311,7 +311,7 @@ class Host:
         self._trials.hold(runner)
 
     async def give_up(self, session_id: str) -> None:
-        """Let go of an idle session that another process is to delete; its readers are told once it has done so.
+        """Release an idle session that another process is to delete; its readers are informed once that is done.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
@@ -357,7 +357,7 @@ class Host:
         await self._caretaker.prune(session_id)
 
     async def note_locked(self, session_id: str) -> None:
-        """Know that a turn waits for its client, until the session has another epoch or is opened here."""
+        """Store that a turn waits for its client, until the session has another epoch or is opened here."""
         found = await self.store.find(session_id)
         if found is not None:
             self._locked[session_id] = found.epoch
@@ -367,7 +367,7 @@ class Host:
         return info.mark.is_live and self._locked.get(info.session) == info.epoch
 
     def carry_on(self, session_id: str) -> None:
-        """Go on with what was left of a session, and of its sub-agents, for want of its client's secret."""
+        """Resume the work of a session, and of its sub-agents, that waited for its client's secret."""
         left = {name for name in self._locked if root_of(name) == session_id}
         for name in left:
             del self._locked[name]
@@ -375,7 +375,7 @@ class Host:
         self._caretaker.take_up(left, once_more=True)
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Let the readers of a session that is awake be told where its events begin now (STREAM-62)."""
+        """Inform the readers of an awake session where its events begin now (STREAM-62)."""
         runner = self._awake.get(session_id)
         if runner is not None and runner.events.pruned_to.position < last.position:
             runner.events.pruned_to = last
@@ -451,7 +451,7 @@ class Host:
             self._deleting.discard(root_of(session_id))
 
     def refuse_while_deleting(self, session_id: str) -> None:
-        """Let nothing begin in a family of sessions of which one is being deleted here. Readers hear nothing.
+        """Let nothing begin in a family of sessions of which one is being deleted here. Readers are not informed.
 
         Raises:
             UnavailableError: One is.
@@ -494,7 +494,7 @@ class Host:
         return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 
     def drain(self) -> None:
-        """Say goodbye: from now on readers and senders are told to reconnect. Turns go on until `stop`."""
+        """Begin to drain: from now on readers and senders are told to reconnect. Turns go on until `stop`."""
         if self.is_draining:
             return
         self.is_draining = True
@@ -632,7 +632,7 @@ class Host:
         return fold(await Journal(self.store, session_id, self.world).load())
 
     def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
-        """See to it that a turn does not wait for somebody to ask after its runner failed."""
+        """Open a session again after its runner failed, so that its turn does not wait for a request."""
         session_id = runner.session_id
         if isinstance(error, StoppedOnDefectError):
             self._defects.count(session_id)

@@ -59,7 +59,7 @@ class Journal:
     Args:
         store, session_id: Where it lies.
         world: Clock and fault points.
-        observers: Told of what is appended here.
+        observers: Notified of appends.
         tail_bytes_max: Bytes of the newest records that are kept in memory, the last one besides.
     """
 
@@ -176,7 +176,9 @@ class Journal:
         return self.epoch
 
     async def release(self) -> None:
-        """Give the session up, where it was claimed here, so that anybody may claim it; again it is harmless."""
+        """Release the session, where it was claimed here, so that any node may claim it; calling it again is
+        harmless.
+        """
         if self.epoch:
             await self._store.release(self.session_id, epoch=self.epoch)
             self.epoch = 0
@@ -205,7 +207,7 @@ class Journal:
         self.held_at = asked_at
 
     async def forward(self, body: bytes) -> bytes:
-        """Hand a command to whoever owns the session, and return the answer."""
+        """Forward a command to the node with the session's lease, and return the answer."""
         return await self._store.forward(self.session_id, body)
 
     @property
@@ -249,7 +251,7 @@ class Journal:
         self._publish(batch)
 
     def introduce(self, agent: str, model: str) -> None:
-        """Tell observers who answers in this session."""
+        """Inform observers which agent answers in this session."""
         if self._observers is not None:
             self._observers.answers(self.session_id, agent, model)
 
@@ -335,7 +337,7 @@ class Journal:
         return waiting
 
     def forget(self, waiting: asyncio.Future[None]) -> None:
-        """Keep nothing of who waits no more: readers come and go while a session says nothing."""
+        """Drop a future that is not awaited any more: readers come and go while a session is silent."""
         self._waiting.pop(waiting, None)
 
     @property

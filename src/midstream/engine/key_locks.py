@@ -1,4 +1,4 @@
-"""A lock for each key: who comes first, goes first, and nobody waits for ever."""
+"""A lock for each key: first come, first served, with a limit of time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KeyLocks:
         """Who waits, for each key that is held."""
 
     def is_held(self, key: str) -> bool:
-        """Whether whoever enters now has to wait."""
+        """Whether a caller of `enter` has to wait now."""
         return key in self._waiting
 
     async def enter(self, key: str) -> bool:
@@ -48,7 +48,7 @@ class KeyLocks:
         return is_ours
 
     def leave(self, key: str) -> None:
-        """Give a key back to whoever has waited longest."""
+        """Give a key to the caller that has waited longest."""
         queue = self._waiting[key]
         while queue:
             turn = queue.popleft()

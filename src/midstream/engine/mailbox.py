@@ -64,11 +64,13 @@ class Envelope:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it says what a model or a tool did, which nobody would say again."""
+        """Whether it reports what a model or a tool did, which would not be reported again."""
         return not isinstance(self.command, Received | SendMessage | Withdraw | Answer | Cancel | Resume)
 
     def answer(self, answer: int | MidstreamError) -> None:
-        """Tell who waits the journal's end, or why the command was not taken; calling it again changes nothing."""
+        """Answer the sender with the journal's end, or with why the command was refused; calling it again changes
+        nothing.
+        """
         if self.done is None or self.done.done():
             return
         if isinstance(answer, MidstreamError):
@@ -160,7 +162,7 @@ class Mailbox:
         return batch
 
     def settle(self) -> None:
-        """Say that what was taken is done with."""
+        """Mark the commands that were taken as done."""
         self._is_taken = False
         if self._has_words:
             self._has_words = False
@@ -181,7 +183,7 @@ class Mailbox:
             await self._resters[-1]
 
     def refuse_clients(self, error: MidstreamError) -> None:
-        """Let nobody wait who can come again, while what cannot be said again waits for the store."""
+        """Refuse commands of clients, which can be sent again, while others wait for the store."""
         waiting, self._waiting = self._waiting, deque()
         for envelope in waiting:
             if envelope.is_internal:
@@ -191,7 +193,7 @@ class Mailbox:
         self._is_due = bool(self._waiting)
 
     def refuse_all(self, error: MidstreamError) -> None:
-        """Let nobody wait any more: nothing is taken from here on."""
+        """Refuse everything from here on."""
         waiting, self._waiting = self._waiting, deque()
         for envelope in waiting:
             envelope.answer(error)
@@ -203,7 +205,7 @@ class Mailbox:
         self._let_rest()
 
     def close(self) -> None:
-        """Forget who journals words at once: nothing is taken any more."""
+        """Close: no command is taken any more."""
         self._say_at_once = _say_nothing
 
     def _say(self) -> None:

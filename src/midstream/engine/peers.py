@@ -52,7 +52,7 @@ class PeerSessions(Protocol):
         """Let go of an idle session that is to be deleted."""
 
     async def note_locked(self, session_id: str) -> None:
-        """Know that a turn waits for its client."""
+        """Store that a turn waits for its client."""
 
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client."""
@@ -67,7 +67,7 @@ class PeerSessions(Protocol):
         """Remove an idle session and all its records for good."""
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Know that the events of a session up to this one were pruned."""
+        """Store that the events of a session up to this one were pruned."""
 
 
 class Unread:
@@ -117,7 +117,7 @@ class Caretaker:
             await asyncio.wait(tasks)
 
     def take_up(self, session_ids: Iterable[str], *, once_more: bool = False) -> None:
-        """Begin to go on with turns that nobody owns.
+        """Begin to resume turns without a node.
 
         Args:
             session_ids: The sessions; those that are being taken up are left out.
@@ -141,7 +141,7 @@ class Caretaker:
         await self._pruner.tend(session_id)
 
     def look_again(self) -> None:
-        """Ask again what is followed: somebody reads a session that was not followed before."""
+        """Compute again which sessions are followed: another one has a reader now."""
         self._is_following_more.set()
 
     async def _watch(self) -> None:
@@ -195,7 +195,7 @@ class Caretaker:
     # --- orphans
 
     async def _take_up(self, session_id: str, unread: Unread) -> None:
-        """Go on with a turn that nobody owns, unless another survivor was faster."""
+        """Resume a turn without a node, unless another survivor was faster."""
         try:
             await self._sessions.recovered()
             try:

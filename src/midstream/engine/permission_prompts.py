@@ -1,6 +1,6 @@
-"""Puts what an upstream's agent wants leave for to the people of its session, while the agent waits.
+"""Permission requests of upstream agents, put to the people of their session while the agent waits.
 
-The question is in the journal before anybody is shown it, and the use of the answer before the agent hears it. Both are
+The question is in the journal before it is shown, and the use of the answer before the agent receives it. Both are
 decided in `session/turn/approvals.py`; here stands only who waits for which answer.
 """
 
@@ -70,7 +70,7 @@ class AgentQuestions:
         return ask
 
     async def tell(self, pending_work: AnswerAgent, session: Session) -> None:
-        """Let the agent hear what was decided, once it is on record that this was used."""
+        """Give the agent the decision, once its use is in the journal."""
         place = (pending_work.turn, pending_work.response_no, pending_work.attempt, pending_work.question_id)
         waiting = next(
             (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
@@ -89,7 +89,7 @@ class AgentQuestions:
             waiting.set_result(_decision_of(_question(session, pending_work.question_id)))
 
     def end(self, pending_work: CallModel) -> None:
-        """Let go of an agent whose attempt is over, however it ended: it waits for nobody."""
+        """Release an agent whose attempt is over, however it ended."""
         for (attempt, _), waiting in self._waiting.items():
             if attempt == pending_work and not waiting.done():
                 waiting.set_result(NOT_ASKED)

@@ -1,9 +1,9 @@
 """Retention at work: now and then, what is too old or too much of the store's journals is pruned.
 
-Whoever owns a session is not asked and not disturbed: what stands for the records of a prefix follows from them alone,
-and no position changes. So several processes may do it at once; the second one finds it done. A sweep reads no more
-than its budget and sleeps between sessions, and what a turn that runs may need is never among what goes: see
-`session/retention.py` for the places, and `is_prunable` for what is checked of the fold.
+The node of a session is not disturbed: the replacement of a prefix follows from its records alone, and no position
+changes. So several processes may do it at once; the second one finds it done. A sweep reads no more than its budget
+and sleeps between sessions, and what a turn that runs may need is never among what goes: see `session/retention.py`
+    for the places, and `is_prunable` for what is checked of the fold.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PrunableSessions(Protocol):
         """Whether the open turn of a session waits for its client."""
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
-        """Know that the events of a session up to this one were pruned."""
+        """Store that the events of a session up to this one were pruned."""
 
 
 class _Seen(Struct, frozen=True):
@@ -160,7 +160,7 @@ class Pruner:
         _log.info("deleted, past its time", extra={"session": session})
 
     def _is_due(self, info: SessionInfo, now: float) -> bool:
-        """Say whether a journal is to be read, as far as its line in a listing tells."""
+        """Return whether a journal must be read, as far as its line in a listing shows."""
         count = info.end - info.oldest
         seen = self._seen.get(info.session)
         most = self._retention.events_max or 2 * UNREAD_MAX

@@ -1,8 +1,8 @@
 """One live session: journal -> fold -> owed -> do -> append.
 
-The runner has no opinion. Commands come through its mailbox, one at a time; it appends what `core` decides,
-folds it, tells who waits, and then compares what is owed with what it is doing: it starts what is missing and
-cancels what is no longer owed. A failing store ends the runner as a crash would; the next one takes over.
+The runner has no opinion. Commands come through its mailbox, one at a time; it appends what `session` decides, folds
+it, answers the senders, and then compares the pending work with what runs: it starts what is missing and cancels
+    what is no longer pending. A failing store ends the runner as a crash would; the next one takes over.
 
 Order law: append, then ack; append, then publish; append the intent, then act.
 """
@@ -80,7 +80,7 @@ class Family(Nursery, Protocol):
         """Whether the call is still open whose work a child session does."""
 
     def refuse_while_deleting(self, session_id: str) -> None:
-        """Take no command of anybody while a session, or one that it is part of, is being deleted.
+        """Refuse all commands while a session, or one that it is part of, is being deleted.
 
         Raises:
             UnavailableError: It is.
@@ -230,7 +230,7 @@ class Runner:
     async def open(self) -> None:
         """Fold the journal; where a turn is open, take the session over and go on with it, or follow its node.
 
-        A turn that waits for people only needs nobody: whoever answers takes it up.
+        A turn that waits for people only needs no node: their answer resumes it.
 
         Raises:
             StoreDamagedError: The journal cannot be read. Nothing was changed.
@@ -250,7 +250,7 @@ class Runner:
                 _log.debug("another process works on it", extra={"session": self.session_id})
 
     async def _first_word(self) -> Cancel | None:
-        """Return the command with which an open turn is taken up: a child nobody waits for is stopped."""
+        """Return the command with which an open turn is resumed: a child that is not awaited is stopped."""
         parent = self.state.parent
         return None if parent is None or await self._family.is_wanted(parent) else Cancel()
 
@@ -270,7 +270,7 @@ class Runner:
             self.note(Recover(self._look_back_s))
 
     async def refresh(self) -> None:
-        """Fold what others have appended, and tell the readers; without effect where this process owns the session.
+        """Fold what others have appended, and wake the readers; without effect where this process has the lease.
 
         It fails as a whole where the session was deleted meanwhile: readers and senders meet the new one.
         """
@@ -307,8 +307,8 @@ class Runner:
     async def let_go(self) -> None:
         """Give an idle session up for another process to delete it. Readers stay, and follow what becomes of it.
 
-        They are told nothing that might not come true: where it is deleted, `refresh` finds that; where it is not, it
-        is nobody's, and whoever is asked for something next claims it.
+        They are not informed of a deletion before it has happened: `refresh` finds it. Where it does not happen, the
+        session is released, and the next node with work for it claims it.
 
         Raises:
             SessionBusyError: A turn is running. Nothing was changed.
@@ -396,7 +396,7 @@ class Runner:
             self._mailbox.put(Envelope(progress))
 
     def note(self, command: Command) -> None:
-        """Journal soon what nobody does for the session: that an agent waits no more, or a deadline has come."""
+        """Journal soon what no client sends: that an agent waits no more, or that a deadline has come."""
         if self._failed is None:
             self._mailbox.put(Envelope(command))
 
@@ -457,7 +457,9 @@ class Runner:
 
     @property
     def is_closing(self) -> bool:
-        """Whether tasks are being stopped because this process lets go, not because nobody owes them."""
+        """Whether tasks are stopped because this process releases the session, and not because their work is not
+        pending any more.
+        """
         return self._is_quiescing
 
     # --- the loop ---------------------------------------------------------------------------------------------
@@ -517,7 +519,7 @@ class Runner:
             self._fail(stopped_on(error, self.session_id))
 
     async def _step(self, batch: list[Envelope]) -> None:
-        """Decide a batch of commands, append all they cause at once, then tell and act."""
+        """Decide a batch of commands, append all their records at once, then answer and act."""
         if not batch or (not self._has_begun and self._has_answered(batch)):
             return
         try:
@@ -649,7 +651,8 @@ class Runner:
         """Begin an epoch before the first append of this process, and recover what an older one left.
 
         Raises:
-            AgentMismatchError: The turn is another agent's, and nobody resumes or cancels it. Nothing was written.
+            AgentMismatchError: The turn is of another agent, and the command neither resumes nor cancels it. Nothing
+            was written.
         """
         if self._has_begun:
             return self.state
@@ -749,7 +752,9 @@ class Runner:
         return self._is_quiescing and Executor.is_repeatable(work_item)
 
     async def _execute(self, work_item: Work, owing: Session) -> None:
-        """Do what is owed; where it ends without a report, such as by a model that cancels itself, nobody would."""
+        """Do one piece of pending work, and report a failure where it ends without a report, such as by a model that
+        cancels itself.
+        """
         try:
             await self._executor.execute(work_item, owing)
         except Exception as error:  # noqa: BLE001 - a bug in there ends the session as a crash would
@@ -763,7 +768,7 @@ class Runner:
                 self._fail(undone(self.session_id))
 
     def _fail(self, error: MidstreamError) -> None:
-        """End as a crash would: nothing more is written; whoever takes over finds the doubt in the journal."""
+        """End as a crash would: nothing more is written; the next node finds the doubt in the journal."""
         if self._failed is None:
             self._let_go(error)
             self._on_failed(self, error)

@@ -1,8 +1,8 @@
 """Sub-agents: a call whose work is a session of its own.
 
-The child's id follows from the place of the call, so that whoever owns the parent finds the same child again; its
-call is never in doubt. What the child does is shown in the parent's journal record by record, and the outcome of the
-call is a function of the child's journal alone: told twice, it is the same.
+The child's id follows from the place of the call, so that every node of the parent finds the same child; its call is
+never in doubt. What the child does is shown in the parent's journal record by record, and the outcome of the call is
+a function of the child's journal alone: reported twice, it is the same.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ async def stop_child(
 
     Raises:
         MidstreamError: It cannot be reached, or this session has failed. A child that is found at work later, with
-            its call closed, is cancelled by whoever wakes it.
+        its call closed, is cancelled when it is opened.
     """
     place = _place(shows.session_id, pending_work, parent, state, found)
     name = _child_id(place, state, parent)

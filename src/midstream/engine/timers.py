@@ -32,7 +32,7 @@ _WAITS = (AwaitClient, AwaitPerson, AwaitCancelled, AwaitEnd)
 
 
 class Waits:
-    """Says of each wait when its deadline has come, once.
+    """Reports each deadline once, when it has come.
 
     Args:
         world: The clock.
@@ -66,7 +66,7 @@ class Waits:
         self.set(())
 
     def close(self) -> None:
-        """Wait for nothing, and never tell anybody."""
+        """Drop all deadlines."""
         self.clear()
         self._expire = _tell_nobody
 

@@ -53,7 +53,7 @@ async def read_toolset(agent: Agent) -> Toolset:
 
 
 async def _offer_of(source: ToolSource) -> Sequence[Tool] | None:
-    """Return a source's tools, or None where it cannot say."""
+    """Return a source's tools, or None where it does not have them now."""
     try:
         async with asyncio.timeout(READ_S):
             return await source.tools()

@@ -1,9 +1,9 @@
-"""The stall watchdog: silence where progress is owed is noticed, said, and at last cut.
+"""The stall watchdog: silence where progress is due is detected, reported, and at last cut.
 
-Two levels. Past the advisory budget the silence is told: a record for readers, a line in the log with what happened
-last, the agent's own counter. It is told once; where no first token comes, again each time the silence is twice as
-long. Past the limit the model call is cut, which fails as `ModelStalledError` and
-is tried again; a tool has its own timeout for that. Pings count as no progress: they prove a connection, not a model.
+Two levels. Past the advisory budget the silence is reported: a record for readers, a line in the log with what happened
+last, the agent's own counter. It is reported once; before the first token, again each time the silence is twice as
+long. Past the limit the model call is cut, which fails as `ModelStalledError` and is tried again; a tool has its own
+timeout for that. Pings count as no progress: they prove a connection, not a model.
 
 The time is the world's. Each watch asks to be called when something could be due, so that a token costs a look at the
 clock. Whatever goes wrong in here is logged and changes nothing for what is being watched.
@@ -77,7 +77,7 @@ class Watch:
 
     Args:
         place: The session with the number of turn and response, and the id of the call for a tool.
-        tell: Takes what readers should know.
+        tell: Takes the records for readers.
         on_stall: The agent's own counter.
     """
 
@@ -157,12 +157,14 @@ class Watch:
         self._pinged_at = self._world.monotonic()
 
     def hold(self) -> None:
-        """Stop the clock until something is heard: what is waited for now is the journal."""
+        """Stop the clock until something comes: the journal is waited for now."""
         self._is_held = True
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock inside: what is waited for is a person. It begins anew once nobody is any more."""
+        """Stop the clock inside: what is waited for is a person. It starts again when no person is waited for any
+        more.
+        """
         self._pauses += 1
         try:
             yield
@@ -214,7 +216,7 @@ class Watch:
         self._say(Level.OVER, silent_s)
 
     def _say(self, level: Level, silent_s: float) -> None:
-        """Tell readers, the log and the agent's counter. A fault of any of them is not the turn's."""
+        """Report to readers, the log and the agent's counter. A fault of any of them is not the turn's."""
         place = (self._turn, self._response, self._waiting_for, round(silent_s, 3), self._call_id)
         try:
             _log.log(*_WORDS[level], self._waiting_for, silent_s, extra=self._ids() | self._what(silent_s))
@@ -239,7 +241,7 @@ class Watch:
         return {**ids, "call": self._call_id} if self._call_id else {**ids}
 
     def _what(self, silent_s: float) -> dict[str, object]:
-        """Return what a person wants to know of a silence: kinds and times, never words."""
+        """Return the facts about a silence for people: kinds and times, never words."""
         now = self._world.monotonic()
         recent = [f"{each.kind} x{each.count}, {now - each.at:.1f} s ago" for each in self._recent]
         ping_s = None if self._pinged_at is None else round(now - self._pinged_at, 3)

@@ -32,7 +32,7 @@ class AnswerSoFar(Struct, frozen=True, gc=False):
     """The answer of a turn after one record. It shares its pieces with those after it: an event costs no copy.
 
     Args:
-        added: The words that the record adds; with `replaces` all that its attempt has said.
+        added: The words that the record adds; with `replaces` all words of its attempt.
         replaces: A reader must put `transcript` in the place of what it has of this answer.
     """
 

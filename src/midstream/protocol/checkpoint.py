@@ -34,7 +34,7 @@ class Checkpoint(Struct, frozen=True):
         next_seqno: How many commands were numbered.
         unacked: Number and payload of the commands whose ack has not come, in order and without gap.
         promised: The newest event that was seen of those that the server may not lose; None where there was none.
-        known: The newest epoch of which the server said when it began; None where it said so of none.
+        known: The newest epoch whose beginning the server has named; None where there is none.
     """
 
     stream: str

@@ -5,7 +5,7 @@ timer for `next_deadline()`. This order keeps a promise: a command is in the che
 that its number never means two things (STREAM-11).
 
 The shell keeps a transport open while `is_connection_wanted`, closes it when that is False, and calls `disconnected`
-when a transport is gone, whoever closed it. While `wants_secret`, the shell reads the session's secrets again and
+when a transport is gone, on whichever side. While `wants_secret`, the shell reads the session's secrets again and
 calls `show`, before any connection. Clause numbers refer to `docs/spec/stream.md`.
 
 Commands are in `command_outbox`, events in `event_inbox`, connections in `link`; this module connects them.
@@ -195,7 +195,7 @@ class ClientStream:
 
     @property
     def trouble(self) -> MidstreamError | None:
-        """What the server last refused for now, until something gets through again: for users."""
+        """The server's last temporary refusal, until something gets through again: for users."""
         return self._link.trouble
 
     @property
@@ -246,7 +246,7 @@ class ClientStream:
 
     @property
     def waiting_on(self) -> str:
-        """What the turn waited for at the last heartbeat: model, tool, client, person, nothing."""
+        """The kind of work that the turn waited for at the last heartbeat: model, tool, client, person, nothing."""
         return self._silence.waiting_on
 
     def writes(self) -> list[Write]:

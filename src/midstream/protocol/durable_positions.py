@@ -1,12 +1,12 @@
 """Positions known to be on the server's disk: they separate a power cut from a journal that was cut.
 
-*Promised* is the newest event that it has seen of those that a server may not lose (STREAM-100). Words that came after
-it a power cut may take; it itself, and all before it, only somebody who cuts the journal or sets the server back to an
-older copy.
+*Promised* is the newest event that it has seen of those that a server may not lose (STREAM-100). A power cut may
+lose later records. The event itself, and all before it, are only lost if the journal is cut or the server is set
+back to an older copy.
 
-A server that was set back and went on since gives out the same event ids again. But whoever went on began an epoch for
-it, as every node does, and at another time than the epoch of that number had begun before. So a client that knows when
-the newest epoch it has seen began tells the two apart (STREAM-104).
+A server that was set back and went on since gives out the same event ids again. But the node that continued has
+begun an epoch, at another time than the earlier epoch of that number. So a client distinguishes the two by the time
+at which the newest epoch it has seen began (STREAM-104).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.session.records import Record, is_durable
 
 
 class KnownEpoch(Struct, frozen=True):
-    """An epoch, and when it began in seconds since 1970, as the server told it."""
+    """An epoch, and when it began in seconds since 1970, as sent by the server."""
 
     epoch: int
     began_at: float
@@ -28,7 +28,7 @@ class KnownEpoch(Struct, frozen=True):
 def known_after(
     known: KnownEpoch | None, promised: EventId | None, epoch: int, began_at: float | None
 ) -> KnownEpoch | None:
-    """Return the newest epoch that is known after the server has told when one began; None tells nothing.
+    """Return the newest known epoch after the server has sent when one began; None is no information.
 
     Where nothing was promised, nothing can be lost: then the server is believed.
 
@@ -48,7 +48,7 @@ def known_after(
 def promised_after(
     promised: EventId | None, event_id: EventId, record: Record, *, is_owned: bool
 ) -> EventId | None:
-    """Return what is promised after one more event: the next one, or one that comes again since the server said `gone`.
+    """Return what is promised after one more event: the next one, or one that comes again after a `gone`.
 
     Args:
         is_owned: It came on a stream of the client's own: no other session can have taken this one's place.

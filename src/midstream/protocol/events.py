@@ -41,10 +41,10 @@ class Event(Struct, frozen=True, eq=False):
     Args:
         id: Its place on the session's line. Keep it beside what you make of the event: where it comes again, you
             have it.
-        record: What happened; see `midstream.session.records`. A `Gone` says that what came after `id` is not on the
-            line any more (the server lost it in a power cut, or keeps it no longer): forget it; what is there follows.
-            A `SnapshotFrame` is the session as it was at `id`: put it in the place of all that you have of it. A
-            `PlaybackLost` begins what is left of a turn whose state is damaged here (STREAM-48).
+        record: What happened; see `midstream.session.records`. After a `Gone`, events behind `id` are not in the
+            journal any more (lost in a power cut, or pruned): drop them; the existing ones follow. A `SnapshotFrame`
+            is the session as it was at `id`: put it in the place of all that you have of it. A `PlaybackLost` begins
+            what is left of a turn whose state is damaged here (STREAM-48).
         answer: The text of the turn's answer after this event; see `transcript`. It is no part of what makes two events
             equal.
     """
@@ -63,7 +63,7 @@ class Event(Struct, frozen=True, eq=False):
     def transcript(self) -> str:
         """The whole text of the turn's answer so far: put it in the place of what you show, and that is right.
 
-        Each word once: what a cut attempt had said goes when the next attempt says something else. The texts of two
+        Each word once: the words of a cut attempt are dropped when the next attempt differs. The texts of two
         responses are two paragraphs. Text of sub-agents and thinking are not in it.
         """
         return self.answer.transcript
@@ -80,16 +80,15 @@ class Event(Struct, frozen=True, eq=False):
     def text(self) -> str:
         """The words that this event adds to what was shown; "" where it adds none.
 
-        Where the model is asked again after a cut, the words that it repeats are not added again. Only where it says
-        something else `replaces` is True, and this is all that the new attempt has said.
+        Where the model is asked again after a cut, the words that it repeats are not added again. Only where it
+        differs `replaces` is True, and this is the whole text of the new attempt.
         """
         return self.answer.added
 
     @property
     def upstream_call(self) -> UpstreamCall | None:
-        """A tool that the upstream runs itself, told when it starts (without `outcome`) and when it ended; else None.
-
-        It is there to be shown: nobody here may run it.
+        """A tool that the upstream runs itself, when it starts (without `outcome`) and when it ended; else None. It
+        is for display and must not be run.
         """
         return self.record.call if isinstance(self.record, Delta) else None
 

@@ -24,7 +24,7 @@ KEEPS_CHECKPOINT = frozenset(
 def error_of(frame: Error) -> MidstreamError:
     """Return the typed error that an `error` frame stands for.
 
-    A code this version does not know keeps its text, and is told by its `retry` (STREAM-28).
+    An unknown code keeps its text, and its `retry` decides the class (STREAM-28).
     """
     kind = _ERRORS.get(frame.code)
     if kind is SeqnoGapError:

@@ -1,8 +1,8 @@
 """Every frame on the wire, both ways, and its JSON form.
 
 One frame is one JSON object with a `type`. Frames are the same on every transport: a WebSocket message each, or
-the body of a POST and the data of a server-sent event. A receiver ignores members it does not know and answers a
-type it does not know with `error`; the version in `open` and `welcome` says which frames may come.
+the body of a POST and the data of a server-sent event. A receiver ignores unknown members and answers an unknown
+type with `error`; the version in `open` and `welcome` decides which frames may come.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
             under its client's secret that one, which a reader shows too, or the word it was given for looking.
         event_id: The last event the client has; None for a new stream (begin where the stream begins) or to
             follow from the end.
-        next_seqno: How many commands the client has numbered; the server tells which it has.
+        next_seqno: How many commands the client has numbered; the welcome has how many the server has.
         cancel_after_s: Seconds after which the turn is stopped where this connection is lost and no other one of the
             stream takes its place (STREAM-55); None never stops it.
         connection: Its number among the stream's connections, each higher than those made before; 0 where the client
@@ -131,7 +131,7 @@ class CommandFrame(Struct, frozen=True, gc=False, tag="command", tag_field="type
 
     Args:
         seqno: Its number: 0, 1, 2, … on each stream.
-        payload: What it says: `send`, `result`, `cancel`, `answer`, `withdraw` or `resume`.
+        payload: One of `send`, `result`, `cancel`, `answer`, `withdraw` or `resume`.
     """
 
     seqno: int
@@ -139,7 +139,7 @@ class CommandFrame(Struct, frozen=True, gc=False, tag="command", tag_field="type
 
 
 class Close(Struct, frozen=True, gc=False, tag="close", tag_field="type"):
-    """The client has seen all it wants; the turn goes on without it."""
+    """The client leaves; the turn goes on without it."""
 
 
 class Ping(Struct, frozen=True, gc=False, tag="ping", tag_field="type"):
@@ -155,7 +155,7 @@ ClientFrame = Open | CommandFrame | Close | Ping
 class SendPayload(Struct, frozen=True, gc=False, tag="send", tag_field="type", omit_defaults=True):
     """A user's message, which opens the stream's turn, and the tools the client runs itself in it.
 
-    While another turn runs, it waits for its end, or is refused, as `when_busy` says.
+    While another turn runs, it waits for its end, or is refused, depending on `when_busy`.
 
     Args:
         parts: Text and files, one at least.
@@ -172,7 +172,7 @@ class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type
     """The outcome of a call that the client ran.
 
     Args:
-        turn, response: Where the call stands, as its `call_started` says.
+        turn, response: The place of the call, as in its `call_started`.
         result: The outcome, with the id of the call.
     """
 
@@ -195,7 +195,7 @@ class AnswerPayload(Struct, frozen=True, gc=False, tag="answer", tag_field="type
     """A person's decision about a call that waits for them.
 
     Args:
-        turn, response, call_id: Where the call stands, as its `question_asked` says.
+        turn, response, call_id: The place of the call, as in its `question_asked`.
         digest: That of the `question_asked`: of the arguments the person was shown. An answer to others is refused.
         choice: What they decided; which choices there are depends on the `kind` of the question.
         text: Their words: the answer to a question, the reason of a denial, the outcome of what happened.
@@ -249,14 +249,14 @@ class Welcome(Struct, frozen=True, gc=False, tag="welcome", tag_field="type"):
         acked: Commands of this stream accepted so far: the seqno expected next.
         turn: The stream's turn, 0 before its first command.
         turn_status: How that turn stands: "" (there is none yet), queued, running, completed, cancelled, failed,
-            interrupted, or ended (how, its events say).
+            interrupted, or ended (its events show how).
         status: What the session is doing, or how its last turn ended (STREAM-116).
         heartbeat_s: Seconds of silence after which a heartbeat comes.
         frame_bytes_max: Bytes of one frame of a client.
         in_flight_max: Commands that a client may have sent and not seen acknowledged.
         retention_s: How long after its last record a stream can be resumed.
         version: Of the protocol, 1 so far: that of the frames that come.
-        stall_s: Seconds of silence of a turn after which the server tells it (`first_token_s`, `between_tokens_s`,
+        stall_s: Seconds of silence of a turn after which the server reports it (`first_token_s`, `between_tokens_s`,
             `tool_s`), and after which it cuts a model (the names that end in `_max_s`); null is never.
         oldest: Position of the oldest event that can be replayed.
         retention: The limits of what is kept: `events_for_s`, `events_max`, `bytes_max`, `sessions_for_s`; null is no
@@ -323,7 +323,7 @@ class Events(Struct, frozen=True, gc=False, tag="events", tag_field="type"):
 
 
 class Gone(Struct, frozen=True, gc=False, tag="gone", tag_field="type"):
-    """The client's event id is not on the line. Events after `resume_from` follow: forget what came later.
+    """The client's event id is not on the line. Drop later events; those after `resume_from` follow.
 
     Args:
         resume_from: The event from which it goes on.
@@ -430,7 +430,7 @@ def _decode(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def digest_of(payload: bytes | msgspec.Raw) -> str:
-    """Return the digest by which a repeated command is told from a conflicting one."""
+    """Return the digest that distinguishes a repeated command from a conflicting one."""
     return hashlib.blake2b(bytes(payload), digest_size=16, person=b"midstream-cmd").hexdigest()
 
 

@@ -17,10 +17,10 @@ _IN_HEADERS = ("stream", "secret", "event_id", "next_seqno", "connection", "canc
 
 
 def opened_by(headers: Open, frame: Open) -> Open:
-    """Return what a request says whose headers say some of it and whose `open` the rest (STREAM-110).
+    """Return the fields of a request, some from its headers and the others from its `open` (STREAM-110).
 
     Raises:
-        MalformedFrameError: They say two things of one.
+        MalformedFrameError: They contradict each other.
     """
     nothing, filled = Open(), {}
     for name in _IN_HEADERS:

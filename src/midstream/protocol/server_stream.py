@@ -7,10 +7,10 @@ the transport.
     opening ──open──▶ admitting ──admit()──▶ admitted ──┐
        └──────────────────┴───────────────────┴─────────┴──▶ closed
 
-The connection is mortal and keeps nothing: what a stream has said stands in the journal, and the fold of the
-journal (`session/session.py`) judges each command. Only order lives here: an ack is queued by `accepted`, which the
-shell calls when the append has returned, and events are queued by `deliver`, in the line's order, without gap.
-Clause numbers refer to `docs/spec/stream.md`.
+The connection is mortal and keeps nothing: the commands of a stream are in the journal, and its fold
+(`session/session.py`) decides about each. Only order lives here: an ack is queued by `accepted`, which the shell
+calls when the append has returned, and events are queued by `deliver`, in the line's order, without gap. Clause
+numbers refer to `docs/spec/stream.md`.
 """
 
 from __future__ import annotations
@@ -161,14 +161,14 @@ class ServerStream:
 
     Args:
         heartbeat_s: Seconds of silence after which a heartbeat goes out.
-        retention_s: What the welcome says of how long the stream can be resumed.
-        retention: What it says of how long events are kept; None says nothing.
+        retention_s: How long the stream can be resumed, for the welcome.
+        retention: How long events are kept, for the welcome; None leaves it out.
         coalesce_s: Seconds for which events are held back, so that several go out at once; a client may ask for more.
         degraded_reason: Why nothing can be resumed here; "" where it can.
         in_flight_max: Commands that may wait for their acks.
-        stalls: What the welcome says of how long a turn may be silent.
+        stalls: How long a turn may be silent, for the welcome.
         wire: How frames are written down; `NATIVE` by default.
-        headers: What the headers of its request said in the place of members of the `open` that is to come.
+        headers: Fields from the headers of its request, in place of members of the coming `open`.
         now: The shell's clock, as in every call.
     """
 
@@ -230,7 +230,7 @@ class ServerStream:
         headers: Open | None = None,
         now: float,
     ) -> Self:
-        """Make a connection's half as an operator's settings say; a reason of the server's own comes first."""
+        """Make a connection's half with an operator's settings; a reason of the server's own comes first."""
         return cls(
             heartbeat_s=settings.heartbeat_s,
             retention_s=settings.look_back_s,
@@ -276,7 +276,8 @@ class ServerStream:
         return self._open.connection
 
     def is_before(self, other: ServerStream) -> bool:
-        """Whether the client made this connection before `other` one of the same stream, and told so (STREAM-50).
+        """Whether the client made this connection before `other` one of the same stream, and numbered it so
+        (STREAM-50).
 
         A network may hold a connection back until after the one that replaced it.
         """
@@ -299,7 +300,7 @@ class ServerStream:
         return min(max(self._coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
 
     def is_fenced_by(self, session: Session) -> bool:
-        """Whether the journal says that a newer connection has the stream: end this one, deliver nothing more."""
+        """Whether, by the journal, a newer connection has the stream: end this one, deliver nothing more."""
         known = session.streams.get(self._open.stream)
         return known is not None and known.is_beyond(self._open.connection)
 
@@ -317,7 +318,7 @@ class ServerStream:
         return session.turns > known.turn or not session.is_live
 
     def requests(self) -> list[Request]:
-        """Return what the shell is asked to do, in order, and forget it."""
+        """Return the requests for the shell, in order, once."""
         requests, self._requests = self._requests, []
         return requests
 
@@ -327,12 +328,12 @@ class ServerStream:
         return bool(self._frames)
 
     def frames_to_send(self) -> list[bytes]:
-        """Return the encoded frames to send, in order, and forget them."""
+        """Return the encoded frames to send, in order, once."""
         frames, self._frames = self._frames, []
         return frames
 
     def next_deadline(self) -> Deadline | None:
-        """Say when to call `handle_deadline`, and why, or None while nothing is owed."""
+        """Return when to call `handle_deadline`, and why; None while there is no deadline."""
         if self._deadline is not None or not self.is_admitted:
             return self._deadline
         return Deadline(self._spoke_at + self._heartbeat_s, "the client expects a sign of life")
@@ -429,7 +430,7 @@ class ServerStream:
         self._was_heard(now)
 
     def lose(self, pruned_to: EventId, *, now: float) -> None:
-        """Say that what should have come next was pruned, up to this event; go on behind it."""
+        """Send that the next events up to this one were pruned; continue behind it."""
         if self.is_closed:
             return
         self.cursor = pruned_to.position
@@ -553,7 +554,7 @@ class ServerStream:
         )
 
     def _refusal(self, known: StreamState | None) -> MidstreamError | None:
-        """Return why a client is not admitted to what the session knows of its stream."""
+        """Return why a client is not admitted to its stream."""
         if known and not hmac.compare_digest(known.secret_digest, self._secret_digest):
             return WrongSecretError("this stream was opened with another secret")
         if known and known.is_beyond(self._open.connection):
@@ -616,7 +617,7 @@ def read_command(
     cancel_after_s: float | None = None,
     connection: int = 0,
 ) -> Received:
-    """Return what a command says, ready for `session.decide`.
+    """Return a decoded command, ready for `session.decide`.
 
     Raises:
         MalformedFrameError: It is no payload of this protocol, or its number does not fit it.
@@ -699,7 +700,7 @@ def turn_status_of(session: Session, stream: str) -> str:
 
 
 def stalls_told(stalls: StallBudgets | None) -> dict[str, float | None]:
-    """Return stall budgets as a welcome tells them."""
+    """Return stall budgets in the form of a welcome."""
     told = {} if stalls is None else asdict(stalls)
     return {name: seconds if math.isfinite(seconds) else None for name, seconds in told.items()}
 

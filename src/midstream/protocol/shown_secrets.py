@@ -1,8 +1,8 @@
 """The secrets that a stream shows, and what it makes of their refusal: another process may have changed them.
 
 What opens a session is read by the shell, anew for each connection but the first, and once more where the server
-refused it. So a change of one process reaches the streams of all others, and nobody shows again and again what is not
-taken (STREAM-96).
+refused it. So a change of one process reaches the streams of all others, and a refused secret is not shown again and
+again (STREAM-96).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ShownSecrets(Struct, frozen=True):
         old_secret: What it was before it was changed; "" where it was not.
         own: What the stream began with: where its session has another one by now, both are shown.
         is_due: They have to be read anew before the next connection.
-        refusal: What the server said to them, until newly read ones are known.
+        refusal: The server's refusal of them, until newly read ones are there.
         was_refused: They were since the server took some.
     """
 

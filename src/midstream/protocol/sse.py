@@ -1,9 +1,9 @@
-"""Server-sent events, both ways, without I/O: what the browsers' standard says, and a limit.
+"""Server-sent events, both ways, without I/O: the browsers' standard, and a limit.
 
 The encoder writes one event per call and never fails on data: a line end inside it starts another `data:` line.
 The decoder takes bytes as they come, cut anywhere, and returns whole events. It follows the standard's parsing
-rules (three kinds of line ends, one byte order mark, comments, ids that stay until replaced), except that data
-stays bytes: whoever reads it parses JSON from it.
+rules (three kinds of line ends, one byte order mark, comments, ids that stay until replaced), except that data stays
+bytes: readers parse JSON from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ServerSentEvent(Struct, frozen=True):
     """One event.
 
     Args:
-        data: What it says; line ends inside it arrive as one newline each.
+        data: The content; line ends inside it arrive as one newline each.
         event: Its kind.
         id: Received: the newest id so far, also where this event brought none. Sent: "" sends none.
     """
