@@ -112,7 +112,7 @@ class _Commands(click.Group):
 
 
 def _exit_code(command: Callable[[], object]) -> int:
-    """Run a command; say what went wrong in one line; return how the process should end."""
+    """Run a command; print an error in one line; return the exit code."""
     try:
         code = command()
         return code if isinstance(code, int) else 0

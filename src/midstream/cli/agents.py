@@ -1,4 +1,4 @@
-"""Find the agent that `module:attribute` names and the tool servers beside it, or say what to do."""
+"""Find the agent that `module:attribute` names and the tool servers beside it, or fail with what to do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_agent(name: str) -> Agent:
 
     Raises:
         AgentNotFoundError: `name` has another form, there is no such module, it fails when it is imported, it has no
-            such attribute, or that is no agent that can be served. The message says what to do.
+            such attribute, or that is no agent that can be served. The message has what to do.
     """
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
@@ -74,7 +74,7 @@ def find_server(text: str) -> ToolSource:
     """Return the MCP server that `NAME=COMMAND ...` or `NAME=URL` names. Nothing is started or sent yet.
 
     Raises:
-        UsageError: `text` has another form, or the extra is not installed. The message says what to do.
+        UsageError: `text` has another form, or the extra is not installed. The message has what to do.
     """
     name, equals, where = text.partition("=")
     if not equals or not where.strip():

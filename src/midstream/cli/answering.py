@@ -1,4 +1,4 @@
-"""Puts the open questions of a session to whoever sits at the terminal, one at a time, while the turn goes on."""
+"""Open questions of a session, put to the user at the terminal, one at a time, while the turn goes on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Answering:
         session: The session; questions of its sub-agents belong to it.
         screen, ink, width: Where the question is shown.
         prompt: Shows what stands before the answer; "" once the answer was typed.
-        keyboard: Where the answer comes from; None where nobody can be asked.
+        keyboard: Where the answer comes from; None where no user can be asked.
         url: The server, for the command that answers from elsewhere.
     """
 
@@ -156,7 +156,7 @@ class Answering:
             self._answer(self._asking, line)
 
     def stop(self) -> None:
-        """Let go of the keyboard. What is on its way to the server arrives, or is said again by the next client."""
+        """Let go of the keyboard. An answer on its way to the server arrives, or is sent again by the next client."""
         self._asking = None
         if self.work is not None:
             self.work.cancel()
@@ -197,7 +197,7 @@ class Answering:
             self._screen.remark(line)
 
     def _tell_how(self, question: Question) -> None:
-        """Say whole, whatever its length, which command answers."""
+        """Print the command that answers, whole, whatever its length."""
         self._screen.remark(self._ink.yellow(f"{INDENT}~ {how_to_answer(question, self._url)}"))
 
     def _close(self, place: Place) -> None:

@@ -87,7 +87,7 @@ def table(turns: Sequence[TurnCost], ink: Ink, width: int) -> Iterator[str]:
 
 
 def summary(turns: Sequence[TurnCost]) -> str:
-    """Say in a line how much came from the cache."""
+    """Return a line about how much came from the cache."""
     counted = [turn for turn in turns if turn.input_tokens > 0]
     read = sum(turn.input_tokens for turn in counted)
     cached = sum(max(turn.cached_tokens, 0) for turn in counted)

@@ -196,7 +196,7 @@ class ChatSession:
         self._screen = Screen(self._say, self.tell, self._screen_ink, self._width)
 
     def tell(self, text: str) -> None:
-        """Say something that is no answer: on the terminal beside the answer, else on stderr."""
+        """Print a note: on the terminal beside the answer, else on stderr."""
         output = sys.stdout if self._ink.is_terminal and not self._is_json else sys.stderr
         if self._is_prompted:
             self._is_prompted = False
@@ -215,7 +215,7 @@ class ChatSession:
         self._is_prompted = bool(text)
 
     async def say(self, words: str) -> WatchEnd:
-        """Say something and show the turn it opens; before that, what was missed of earlier turns of the session."""
+        """Send a message and show the turn it opens; before that, the missed events of earlier turns of the session."""
         async with self._client() as client:
             if await self._catch_up(client) is WatchEnd.INTERRUPTED:
                 return WatchEnd.INTERRUPTED
@@ -248,7 +248,7 @@ class ChatSession:
         return left or WatchEnd.COMPLETED
 
     async def go_on(self) -> WatchEnd | None:
-        """Show the rest of the last turn, whoever left it; resume it where it was interrupted or failed.
+        """Show the rest of the last turn, of any client; resume it where it was interrupted or failed.
 
         Returns:
             How it ended; None where there was nothing to go on with.
@@ -276,7 +276,7 @@ class ChatSession:
                 yield turn.resume()
 
     async def _running(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
-        """The turn that runs, which somebody else began, or this terminal too long ago."""
+        """The turn that runs, which another client began, or this terminal too long ago."""
         now = await self._now()
         if now is None or now.status not in OPEN_STATUSES:
             return
@@ -295,7 +295,7 @@ class ChatSession:
             yield client.resume(self.session, now.turns)
 
     async def _now(self) -> SessionNow | None:
-        """Current state of the session; None where nothing was ever said in it."""
+        """Current state of the session; None where it is empty."""
         try:
             return await asyncio.to_thread(ServerSource(self.url).snapshot, self.session)
         except (SessionNotFoundError, WrongSecretError):  # which of them a server may not say
@@ -335,7 +335,7 @@ class ChatSession:
     # --- one turn -----------------------------------------------------------------------------------------------
 
     async def _watch(self, client: Client, events: AsyncIterator[Event], *, is_ours: bool) -> WatchEnd:
-        """Show a turn to its end, or until Ctrl-C; put its questions to whoever sits here."""
+        """Show a turn to its end, or until Ctrl-C; put its questions to the user."""
         ended: TurnEnded | None = None
         answering = self._answering(client)
         with Interrupts() as interrupts, self._chats.shown(self.session) as shown:
@@ -378,7 +378,7 @@ class ChatSession:
                 await answering.go_on()
 
     def _answering(self, client: Client) -> Answering | None:
-        """Return who puts questions to a person; nobody does where every event is printed as JSON."""
+        """Return the part that puts questions to the user; none where every event is printed as JSON."""
         if self._is_json:
             return None
         keyboard = Keyboard() if self._ink.is_terminal and Keyboard.is_there() else None

@@ -66,8 +66,8 @@ def conformance(
 ) -> int:
     """Try a server of the stream protocol at URL, clause by clause, over each transport.
 
-    Each script opens a session of its own and says a few words to the agent there, whose answers do not matter. The
-    sessions are deleted in the end. For every difference it is said which step met it, and what the server said.
+    Each script opens its own session and sends a few messages to the agent there, whose answers do not matter. The
+    sessions are deleted in the end. Each difference is printed with its step and the server's frames.
     """
     headers = {**shown_to(url), **_headers(named)}
     told = [each for each in scripts("server") if words in each.name or words in each.clauses]

@@ -92,7 +92,7 @@ class Show:
         self._ink = ink
 
     async def run(self, folder: Folder, *, model: str, port: int, is_once: bool) -> int:
-        """Tell the story, and return the exit code."""
+        """Run the demo, and return the exit code."""
         world, ink = World(), self._ink
         server = DemoServer(folder, model, port, world)
         screen = DemoScreen(self._write, ink)

@@ -84,7 +84,7 @@ def doctor(
 
     PATH is a file, a folder, or - for standard input: sessions of Claude Code, Codex, opencode, tunacode and
     midstream, and messages of any provider or framework as JSON or JSON lines. Without PATH this installation is
-    checked. Of a server's URL it is told what a proxy in between does to each transport, and which one will work.
+    checked. For a server's URL, it prints what a proxy in between does to each transport, and which one works.
     """
     if any(is_address(place) for place in named_places):
         if len(named_places) > 1 or fix or profile or named or key_file:

@@ -1,4 +1,4 @@
-"""How a command ends: the exit code, and one line that says what happened and what to do."""
+"""The end of a command: the exit code, and one line with what happened and what to do."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def report_lines(report: HistoryReport, ink: Ink, width: int, *, limit: int) -> Iterator[str]:
-    """Iterate over the lines that say what was found in one history."""
+    """Iterate over the lines about the findings in one history."""
     name = clean(report.path, is_one_line=True)
     sign = {Status.CLEAN: ink.green("✓"), Status.FINDINGS: ink.yellow("!")}.get(report.status, ink.red("✗"))
     yield f"{sign} {ink.bold(_tail_of(name, width - 2) if ink.is_terminal else name)}"
@@ -76,7 +76,7 @@ def _place(found: LocatedFinding) -> str:
 
 
 def check_lines(check: Check, ink: Ink, width: int) -> Iterator[str]:
-    """Iterate over the lines that say what one check came to."""
+    """Iterate over the lines about the result of one check."""
     sign = {
         CheckResult.OK: ink.green("✓"),
         CheckResult.WARNING: ink.yellow("!"),
@@ -111,7 +111,7 @@ def _wrapped(text: str, indent: str, width: int) -> list[str]:
 
 
 def _tail_of(path: str, width: int) -> str:
-    """Return the end of a path in at most `width` columns: its name says more than its root."""
+    """Return the end of a path in at most `width` columns: its name matters more than its root."""
     if width_of(path) <= width:
         return path
     tail = path
@@ -121,7 +121,7 @@ def _tail_of(path: str, width: int) -> str:
 
 
 class ProgressLine:
-    """One line on stderr that says how far it is: only on a terminal, and only where it takes a while."""
+    """One line of progress on stderr: only on a terminal, and only where it takes a while."""
 
     def __init__(self, is_terminal: bool, world: World) -> None:  # noqa: FBT001 - a fact about the output
         self._is_terminal = is_terminal

@@ -210,7 +210,7 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
 
 
 def _agent_options(options: dict[str, Any]) -> UpstreamOptions:
-    """Return what the command line says of the agents and their pool."""
+    """Return the options of the agents and their pool."""
     servers_path = options["servers_path"]
     limits = PoolLimits(
         live_max=options["live_agents"],
@@ -228,7 +228,7 @@ def _agent_options(options: dict[str, Any]) -> UpstreamOptions:
 
 
 def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
-    """Let the network in only under names, and say what it can read.
+    """Require host names for access from the network, and warn what can be read.
 
     Raises:
         UsageError: There are no names.
@@ -241,7 +241,7 @@ def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
 
 
 def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None:
-    """Return what clients must show: what was said, or what an earlier start has made, or a new one."""
+    """Return the token of clients: the given one, or the one that an earlier start has made, or a new one."""
     if options["is_open"]:
         if options["token"] or options["host"] not in LOCAL_HOSTS:
             raise UsageError("--no-token is for this machine alone: leave out --token and --host")

@@ -21,7 +21,7 @@ class Keyboard:
 
     @staticmethod
     def is_there() -> bool:
-        """Whether somebody can be asked here."""
+        """Whether a user can be asked here."""
         return sys.stdin.isatty() and os.name == "posix"
 
     def forget(self) -> None:

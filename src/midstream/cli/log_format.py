@@ -1,4 +1,4 @@
-"""Log lines on stderr: for people, or one JSON object a line for a machine. Neither holds what anybody said."""
+"""Log lines on stderr: for people, or one JSON object a line for a machine. Neither has words of a conversation."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def login(url: str) -> None:
 @url_argument
 @click.pass_obj
 def token(surroundings: Surroundings, url: str) -> None:
-    """Print the bearer token that the server at URL knows its user by, for scripts.
+    """Print the bearer token of this user for the server at URL, for scripts.
 
     It opens everything this server has: keep it out of addresses, logs and command lines that others can see.
     """

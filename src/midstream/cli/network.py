@@ -21,12 +21,12 @@ _GOOD = {ProbeOutcome.WORKS}
 
 
 def is_address(place: str) -> bool:
-    """Whether what somebody named is a server and no file."""
+    """Whether an argument is a server's URL and not a file."""
     return place.startswith(("http://", "https://", "ws://", "wss://"))
 
 
 def check_network(surroundings: Surroundings, url: str, *, is_json: bool) -> int:
-    """Probe the way to a server, say what was found, and return the exit code.
+    """Probe the network to a server, print the findings, and return the exit code.
 
     Raises:
         MidstreamError: Nothing answers there, or no midstream server does.
@@ -49,7 +49,7 @@ def exit_code_of(report: NetworkReport) -> int:
 
 
 def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
-    """Iterate over the lines that say what was found on the way to a server."""
+    """Iterate over the lines about the network to a server."""
     for probed in report.probed:
         head = f"{NAMES[probed.what]:<12} "
         first, *rest = textwrap.wrap(_words(probed), width - len(head) - 2)

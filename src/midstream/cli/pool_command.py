@@ -1,4 +1,4 @@
-"""`midstream pool`: which conversations a pool knows the upstream's agents of, and how to let go of them."""
+"""`midstream pool`: list the upstream agents of a pool, and remove them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class PoolLine(Struct, frozen=True):
 
     Args:
         state: `ready` (the next turn may resume the agent), `running` (a turn has it, or died with it), `pending`
-            (nobody knows what it heard), `damaged` (the next turn begins anew), `encrypted` (needs `--key-file`).
-        users: User messages that the agent knows.
+            (whether a message arrived is unknown), `damaged` (the next turn begins anew), `encrypted` (needs
+            `--key-file`).
+        users: User messages that the agent has.
         system, tools, servers, identity: The beginnings of their digests.
         store: The database it stands in.
     """
@@ -63,7 +64,7 @@ class PoolLine(Struct, frozen=True):
 
 @click.group()
 def pool() -> None:
-    """Look at the agents a pool would resume, or forget them.
+    """List the agents that a pool would resume, or remove them.
 
     A session's next turn begins with a fresh agent where its record is gone; nothing of the conversation is lost.
     """

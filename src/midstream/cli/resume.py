@@ -66,5 +66,5 @@ def _list(source: ServerSource, left: set[str], *, is_json: bool) -> None:
 
 
 def _can_go_on(source: ServerSource, line: ListedSession) -> bool:
-    """Whether somebody may resume a session; a sub-agent goes on with the one that called it."""
+    """Whether a session can be resumed; a sub-agent continues with the session that called it."""
     return PART_MARK not in line.id and line.status in _LEFT and source.snapshot(line.id).is_resumable

@@ -216,7 +216,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
 
 
 async def _served(serving: Coroutine[None, None, None], app: App, settings: SettingsFile | None) -> None:
-    """Serve to the end, as the settings say at each time."""
+    """Serve to the end, with the current settings at each time."""
     if settings is None:
         await serving
         return
@@ -229,7 +229,7 @@ async def _served(serving: Coroutine[None, None, None], app: App, settings: Sett
 
 
 def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:
-    """Return who is told of what happens.
+    """Return the observers.
 
     Raises:
         UsageError: The extra is not installed.

@@ -86,7 +86,7 @@ def source_of(
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the ids of the store that would be looked into; a server is not asked, nobody waits for it."""
+    """Offer the ids of the store that would be looked into; a server is not asked, as that may take long."""
     if ctx.params.get("url") not in (None, DEFAULT_URL):
         return []
     with contextlib.suppress(MidstreamError):

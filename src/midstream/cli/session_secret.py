@@ -1,6 +1,6 @@
 """Which secret of a session a command shows to its server: one that was brought, else the one that `chat` keeps.
 
-It is brought in a file or in the environment, never in an argument: everybody on a machine can read those.
+It is brought in a file or in the environment, never in an argument: every user of a machine can read those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`midstream sessions`: look at what was said and done, take it elsewhere, remove it."""
+"""`midstream sessions`: list, show, export and delete sessions."""
 
 from __future__ import annotations
 

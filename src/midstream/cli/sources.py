@@ -340,7 +340,7 @@ class ServerSource(Source):
         """Return a word that logs a browser in, once.
 
         Raises:
-            UnauthorizedError: The server does not know us.
+            UnauthorizedError: The server does not accept our credentials.
         """
         return self._read(self._ask("POST", "/v1/login-links").read(), _Issued).word
 

@@ -44,7 +44,7 @@ def escaped_json(document: str) -> str:
 
 
 class Ink:
-    """Colours, or none: each method returns its text, marked up where the output wants it."""
+    """Colours, or none: each method returns its text, marked up where the output supports it."""
 
     def __init__(self, *, is_colored: bool, is_terminal: bool) -> None:
         self.is_colored = is_colored

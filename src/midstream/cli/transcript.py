@@ -1,4 +1,4 @@
-"""A journal as people read it: who said what, what each call came to, how each turn ended.
+"""A journal for people: messages, answers, the outcomes of calls, the ends of turns.
 
 Two steps, both pure: `read` turns records into turns, `lines` sets them for a terminal.
 """
@@ -215,7 +215,7 @@ class _Reading:
             known.outcome, known.content = delta.call.outcome.value, delta.call.content
 
     def _void_words(self, turn: TurnTranscript) -> None:
-        """Forget what a cut attempt said; the calls that its upstream ran have happened, and stay."""
+        """Drop the text of a cut attempt; the calls that its upstream ran have happened, and stay."""
         void = {id(part) for part in self._parts.values() if isinstance(part, SpokenText)}
         turn.entries[:] = [entry for entry in turn.entries if id(entry) not in void]
         self._parts = {}
@@ -253,7 +253,7 @@ def ran_elsewhere(call: UpstreamCall) -> Called:
 
 
 def note_of(record: Record) -> str:
-    """Say in a line what happened to a turn; "" for what is no remark: words, calls, ends."""
+    """Return a line about what happened to a turn; "" for text, calls and ends."""
     match record:
         case AttemptFailed():
             return f"attempt {record.attempt} failed: {record.message} [{record.code}]"
@@ -308,7 +308,7 @@ def _note_of_call(record: Record) -> str:
 
 
 def tools_note(changed: ToolsChanged) -> str:
-    """Say what tools came and went, in a few words."""
+    """Describe which tools came and went, in a few words."""
     notes = [
         f"{what} {', '.join(names[:NAMES_MAX])}{', …' if len(names) > NAMES_MAX else ''}"
         for what, names in (
@@ -322,13 +322,13 @@ def tools_note(changed: ToolsChanged) -> str:
 
 
 def stall_note(noticed: StallNoticed) -> str:
-    """Say what has been silent, and for how long."""
+    """Describe what has been silent, and for how long."""
     who = {StalledOn.FIRST_TOKEN: "the model has not begun", StalledOn.TOOL: "a tool has been silent"}
     return f"{who.get(noticed.waiting_for, 'the model has been silent')} for {noticed.silent_s:.0f} s"
 
 
 def words_of(message: UserMessage) -> str:
-    """Return what a person said, with attachments named."""
+    """Return a person's words, with attachments named."""
     return "\n".join(_words(part) for part in message.parts)
 
 

@@ -24,7 +24,7 @@ class UpstreamOptions(Struct, frozen=True):
     """Permissions and settings of an agent, each for the kinds of upstreams that take it.
 
     Args:
-        permission_mode: How the agent asks for leave, in its own words; "" for its default.
+        permission_mode: The permission mode of the agent, by its own name; "" for its default.
         sandbox: What it may change, in its own words; "" for its default.
         has_rules_file: Whether the instructions of a client application are written to a rules file in its folder.
         servers: The MCP servers that it is given.
@@ -160,7 +160,7 @@ def find_upstream(
 
     Args:
         named: Such as `claude`, `cursor:composer-2`, `acp:gemini --acp`, `openai-compatible:http://127.0.0.1:11434/v1`.
-        kv: Where the pool keeps what it knows of its agents.
+        kv: Where the pool stores its records of agents.
         model: The upstream's own name of the model, where its kind takes one.
         cwd: The folder agents work in.
         key_variable: The environment variable that has the upstream's key; "" lets it look for its own.

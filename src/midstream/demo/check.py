@@ -1,7 +1,6 @@
-"""What happened, judged from the outside: the screen against the journal's file, the ledger against the calls.
-
-Nothing here asks midstream's server or client. The journal is read from the SQLite file, the ledger was written by
-the tools, and what the screen showed was noted when it was printed.
+"""Check of a demo from the outside: the screen against the journal's file, the ledger against the calls. Midstream's
+server and client are not used here. The journal is read from the SQLite file, the ledger was written by the tools,
+and what the screen showed was noted when it was printed.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class TextComparison:
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """One call of the journal, and what the ledger knows of it."""
+    """One call of the journal, and its entries in the ledger."""
 
     tool: str
     turn: int
@@ -90,7 +89,7 @@ class DemoVerdict:
 
     @property
     def problems(self) -> list[str]:
-        """What should not be; empty if nothing was lost, shown twice or run twice."""
+        """The faults; empty if nothing was lost, shown twice or run twice."""
         again = sum(each.started > 1 for each in self.executions)
         found = {
             "pieces lost": self.words.lost,

@@ -15,10 +15,10 @@ PIECE_BYTES = 64 * 1024
 
 
 class Cutter:
-    """Relays TCP connections to a port of this machine until it is told to cut them.
+    """Relays TCP connections to a port of this machine until `cut` is called.
 
     Args:
-        port: Where the server listens; nobody needs to listen yet.
+        port: The server's address; the server need not listen yet.
         world: The clock that `accepted_at` is read from.
     """
 
@@ -43,7 +43,7 @@ class Cutter:
 
     @property
     def url(self) -> str:
-        """Where clients connect.
+        """The address for clients.
 
         Raises:
             UnavailableError: It is not listening.

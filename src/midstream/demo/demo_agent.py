@@ -1,6 +1,6 @@
 """The demo's agent: real tools over a real folder, and a ledger line at the start and the end of every execution.
 
-`midstream demo` starts the real server with it; the environment says which folder and which model.
+`midstream demo` starts the real server with it; the environment has the folder and the model.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ LOG_LINES_SHOWN = 3
 
 
 class _Listening(Struct):
-    """What `midstream serve --json` says once it listens."""
+    """The output of `midstream serve --json` once it listens."""
 
     url: str
     pid: int
@@ -90,7 +90,7 @@ class DemoServer:
         self.port = int(listening.url.rpartition(":")[2])
 
     async def kill(self) -> None:
-        """SIGKILL: the process does not hear it coming."""
+        """SIGKILL: the process gets no warning."""
         assert self._process is not None
         self._process.kill()
         await self._process.communicate()  # to its pipe's end: one left open outlives the event loop

@@ -1,4 +1,4 @@
-"""What the user says in the demo, and what the scripted model answers where no real one is installed."""
+"""Messages of the demo, and the answers of a scripted model where no real one is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.testing.scripted_model import Response, steps_since_user
 
 @dataclass(frozen=True)
 class Lines:
-    """What the user says, turn by turn."""
+    """The user's messages, turn by turn."""
 
     ask: str
     """Answered at length: the connection is cut in the middle."""
@@ -65,7 +65,7 @@ _SCRIPT: dict[str, Sequence[Response]] = {
 
 
 def scripted_model(world: World) -> ScriptedModel:
-    """Return a model that knows the demo's three messages by heart."""
+    """Return a model with fixed answers to the demo's three messages."""
     return ScriptedModel(_response_to, delay_s=DELAY_S, world=world)
 
 

@@ -1,4 +1,4 @@
-"""The demo as a told story: a conversation, a cut, a kill, and what the files say afterwards.
+"""The demo step by step: a conversation, a cut, a kill, and a check of the files afterwards.
 
 Every cut is placed by what was seen: the n-th piece of the answer, a line of the ledger. Nothing sleeps and hopes.
 """
@@ -57,7 +57,7 @@ class Story:
         server: Not started yet.
         audience: Shows it.
         world: Clock and tasks.
-        lines: What the user says.
+        lines: The user's messages.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Story:
         self._restart_to_words: float | None = None
 
     async def tell(self, model: str) -> None:
-        """Tell it to its end; `verdict` and `timings` hold what was found. The server is left up.
+        """Run it to its end; `verdict` and `timings` hold what was found. The server is left up.
 
         Raises:
-            MidstreamError: The story could not be told (no server, no cut, no kill): nothing was proved.
+            MidstreamError: The demo could not run (no server, no cut, no kill): nothing was proved.
         """
         self._audience.chapter(
             1, f"A folder with {len(NOTES)} notes and a ledger of what its tools really do:"

@@ -1,1 +1,1 @@
-"""The doctor: finds histories on disk, says what a provider would refuse in them, and writes repaired copies."""
+"""The doctor: finds histories on disk, lists what a provider would refuse in them, and writes repaired copies."""

@@ -1,6 +1,6 @@
 """opencode's database: tables `session`, `message` and `part`, with a JSON document a row.
 
-Sessions that only its newer tables know stand in `session_message`, a whole message a row. Nothing is made or left
+Sessions that are only in its newer tables are in `session_message`, a whole message a row. Nothing is made or left
 behind by reading, and a server may work on the file meanwhile.
 """
 
@@ -100,7 +100,7 @@ def is_opencode(path: Path) -> bool:
     """Whether a database is opencode's.
 
     Raises:
-        UnreadableHistoryError: It is damaged, or somebody keeps it locked.
+        UnreadableHistoryError: It is damaged, or another program keeps it locked.
     """
     with sqlite_files.named_errors(), sqlite_files.reading(path) as db:
         return _tables(db) >= ITS_TABLES
@@ -112,7 +112,7 @@ def examine_opencode(
     """Look at every session of a database, one after another.
 
     Raises:
-        UnreadableHistoryError: It is damaged, or somebody keeps it locked.
+        UnreadableHistoryError: It is damaged, or another program keeps it locked.
         UsageError: No profile has this name.
     """
     with sqlite_files.named_errors(), sqlite_files.reading(path) as db:

@@ -81,10 +81,10 @@ def examine(
 
     Args:
         path: A file, or opencode's storage folder.
-        named: The format or kind of file somebody says it is.
+        named: The format or kind of file, given by the user.
         profile: The rules to judge by; None for those of the format.
         key_file: The operator's keys of a store of midstream's that is encrypted.
-        tick: Told how many bytes were read so far.
+        tick: Called with how many bytes were read so far.
 
     Raises:
         UsageError: `profile` is the name of none.

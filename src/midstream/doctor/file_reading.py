@@ -79,7 +79,7 @@ def require_file(path: Path) -> None:
 
 
 def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
-    """Say what the operating system has against a file."""
+    """Describe an error of the operating system about a file."""
     if isinstance(error, FileNotFoundError):
         if path.is_symlink():
             target = str(path.readlink())
@@ -135,7 +135,7 @@ def document_in(path: Path) -> Value:
     """Read a file that is one JSON value.
 
     Raises:
-        UnreadableHistoryError: It is too large, or no JSON; the message says where it stops being so.
+        UnreadableHistoryError: It is too large, or not JSON; the message has the place of the fault.
     """
     size = path.stat().st_size
     if size > DOCUMENT_BYTES_MAX:

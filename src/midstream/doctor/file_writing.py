@@ -1,6 +1,6 @@
 """Writing whole files or nothing: a temporary file beside the target, synced, renamed, and the folder synced.
 
-Whatever dies in the middle leaves the old file as it was, and at worst a temporary file that nobody reads.
+A death in the middle leaves the old file as it was, and at worst a temporary file that is never read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_beside(path: Path, pieces: Pieces, settle: Settle = lambda _: None) ->
     """Write the repaired copy beside the original; an earlier copy is replaced.
 
     Args:
-        settle: Looks at the draft before it gets its name, and says what to write instead.
+        settle: Checks the draft before it gets its name, and returns what to write instead.
 
     Raises:
         UnavailableError: The disk or the folder refuses. No copy was written; the original is never touched.
@@ -69,7 +69,7 @@ def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle =
         settle: See `write_beside`.
 
     Raises:
-        ConflictError: Somebody wrote into the original meanwhile. It was not touched.
+        ConflictError: Another program wrote into the original meanwhile. It was not touched.
         UnavailableError: The disk or the folder refuses. The original was not touched; a backup may be there.
     """
     real = path.resolve()

@@ -86,7 +86,7 @@ def rule_of(code: str) -> str:
 
 
 def finding_of(edit: Edit, *, line: int = 0, message: int = -1, file: str = "") -> LocatedFinding:
-    """Say an edit of the repair as a finding at its place in a file."""
+    """Return an edit of the repair as a finding at its place in a file."""
     return LocatedFinding(
         edit.code,
         rule_of(edit.code),

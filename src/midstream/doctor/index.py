@@ -11,7 +11,7 @@ _SLOTS_MIN = 64
 class Index:
     """A number for each name: 18 to 36 bytes each, however long the name is.
 
-    Names are told apart by the 64 bits of their hash. Numbers are not negative and fit in 31 bits.
+    Names are distinguished by the 64 bits of their hash. Numbers are not negative and fit in 31 bits.
     """
 
     def __init__(self) -> None:

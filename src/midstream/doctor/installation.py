@@ -123,7 +123,7 @@ def _file_system(folder: Path, mounts: Path) -> Check:
 
 
 def file_system_of(folder: Path, mounts: Path) -> str:
-    """Return the kind of file system a folder is on, or an empty string where nobody tells."""
+    """Return the kind of file system a folder is on, or an empty string where it is unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,6 +1,6 @@
 """Our own journals: a store's database, or what `midstream sessions export` wrote.
 
-What is interrupted in them is no defect: the next owner carries it on, and a model is told how it stands. What can be
+What is interrupted in them is no defect: the next node continues it, and a model is informed of its state. What can be
 wrong is the file. Then a copy can be made in which each damaged session ends before its first damaged record.
 """
 
@@ -221,7 +221,7 @@ def _report(
 
 
 def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> JournalDiagnosis:
-    """Say what is wrong with one session's records: gaps, unreadable ones, and what does not fold."""
+    """Return the faults of one session's records: gaps, unreadable ones, and what does not fold."""
     done = JournalDiagnosis([], Session())
     expected = 1
     for position, epoch, body in stored:
@@ -246,7 +246,8 @@ def judged(stored: Iterable[Stored], *, file: str = "", repair: str = CUT) -> Jo
 
 
 def rendered(session: Session, profile: str, *, file: str = "") -> list[LocatedFinding]:
-    """Say what a provider would refuse of a session as it would be sent; nothing, unless we are wrong.
+    """Return what a provider would refuse of a session as it would be sent; nothing, unless there is a defect in
+    `render`.
 
     Raises:
         UsageError: No profile has this name.

@@ -1,6 +1,6 @@
 """Files of JSON lines: what each kind of line holds, and how a message is put back into one.
 
-A ledger says what a line is and nothing about other lines; `threads.py` puts the lines of one conversation together.
+A ledger classifies a line and nothing about other lines; `threads.py` puts the lines of one conversation together.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ledger(Protocol):
         """Return the place of a line in the tree; None where lines simply follow one another."""
 
     def group(self, line: Json) -> str:
-        """Return what tells the lines of one response from others; empty for a line of its own."""
+        """Return what the lines of one response have in common; empty for a line of its own."""
 
     def is_break(self, line: Json) -> bool:
         """Whether what stands before this line is not sent any more."""
@@ -75,7 +75,7 @@ class Ledger(Protocol):
         """Return an entry's line with other messages in it."""
 
     def new_line(self, like: MessageLine, message: Json, number: int) -> Json:
-        """Return a new line beside one that is there. `number` tells several of them apart."""
+        """Return a new line beside one that is there. `number` distinguishes several of them."""
 
     def chained(self, line: Json, parent: str | None) -> Json:
         """Return a line under another parent; the same line where there is no tree."""
@@ -183,7 +183,7 @@ class CodexRollout(Ledger):
         return line.get("type") == "compacted"
 
     def is_turn(self, line: Json) -> bool:
-        """See `Ledger.is_turn`: what Codex itself tells the model under a user's name begins none."""
+        """Whether a line begins a turn: what Codex itself sends to the model under a user's name does not."""
         item = line.get("payload")
         if line.get("type") != "response_item" or not isinstance(item, dict) or item.get("type") != "message":
             return False
@@ -396,6 +396,6 @@ def _uuid(seed: str) -> str:
 
 
 def identity_of(value: object) -> int | None:
-    """Return what tells a value from an equal one; None for values that programs share."""
+    """Return what distinguishes a value from an equal one; None for values that programs share."""
     is_own = isinstance(value, dict | list) or (isinstance(value, str) and len(value) >= OWN_TEXT_MIN)
     return id(value) if is_own else None

@@ -80,7 +80,7 @@ class LineFile:
         return self.patch.applied(lines_of(self._path), chain)
 
     def notes(self) -> Iterator[str]:
-        """Say what is no defect and yet worth knowing."""
+        """Return notes about what is not a defect."""
         if self.patch.cut:
             yield cut_note(self.patch.cut)
         if self._rollbacks.lines:
@@ -91,7 +91,7 @@ class LineFile:
             yield f"copies of lines, read once: {self._copies}"
 
     def _index(self) -> tuple[Index, bool]:
-        """Find the last line of every id; tell lines that are no JSON; count messages."""
+        """Find the last line of every id; report lines that are not JSON; count messages."""
         last = Index()
         nodes = Index()
         has_system = False
@@ -140,7 +140,7 @@ class LineFile:
         self.patch.replaced[number] = None
 
     def _object(self, line: FileLine) -> Json | None:
-        """Read a line again; what is wrong with it was told before."""
+        """Read a line again; its faults were reported before."""
         try:
             value = value_in(line.body).value if line.body else None
         except UnreadableHistoryError:
@@ -178,7 +178,7 @@ class LineFile:
 
 
 def cut_note(line: int) -> str:
-    """Say that a program died while it wrote the last line."""
+    """Return the note that a program died while it wrote the last line."""
     return f"line {line} was cut off while it was written; a repaired copy leaves it out"
 
 

@@ -32,7 +32,7 @@ class StoredMessage(Struct):
 def messages_of(stored: Sequence[StoredMessage]) -> tuple[list[Json], list[str]]:
     """Return what opencode would send, in Anthropic's shape, and the file each message comes from.
 
-    A response that failed before it said anything is not sent, nor is what was only shown.
+    A response that failed without output is not sent, nor is what was only shown.
     """
     messages: list[Json] = []
     files: list[str] = []
@@ -122,7 +122,7 @@ def is_open(part: Json) -> bool:
 
 
 def ended(part: Json) -> Json:
-    """Return an open call as one that was interrupted; it ended when it began, as far as anybody knows."""
+    """Return an open call as one that was interrupted; it ended when it began, as far as is recorded."""
     state = part.get("state")
     state = state if isinstance(state, dict) else {}
     time = state.get("time")
@@ -139,7 +139,7 @@ def ended(part: Json) -> Json:
 
 
 def newer_message(kind: str, value: Json) -> tuple[Json, list[Json]] | None:
-    """Return a message of the newer tables as an older one and its parts; None for what no model is told."""
+    """Return a message of the newer tables as an older one and its parts; None for what is never sent to a model."""
     match kind:
         case "user" | "synthetic":
             return {"role": "user"}, [{"type": "text", "text": value.get("text")}]

@@ -185,7 +185,7 @@ def _emitted(found: Gathered, messages: list[Json], *, is_split: bool) -> Iterat
 
 
 def _owners(found: Gathered, *, is_split: bool) -> dict[int, MessageLine]:
-    """Say for every value that can be recognized whose line it comes from."""
+    """Return the source line of every value that can be recognized."""
     owners: dict[int, MessageLine] = {}
     for source in found.sources:
         for entry in source:

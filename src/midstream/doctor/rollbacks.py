@@ -1,4 +1,4 @@
-"""Turns that were taken back: their lines stay in the file, and nobody sends them any more."""
+"""Turns that were taken back: their lines stay in the file, and are not sent any more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which format a JSON value is in, by what it holds and never by its file's name.
 
 Each message speaks for the one format whose marks it bears, or for none: `{"role": "user", "content": "hi"}` is at
-home in many. A list whose messages speak for several formats is told, not guessed.
+home in many. A list whose messages fit several formats is reported, not guessed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def shape_of(value: object, named: str | None = None) -> Shape | None:
 
 
 def confirmed(shape: Shape, named: str | None) -> Shape:
-    """Return the shape if it is what somebody named; a kind of file must be that very kind.
+    """Return the shape if it fits the given name; a kind of file must be that very kind.
 
     Raises:
         UnreadableHistoryError: It is not.
@@ -126,7 +126,7 @@ def format_of(messages: Iterable[object], named: str | None = None, hints: Seque
     """Return the format of a list of messages.
 
     Args:
-        named: The format somebody says it is.
+        named: The format, given by the user.
         hints: Keys that stand around the list.
 
     Raises:

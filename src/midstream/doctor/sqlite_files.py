@@ -25,8 +25,8 @@ _NEW = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 def reading(path: Path) -> Iterator[Database]:
     """Open a database to read it, and leave no files behind.
 
-    A reader of a database in log mode makes an index beside it and leaves it there. Without a log nobody writes,
-    and the file is read as if nobody could.
+    A reader of a database in log mode makes an index beside it and leaves it there. Without a log no program writes,
+    and the file is read as immutable.
     """
     real = path.resolve()
     log = real.with_name(f"{real.name}-wal")
@@ -65,7 +65,7 @@ def _opened(name: Path | str, flags: int) -> Iterator[Database]:
 
 @contextlib.contextmanager
 def named_errors() -> Iterator[None]:
-    """Say what SQLite has against reading a file."""
+    """Raise our error for SQLite's while a file is read."""
     try:
         yield
     except (apsw.BusyError, apsw.LockedError) as error:
@@ -76,7 +76,7 @@ def named_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_refusals(target: Path) -> Iterator[None]:
-    """Say what SQLite has against writing a file."""
+    """Raise our error for SQLite's while a file is written."""
     try:
         yield
     except apsw.Error as error:
@@ -97,7 +97,7 @@ def is_whole(path: Path) -> bool:
     """Whether every page of a database is where it belongs.
 
     Raises:
-        UnreadableHistoryError: It is no database, or somebody keeps it locked.
+        UnreadableHistoryError: It is not a database, or another program keeps it locked.
     """
     with named_errors(), reading(path) as db:
         return [told for (told,) in db.execute("pragma quick_check(1)")] == ["ok"]

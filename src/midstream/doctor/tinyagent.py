@@ -171,7 +171,7 @@ def _named(messages: list[Any]) -> list[Any]:
 
 
 def _lost_thoughts(before: list[Any], after: list[Any]) -> Iterator[Edit]:
-    """Tell thoughts of responses that are gone: responses of nothing else are not sent."""
+    """Report thoughts of responses that are gone: responses of nothing else are not sent."""
     kept = {id(thought) for message in after for thought in _thoughts(message)}
     for at, message in enumerate(before):
         for thought in _thoughts(message):

@@ -9,10 +9,10 @@ from midstream.environment import World
 
 
 class KeyLocks:
-    """Locks that exist while somebody holds or wants them.
+    """Locks that exist while they are held or waited for.
 
     Args:
-        wait_s: Seconds after which whoever waits gives up.
+        wait_s: Seconds after which a waiter gives up.
     """
 
     def __init__(self, world: World, *, wait_s: float) -> None:

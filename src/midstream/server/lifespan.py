@@ -1,4 +1,4 @@
-"""The life of an app as an ASGI server tells it, for apps that are run or mounted by a server of somebody else's."""
+"""The ASGI lifespan of an app, for apps that run in or are mounted on another server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def live(
     """Start when the server does, stop when it does, and answer both; a start that fails is answered with its reason.
 
     Args:
-        start: Makes the app ready; a `MidstreamError` says why it cannot be.
+        start: Makes the app ready; a `MidstreamError` is the reason why it cannot be.
         stop: Ends it, within a bound of its own. Not called where `start` has failed.
         receive, send: Of the scope `lifespan`.
     """

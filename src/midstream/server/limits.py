@@ -1,8 +1,8 @@
 """Limits of one server: named limits, and the counters that keep them.
 
-A caller is a principal where one is known, else an address. Addresses of this machine are not counted: behind them are
-the person who runs the server, or a proxy with everybody behind it (whose callers have addresses of their own where
-the proxy is trusted). An operator is not counted either.
+A caller is a principal where one is known, else an address. Addresses of this machine are not counted: behind them
+are the person who runs the server, or a proxy with all callers behind it (whose callers have addresses of their own
+where the proxy is trusted). An operator is not counted either.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Limits(Struct, frozen=True, kw_only=True):
         streams_per_principal_max: Streams and readers that one principal has open at once.
         turns_per_principal_max: Sessions in which a turn of one principal runs at once: each costs money.
         tokens_per_principal_hour_max: Tokens, in and out, that models have counted for one principal in this process
-            within an hour; with so many it opens no further turn. Off by default: what is too much, only you know.
+            within an hour; with so many it opens no further turn. Off by default: what is too much depends on the
+            deployment.
         sessions_begun_per_minute: Sessions that one principal may begin.
         requests_per_minute: Requests and handshakes of one caller.
         refusals_per_minute: Wrong credentials from one address before it has to wait.
@@ -75,7 +76,7 @@ class Rate:
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def add(self, caller: str, amount: int = 1) -> None:
-        """Count what a caller did; "" is nobody that is counted."""
+        """Count what a caller did; "" is not counted."""
         if self._most and caller:
             self._levels[caller] = (self._level_of(caller) + amount, self._world.monotonic())
             self._levels.move_to_end(caller)
@@ -125,7 +126,7 @@ class CallerSlots:
         self._taken: Counter[str] = Counter()
 
     def take(self, caller: str) -> None:
-        """Take a place; "" is nobody that is counted.
+        """Take a place; "" is not counted.
 
         Raises:
             LimitReachedError: The caller has as many as it may. Nothing was taken.

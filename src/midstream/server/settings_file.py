@@ -39,7 +39,7 @@ class SettingsFile:
         """Read it as it is now.
 
         Raises:
-            UsageError: It cannot be read, or says what no setting is.
+            UsageError: It cannot be read, or has an unknown setting.
         """
         try:
             self._mark = _mark_of(self._path)
@@ -53,7 +53,7 @@ class SettingsFile:
     async def follow(self, change: Callable[[StreamSettings], None]) -> None:
         """Call `change` with each new content, until it is cancelled.
 
-        It is read when two looks found the same of it: before that somebody may be writing. What cannot be read
+        It is read when two looks found the same of it: before that it may be half written. What cannot be read
         changes nothing, and is logged.
         """
         seen = self._mark

@@ -31,7 +31,7 @@ class PeerNoise(logging.Filter):
         self._lines = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a line is written; a peer's line loses its traceback."""
+        """Return whether a line is written; a peer's line loses its traceback."""
         if record.levelno < logging.INFO or str(record.msg).startswith(_NEVER):
             return False  # below INFO it writes whole frames
         if record.exc_info and isinstance(record.exc_info[1], StreamCutError | asyncio.CancelledError):

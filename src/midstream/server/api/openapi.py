@@ -1,8 +1,8 @@
 """OpenAPI 3.1 description of the server: made from the types that are really read and written.
 
 Each operation names its route as the router has it, so that a test finds a route without a description, and a
-description without a route. What is said over the stream itself stands in `docs/spec/stream.md`. It is the
-same for a server that asks nobody who they are, which has no routes of access, and for one without metrics.
+description without a route. The frames of streams are in `docs/spec/stream.md`. It is the same for a server without
+authentication, which has no routes of access, and for one without metrics.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _whole(least: int, most: int) -> Json:
 
 
 def _command(name: str, summary: str, *, of: str) -> Operation:
-    """Return what tells a session something; `?of=` names the only turn or message it is meant for."""
+    """Return an operation that sends a command to a session; `?of=` names the only turn or message it is meant for."""
     path, query = f"{_ONE}/{name}", {of: _ANY}
     return Operation("POST", path, name, summary, CommandAnswer, 202, errors=_COMMAND, query=query)
 
@@ -546,7 +546,7 @@ def _schema(kind: Any) -> Json:  # noqa: ANN401 - a type
 
 @cache
 def _schemas() -> tuple[dict[Any, Json], Json]:
-    """Return each type's schema and what they refer to, made at once, so that types of one name are told apart."""
+    """Return each type's schema and what they refer to, made at once, so that types of one name are distinguished."""
     kinds = [*dict.fromkeys([Problem, *(kind for each in OPERATIONS for kind in _types_of(each))])]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     return dict(zip(kinds, schemas, strict=True)), components

@@ -1,7 +1,7 @@
 """Probe of the network in between, for a client: numbered chunks, paced, over each transport.
 
-Nothing here knows of sessions. `/v1/probe/stream` says chunks over a WebSocket, `/v1/probe/events` as server-sent
-events, `/v1/probe/poll` one to an answer, and `/v1/probe/chunks` gives back what is posted.
+This module has no access to sessions. `/v1/probe/stream` sends chunks over a WebSocket, `/v1/probe/events` as
+server-sent events, `/v1/probe/poll` one to an answer, and `/v1/probe/chunks` gives back what is posted.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class ProbeEndpoints:
         ]
 
     async def stream(self, socket: WebSocket) -> None:
-        """Say each chunk as a message.
+        """Send each chunk as a message.
 
         Raises:
-            UsageError, OverloadedError: As in each of these; nothing was said.
+            UsageError, OverloadedError: As in each of these; nothing was sent.
         """
         chunks = self._paced(socket)
         await socket.accept()
@@ -60,13 +60,13 @@ class ProbeEndpoints:
             await socket.close()
 
     async def events(self, request: Request) -> Response:
-        """Say each chunk as an event; the body ends after the last one."""
+        """Send each chunk as an event; the body ends after the last one."""
         chunks = self._paced(request)
         headers = {name.decode(): value.decode() for name, value in SSE_HEADERS}
         return StreamingResponse(_as_events(chunks), headers=headers)
 
     async def poll(self, request: Request) -> Response:
-        """Say chunk `?n=`, when it is due after the one before it."""
+        """Send chunk `?n=`, when it is due after the one before it."""
         number, every_s = number_of(request, "n", most=CHUNKS_MAX) or 0, _every_s(request)
         if number:
             await self._world.sleep(every_s)

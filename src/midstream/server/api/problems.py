@@ -1,6 +1,6 @@
 """Every HTTP error as a problem detail (RFC 9457), and the one mapping from our errors to statuses.
 
-A problem says what happened (`detail`), with a stable `code` to match on, when the same request may be repeated
+A problem has what happened (`detail`), with a stable `code` to match on, when the same request may be repeated
 (`retry`, `retry_after_s`), and what to do next (`next`). It never carries what a user or a model wrote.
 """
 
@@ -146,7 +146,7 @@ def status_of(error: MidstreamError) -> int:
 
 
 def problem_of(error: MidstreamError) -> Problem:
-    """Return what an HTTP client is told of an error."""
+    """Return the answer to an HTTP client for an error."""
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.retry == "later":
         retry_after_s = RETRY_AFTER_S
@@ -157,7 +157,7 @@ def problem_of(error: MidstreamError) -> Problem:
 
 
 def problem_of_http(error: HTTPException) -> Problem:
-    """Return what an HTTP client is told of a request that met no endpoint."""
+    """Return the answer to an HTTP client for a request without an endpoint."""
     phrase = HTTPStatus(error.status_code).phrase
     if error.status_code == HTTPStatus.REQUEST_URI_TOO_LONG:
         phrase = "URI Too Long"  # of RFC 9110; Python before 3.13 has the one of before
@@ -170,7 +170,7 @@ INTERNAL = "Something went wrong in the server; the log has the details."
 
 
 def internal_problem() -> Problem:
-    """Return what an HTTP client is told of a bug: nothing about it."""
+    """Return the answer to an HTTP client for a defect, without details."""
     return problem_of(InternalError(INTERNAL))
 
 

@@ -71,9 +71,9 @@ class RunningTurn(Struct, frozen=True, omit_defaults=True):
     Args:
         turn, response: Their numbers.
         attempt: Which try of this response the model is at; 0 once the response is whole.
-        said: The response, or as much of it as the model has said.
+        said: The response, or the part of it that the model has produced.
         calls: The calls of a whole response, in the model's order.
-        questions: What the upstream's agent wants leave for in the middle of this response; see `question_asked`.
+        questions: Permissions that the upstream agent requests in the middle of this response; see `question_asked`.
     """
 
     turn: int

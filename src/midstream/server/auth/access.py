@@ -44,8 +44,8 @@ class Access(Struct, frozen=True, kw_only=True):
 
     Args:
         authenticate: Who asks; see the text of this module.
-        authorize: Decides instead of "the owner everything, its readers may look, an operator everything". Across
-            tenants nobody is let, whatever it says.
+        authorize: Decides instead of "the owner everything, its readers may look, an operator everything". Access
+            across tenants is refused, whatever it returns.
         recheck_s: Seconds between two looks at whether a living stream may live.
         login: A word drawn by `World.new_id("login")` that lets an operator log in once, within an hour.
     """
@@ -84,7 +84,7 @@ def cookie(name: str, verify: Verify) -> Authenticate:
 
 
 def tokens(known: Mapping[str, Principal]) -> Authenticate:
-    """Know everybody by a bearer token of their own. Kept are digests of the tokens.
+    """Authenticate each principal by its own bearer token. Kept are digests of the tokens.
 
     Raises:
         UsageError: A token is shorter than 16 characters.
@@ -96,7 +96,7 @@ def tokens(known: Mapping[str, Principal]) -> Authenticate:
 
 
 def token_file(path: Path) -> Authenticate:
-    """Know everybody by a file with a line `TOKEN SUBJECT [TENANT]` each; read again when it has changed.
+    """Authenticate by a file with a line `TOKEN SUBJECT [TENANT]` for each principal; read again when it has changed.
 
     `*` instead of a tenant is an operator. Lines that begin with `#` are skipped. A line that is taken out ends its
     streams within `recheck_s`.
@@ -118,7 +118,9 @@ def token_file(path: Path) -> Authenticate:
 
 
 def this_user(key: str) -> Authenticate:
-    """Know the user of this machine by a token made of their key: the operator. See `midstream.local_keys`."""
+    """Authenticate the user of this machine, the operator, by a token derived from their key. See
+    `midstream.local_keys`.
+    """
 
     def authenticate(connection: HTTPConnection) -> Principal | None:
         server = connection.scope.get("server")
@@ -148,7 +150,7 @@ def proxy_user(header: str, *, proxies: Collection[str] = ("127.0.0.1", "::1")) 
 
 
 def first_of(*ways: Authenticate) -> Authenticate:
-    """Ask one after the other, until one knows who asks."""
+    """Try one after the other, until one authenticates the caller."""
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         for way in ways:

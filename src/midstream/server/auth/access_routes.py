@@ -39,7 +39,7 @@ class LoginRequest(Struct, forbid_unknown_fields=True):
 
 
 class CallerDescription(Struct, frozen=True):
-    """Caller, as the server knows them."""
+    """The principal of the caller."""
 
     id: str
     tenant: str
@@ -63,7 +63,7 @@ class Owned(Struct, frozen=True):
 
 
 class AccessRoutes:
-    """The endpoints of access. All but `login` are for those the door knows."""
+    """The endpoints of access. All but `login` require authentication."""
 
     def __init__(self, door: AuthMiddleware) -> None:
         self._door = door
@@ -83,7 +83,7 @@ class AccessRoutes:
         ]
 
     async def me(self, request: Request) -> Response:
-        """Say who asks."""
+        """Return the principal of the caller."""
         principal = visit_of(request.scope).principal
         return answer(_told(principal))
 
@@ -102,7 +102,7 @@ class AccessRoutes:
         return told
 
     async def login_link(self, request: Request) -> Response:
-        """Give out a word that logs a browser in, once, as whoever asks for it."""
+        """Issue a token that logs a browser in, once, as the caller."""
         principal = visit_of(request.scope).principal
         _require_whole(principal)
         word = await self._door.access_tokens.issue(TokenKind.LOGIN, principal, for_s=LOGIN_LINK_S)
@@ -132,7 +132,7 @@ class AccessRoutes:
         return answer(Issued(word, TICKET_S), status=201)
 
     async def owner(self, request: Request) -> Response:
-        """Say whose this session is, and with whom it is shared."""
+        """Return the owner of this session, and with whom it is shared."""
         return _owned(await owner_of(self._door, visit_of(request.scope).session))
 
     async def add_reader(self, request: Request) -> Response:
@@ -155,7 +155,7 @@ async def owner_of(door: AuthMiddleware, session: str) -> Owner:
     """Return whose a session is.
 
     Raises:
-        SessionNotFoundError: It is nobody's.
+        SessionNotFoundError: It has no owner.
     """
     owner = await door.ownership.owner_of(session)
     if owner is None:
@@ -211,5 +211,5 @@ def _set_cookie(connection: HTTPConnection, word: str, *, for_s: float) -> str:
 
 
 def answer(value: object, *, status: int = 200) -> Response:
-    """Return a value as a JSON answer that nobody stores."""
+    """Return a value as a JSON answer that must not be cached."""
     return Response(msgspec.json.encode(value), status, headers=NO_STORE, media_type="application/json")

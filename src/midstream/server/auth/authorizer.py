@@ -1,7 +1,7 @@
 """Authorizer: the one place that decides about a caller, for a request as for a stream that lives for hours.
 
 A credential is looked for in this order: a ticket, a viewer's pass, a cookie of ours, then whatever the application's
-`authenticate` finds. Somebody who may not even see a session is told that there is none.
+`authenticate` finds. A caller who may not even see a session gets the answer for one that does not exist.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOST_COOKIE = f"__Host-{COOKIE}"
 
 
 class AccessLevel(IntEnum):
-    """How much somebody may do with a session."""
+    """How much a principal may do with a session."""
 
     NOTHING = 0
     """For them it is not there."""
@@ -92,7 +92,7 @@ class Authorizer:
         return self._access.authorize is not None
 
     async def verdict(self, principal: Principal, session: str, action: Action) -> AccessLevel:
-        """Say how much a principal may do with a session of the store; `action` is what it is about to do."""
+        """Return how much a principal may do with a session of the store; `action` is what it is about to do."""
         if not is_of_tenant(session, principal.tenant) or (
             principal.session and principal.session != root_of(session)
         ):

@@ -40,7 +40,7 @@ class Counters:
         self.addresses = CallerSlots(limits.connections_per_address_max, "connections of this address")
 
     def spends(self, session: str, caller: str) -> None:
-        """Know who pays for what models say in a session from now on: who spoke there last."""
+        """Charge the tokens of a session to this caller from now on, as the last one who sent a message there."""
         self._spenders[root_of(session)] = caller
         self._spenders.move_to_end(root_of(session))
         if len(self._spenders) > CALLERS_MAX:
@@ -86,7 +86,7 @@ class Caller(Protocol):
         """
 
     async def require_there(self, action: Action) -> None:
-        """As `require`, for what begins no session: one that nobody has begun is refused as a foreign one is.
+        """As `require`, for requests that begin no session: one that does not exist is refused as a foreign one is.
 
         Raises:
             SessionNotFoundError: The session is none that this caller may see, or is not there yet.
@@ -117,14 +117,14 @@ class Caller(Protocol):
         """Whether a session of the store may be shown in a list."""
 
     def shown(self, session: str) -> str:
-        """Return the name by which the caller knows a session of the store."""
+        """Return the caller's name of a session of the store."""
 
     async def until_unwelcome(self) -> MidstreamError:
         """Wait until the caller may not stay any longer, and return why."""
 
 
 class Stranger(Caller):
-    """A caller that nobody asks for a name: an application has, or there is nobody else on this machine.
+    """A caller without authentication: an application has authenticated it, or only this machine has access.
 
     Args:
         counters: Count the connections and the requests of each address; None counts nothing.
@@ -156,7 +156,7 @@ class Stranger(Caller):
         """See `Caller.require`."""
 
     async def require_there(self, action: Action) -> None:
-        """See `Caller.require_there`: a stranger is told of whatever there is."""
+        """Require that a session exists: a stranger may see every session."""
 
     async def begin(self) -> None:
         """See `Caller.begin`."""
@@ -182,7 +182,7 @@ class Stranger(Caller):
 
 
 class KnownCaller(Caller):
-    """A request or a stream of somebody who is known.
+    """A request or a stream of an authenticated principal.
 
     Args:
         principal: Who.
@@ -247,7 +247,7 @@ class KnownCaller(Caller):
         self._counters.requests.count(self.caller)
 
     async def require(self, action: Action) -> None:
-        """See `Caller.require`. A session that is not there yet may be begun by whoever this lets pass."""
+        """See `Caller.require`. A session that does not exist yet may be begun by a caller that passes."""
         await self._authorizer.require(self.principal, self.session, action)
         self._does.add(action)
 
@@ -342,10 +342,10 @@ def visitor_of(scope: Scope) -> Caller:
 
 
 def visit_of(scope: Scope) -> KnownCaller:
-    """Return the visit of somebody who is known.
+    """Return the visit of an authenticated caller.
 
     Raises:
-        UsageError: This server asks nobody for a name.
+        UsageError: This server has no authentication.
     """
     visit = scope.get(VISIT)
     if not isinstance(visit, KnownCaller):

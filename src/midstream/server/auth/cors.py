@@ -1,8 +1,8 @@
 """Pages of origins that were named may read what we answer, errors as well (CORS).
 
-A browser keeps an answer from a page of another origin unless the answer says that this page may know it, and asks
-first (a preflight) about whatever a form could not send. Cookies are never allowed across origins: such a page shows a
-token, or a ticket. Who may ask at all is not decided here, see `guards.py`.
+A browser withholds an answer from a page of another origin unless the answer allows that page, and sends a preflight
+request before whatever a form could not send. Cookies are never allowed across origins: such a page shows a token,
+or a ticket. Who may ask at all is not decided here, see `guards.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cors:
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve a request. A WebSocket needs none of it: browsers ask nobody before they open one."""
+        """Serve a request. A WebSocket needs none of it: browsers send no preflight before they open one."""
         is_asked = scope["type"] == "http" and bool(self._origins)
         return (self._answer if is_asked else self._app)(scope, receive, send)
 

@@ -2,11 +2,10 @@
 
 In this order: how large its headers are, which page asks, how often its address asks, who asks, how often that
 principal asks, and whether it may do with this session what its method and path do. What is not in the tables
-below is for the session's owner alone, so that a route somebody forgot to put there is closed, not open.
-
-Behind the door the scope names the session as the store does, and has a visit (`visits.visitor_of`), which endpoints
-ask for what the door cannot know: whether a stream begins a session, which sessions of a list may be shown, and how
-long a stream may live.
+below is for the session's owner alone, so that a route missing there is closed, not open. Behind the middleware the
+scope names the session as the store does, and has a visit (`caller.visitor_of`), which endpoints use for what the
+middleware cannot decide: whether a stream begins a session, which sessions of a list may be shown, and how long a
+    stream may live.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 def action_of(method: str, what: str) -> Action:
-    """Return what a request wants with its session: `what` is the path behind its name."""
+    """Return the kind of access that a request needs to its session: `what` is the path behind its name."""
     if what in _SPEAKS:
         return Action.SPEAK
     if _LOOKS.fullmatch(what) or (what == "" and method in {"GET", "HEAD"}):
@@ -113,7 +112,7 @@ class AuthMiddleware:
         """Turn away what can be seen from outside, before anything is opened for it.
 
         Raises:
-            AccessError: It comes from another machine, and nobody here asks who that is.
+            AccessError: It comes from another machine, and this server has no authentication.
             ForeignOriginError: A page of another site asks.
             LimitReachedError: Its address asks too often.
             HTTPException: Its headers are too large, or its path is none.
@@ -150,7 +149,7 @@ class AuthMiddleware:
         """Return who makes a request, by anything but a ticket.
 
         Raises:
-            UnauthorizedError: Nobody that is known.
+            UnauthorizedError: The caller is not authenticated.
             LimitReachedError: Wrong credentials came too often from its address.
         """
         address = address_of(scope)

@@ -1,8 +1,8 @@
 """Checks of a request's origin: pages of this server, programs without an origin, named origins and hosts.
 
-A local server is a target for every web page its user visits. A browser says which page asks (`Origin`), which
-keeps foreign pages out; and it says which host name it believes to talk to (`Host`), which keeps out a page whose
-name was pointed at this machine after it was loaded (DNS rebinding).
+A local server is a target for every web page its user visits. A browser sends the page's origin (`Origin`), which
+keeps foreign pages out; and it sends the host name of the server (`Host`), which keeps out a page whose name was
+pointed at this machine after it was loaded (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
 
 
 def page_of(scope: Scope) -> str:
-    """Return the host (and port) of the page that asks: ours too, where the browser says so without an `Origin`."""
+    """Return the host (and port) of the page that asks: ours too, where the browser shows that without an `Origin`."""
     if origin := _header(scope, b"origin"):
         return _parts_of(origin)[1]
     return _header(scope, b"host").lower() if _header(scope, b"sec-fetch-site") == "same-origin" else ""
@@ -99,7 +99,7 @@ def check_page(scope: Scope, *, is_stream: bool) -> None:
 
 
 def check_intent(scope: Scope) -> None:
-    """As `check_page` for changes, where nobody is asked for a name: of pages alone, since programs are not tricked.
+    """As `check_page` for changes, at a server without authentication: for pages alone, since programs are not tricked.
 
     Raises:
         ForeignOriginError: A page asks for a change, by a request that a form could have sent.

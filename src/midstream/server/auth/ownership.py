@@ -56,12 +56,12 @@ class Ownership:
         self._world = world
 
     async def owner_of(self, session: str) -> Owner | None:
-        """Return whose a session (or the one it is part of) is; None where nobody's."""
+        """Return whose a session (or the one it is part of) is; None where it has none."""
         kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
         return None if kept is None else msgspec.json.decode(kept.body, type=Owner)
 
     async def claim(self, session: str, principal: Principal) -> Owner:
-        """Make a session a principal's, if it is nobody's, and return whose it is."""
+        """Make a principal the owner of a session without one, and return the owner."""
         owner = Owner(principal.tenant, principal.id, claim=self._world.new_id("claim"))
         body = msgspec.json.encode(owner)
         await self._note(session, principal.tenant, principal.id)
@@ -77,7 +77,7 @@ class Ownership:
         Raises:
             SessionNotFoundError: It is nobody's.
             LimitReachedError: They are more than `READERS_MAX`. Nothing was changed.
-            EntryMovedError: Somebody else changed it at this moment. Nothing was changed.
+            EntryMovedError: Another caller changed it at this moment. Nothing was changed.
         """
         if len(readers) > READERS_MAX:
             raise LimitReachedError(f"a session is shared with {READERS_MAX} principals at most")
@@ -109,7 +109,9 @@ class Ownership:
         return [kept.key for kept in noted if kept.key not in gone]
 
     async def _note(self, session: str, tenant: str, principal: str) -> None:
-        """Note that a session is, or is about to be, somebody's to see; anew where it was: it must not look old."""
+        """Note that a session is, or is about to be, visible to a principal; again where it was: it must not look
+        old.
+        """
         namespace, key = _namespace_of(tenant, principal), root_of(session)
         for _ in range(REPLACE_ATTEMPTS_MAX):
             kept = await self._kv.kv_get(namespace, key)
@@ -150,10 +152,10 @@ def is_of_tenant(session: str, tenant: str) -> bool:
 
 
 def name_in_store(session: str, tenant: str) -> str:
-    """Return the name under which the store knows a tenant's session; a name that has it already stays."""
+    """Return the store's name of a tenant's session; a name that has it already stays."""
     return session if not tenant or session.startswith(f"{tenant}:") else f"{tenant}:{session}"
 
 
 def name_outside(session: str, tenant: str) -> str:
-    """Return the name by which a tenant knows its session."""
+    """Return the tenant's name of its session."""
     return session.removeprefix(f"{tenant}:") if tenant else session

@@ -26,14 +26,14 @@ class Action(StrEnum):
 
 
 class Principal(Struct, frozen=True):
-    """Somebody a server knows.
+    """An authenticated user or program.
 
     Args:
         id: Their name, unique within the tenant.
-        tenant: Whose sessions they can see at all: letters, digits, `-` and `_`, 64 at most. Give one to everybody
-            or to nobody.
+        tenant: Whose sessions they can see at all: letters, digits, `-` and `_`, 64 at most. Give one to every
+            principal or to none.
         expires_at: When their credential ends, in seconds since 1970: their streams end then.
-        is_operator: Runs this server: may do everything, also with sessions nobody owns.
+        is_operator: Runs this server: may do everything, also with sessions without an owner.
         session: The only session they may look at, and no more than that: who shows a viewer's pass.
         claim: Which of the sessions that had this name one after the other, as `Owner.claim` names it; "" for any.
         via: Digest of the cookie or pass of ours that they showed; "" for any other credential.

@@ -1,8 +1,8 @@
 """Credentials that this server issues: tickets, login links, cookies, viewers' passes.
 
-Each is 128 random bits behind the name of its kind. The store keeps a digest with what it is good for, so that any
-process that shares the store knows it, and nobody who reads the store can use it. What was used up, is too old or
-never was looks the same from outside.
+Each is 128 random bits behind the name of its kind. The store keeps a digest with what it is good for, so that every
+process of the store accepts it, and a reader of the store cannot use it. What was used up, is too old or never was
+looks the same from outside.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class AccessTokens:
         action: str = "",
         origin: str = "",
     ) -> None:
-        """Make a word that somebody has drawn already (by `World.new_id`) a pass."""
+        """Store a word that was drawn already (by `World.new_id`) as a token."""
         now = self._world.now()
         ends_at = now + for_s
         if principal.expires_at is not None:
@@ -111,7 +111,7 @@ class AccessTokens:
         """Use a pass up and return what it was good for.
 
         Raises:
-            UnauthorizedError: It is no pass of this kind, not any more, or somebody else was faster.
+            UnauthorizedError: It is not a token of this kind, not any more, or another caller was faster.
         """
         kept, found = await self._found(kind, word)
         if not await self._kv.kv_delete(NAMESPACE, kept.key, expected=kept.version):

@@ -2,8 +2,7 @@
 
 On a server whose sessions are encrypted under their clients' secrets (`store.encryption.escrow`), a secret is shown in
 a header or in an `open`; a viewer may show its word as a bearer token instead. What is not in the tables below needs
-it, so that a route somebody forgot to put there is closed, not open. Whoever is refused is told the same as where there
-is no such session.
+it, so that a route missing there is closed, not open. A refusal is the same as for a session that does not exist.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _NOTHING_SAID = re.compile(r"/tickets|/owner|/readers/[^/]+")
 
 
 class PresentedSecrets(Struct, frozen=True):
-    """The secrets that somebody shows, each "" where there is none."""
+    """The secrets of a request, each "" where there is none."""
 
     secret: str
     old_secret: str = ""
@@ -67,11 +66,11 @@ async def unlock(
 
     Args:
         session: As the store names it.
-        begins: Whether this may be the first that is said in it.
+        begins: Whether this may begin the session.
 
     Raises:
         WrongSecretError: These secrets do not open it, or there is no such session.
-        AccessError: A viewer wants more than to look.
+        AccessError: A viewer may only read.
     """
     asked_at = host.world.monotonic()
     try:
@@ -89,7 +88,7 @@ async def on_the_beat(world: World, asked_at: float) -> None:
 async def unlock_at_once(
     host: Host, session: str, shown: PresentedSecrets, action: Action, *, begins: bool = False
 ) -> AbstractContextManager[Held | None]:
-    """As `unlock`; how long a refusal takes may say what was found."""
+    """As `unlock`; the time of a refusal may reveal what was found."""
     if host.locks is None:
         return nullcontext()
     held = await host.locks.hold(session, shown.secret, shown.old_secret, begins=begins)
@@ -105,7 +104,7 @@ def stream_digest_of(held: Held | None) -> str | None:
 
 
 async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | None]:
-    """Open the session that a request is about, unless it says later who asks.
+    """Open the session of a request, unless its secret comes later.
 
     Raises:
         MidstreamError: As `unlock`.

@@ -1,4 +1,4 @@
-"""Words with which anybody may look at one session for a while.
+"""Tokens that allow reading one session for a while.
 
 Such a word is a pass of a server that asks who comes, and a secret of a session that is encrypted under its client's:
 one word for both, shown as a bearer token or in the place of the secret.
@@ -48,7 +48,7 @@ class ViewerRoutes:
         ]
 
     async def let_look(self, request: Request) -> Response:
-        """Give out a word with which anybody may look at this session, for a while."""
+        """Issue a token that allows reading this session, for a while."""
         wish = await read_wish(request, ViewerRequest)
         session = root_of(request.path_params["session_id"])
         owner = None if self._door.access is None else await owner_of(self._door, session)

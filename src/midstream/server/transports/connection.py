@@ -1,6 +1,6 @@
 """One client connection, whatever carries it: a `ServerStream` on one side, a live session on the other.
 
-Three loops share one stream: `_listen` takes what the client says, `_follow` sends what the journal gained, and
+Three loops share one stream: `_listen` takes the client's frames, `_follow` sends what the journal gained, and
 `_keep_door` ends it when the client may no longer be here (a viewer of an encrypted session: `_keep_lock`); an alarm
 calls the stream at its deadlines. Nothing is queued: `_follow` reads the next records only after the transport has
 taken those before, so that a slow reader costs its position and one write. A connection that ends, for whatever reason,
@@ -76,7 +76,7 @@ class FrameTransport(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether it is over because it takes no more, as one whole answer is once there is something to say."""
+        """Whether it is over because it takes no more, as a whole answer is once it has frames."""
 
     async def receive(self) -> bytes | None:
         """Return the next frame of the client; None when it has gone. Cancelling loses no frame."""
@@ -92,8 +92,8 @@ class FrameTransport(Protocol):
 class Connections:
     """The open connections of one process: how many there are, and which one speaks for each stream.
 
-    A connection over plain HTTP is several requests, which show its name; the name that spoke last is remembered
-    between them, so that the requests of an older connection are told that it is one.
+    A connection over plain HTTP is several requests, which show its name; the newest name is stored between them, so
+    that the requests of an older connection are refused.
 
     Args:
         limit: How many may be open at once.
@@ -138,7 +138,7 @@ class Connections:
         self._open.add(connection)
 
     def leave(self, connection: Connection) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._open.discard(connection)
         speakers = self._speakers.get(connection.place, [])
         if connection in speakers:
@@ -149,7 +149,7 @@ class Connections:
     def fence(self, connection: Connection) -> None:
         """Let an admitted connection speak for its stream; older ones are ended (STREAM-8, STREAM-50).
 
-        A request that shows the name of one that is open was said twice by a network: it ends nobody.
+        A request with the name of an open one was duplicated by a network: it ends no connection.
 
         Raises:
             StreamFencedError: It is one request more of a connection that was fenced between two of them.
@@ -184,7 +184,7 @@ class Connections:
             raise fenced()
 
     def told(self, session_id: str, name: str) -> StreamSettings:
-        """Return how a connection of several requests is served: as its welcome told, whatever was changed since.
+        """Return how a connection of several requests is served: as in its welcome, whatever was changed since.
 
         One that shows no name, or was made at another server, is served as the settings are now.
         """
@@ -218,7 +218,7 @@ class Connections:
                 self._under_way.pop(place, None)
 
     def hang_up(self, place: tuple[str, str], name: str, secret: str) -> None:
-        """End what a client has said `close` to in a request of its own, where it is open here and that client's."""
+        """End a connection that its client closed by a request of its own, where it is open here."""
         for speaker in self._speakers.get(place, []):
             if speaker.name == name and speaker.is_opened_with(secret):
                 speaker.hang_up()
@@ -250,7 +250,7 @@ class Connections:
         return copies
 
     def presence(self, host: Host) -> Presence:
-        """Return who knows which clients of a host are here."""
+        """Return the presence of a host's clients."""
         if self._presence is None:
             self._presence = Presence(host)
         return self._presence
@@ -266,7 +266,7 @@ class Connections:
 
 
 class Connection:
-    """Serve one client: `with` it, `await run()` (after `admit()`, to know first whether the client is let in).
+    """Serve one client: `with` it, `await run()` (after `admit()`, to learn first whether the client is admitted).
 
     Entering raises what `Connections.enter` raises; leaving gives its place and its session back.
 
@@ -368,7 +368,7 @@ class Connection:
         return self._stream.is_opened_with(secret)
 
     def is_before(self, other: Connection) -> bool:
-        """Whether the client made it before the other one of the same stream, and told so."""
+        """Whether the client made it before the other one of the same stream, and numbered it so."""
         return self._stream.is_before(other._stream)
 
     def end(self, error: MidstreamError) -> None:
@@ -383,7 +383,7 @@ class Connection:
 
     @property
     def is_turn_over(self) -> bool:
-        """Whether the turn of its stream has ended and was told to the end."""
+        """Whether the turn of its stream has ended and was sent to the end."""
         return self._runner is not None and self._stream.is_turn_over(self._runner.state)
 
     async def admit(self, body: bytes) -> None:
@@ -401,7 +401,7 @@ class Connection:
     async def run(self) -> MidstreamError | None:
         """Serve until the client goes or the stream closes; return why the server ended it, if it did.
 
-        After None the client has gone, said `close`, or has been sent its turn to the end.
+        After None the client has gone, sent `close`, or got its turn to the end.
         """
         async with asyncio.TaskGroup() as group:
             loops = [group.create_task(self._follow())]
@@ -514,7 +514,7 @@ class Connection:
                     await self._world.sleep(coalesce_s)
 
     def _until(self, woken: asyncio.Future[None]) -> asyncio.Future[None]:
-        """Return what ends when something happens, or somebody else has something to be sent, or it is over."""
+        """Return a wait that ends when something happens, there is something to send, or the connection is over."""
         self._rest = woken
         return woken
 
@@ -686,7 +686,7 @@ class Connection:
         self._wake()
 
     def _give_notice(self, runner: Runner) -> None:
-        """Let the other processes know that this connection has its stream, where they may have older ones of it."""
+        """Inform the other processes that this connection has its stream, where they may have older ones of it."""
         if not self._is_over and (self._host.has_peers or runner.is_following):
             notice = notice_of(runner.state, self._stream.stream, self.number)
             if notice is not None:

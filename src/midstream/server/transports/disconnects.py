@@ -1,9 +1,9 @@
 """Turns that are stopped when their client has gone for good (STREAM-55).
 
-A client that wants that leaves a mark with each connection: which one speaks for its stream. Whoever loses that
-connection waits for as long as the client said, and stops the turn where the mark is still its own. The marks are in a
-namespace of the store, so that a client may come back to another process. A process that dies stops nothing: the turn
-goes on, as it does without this wish.
+A client with `cancel_after_s` leaves a mark with each connection: which one has its stream. The server that loses
+that connection waits for that time, and cancels the turn where the mark is still its own. The marks are in a
+namespace of the store, so that a client may come back to another process. A process that dies stops nothing: the
+turn goes on, as it does without this wish.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Presence:
         return mark
 
     def waits_for(self, place: Place) -> bool:
-        """Whether a connection of this stream left a mark here: the next one takes its place, whatever it wants."""
+        """Whether a connection of this stream left a mark here: the next one takes its place, whatever its own
+        setting.
+        """
         return place in self._marks
 
     def left(self, place: Place, mark: bytes, after_s: float | None) -> asyncio.Task[None]:
@@ -69,7 +71,7 @@ class Presence:
         return task
 
     def stop(self) -> None:
-        """Wait for nobody any more: this process ends, and the turns go on elsewhere."""
+        """Stop all waits: this process ends, and the turns go on elsewhere."""
         for mark in [*self._waiting]:
             self._stop_waiting(mark)
 
@@ -88,7 +90,7 @@ class Presence:
             _log.warning("a turn goes on without its client", extra={"session": place[0], "code": error.code})
 
     async def _lift(self, place: Place, mark: bytes) -> bool:
-        """Remove a mark if it still stands, and say so."""
+        """Remove a mark if it still stands, and return whether it did."""
         if self._marks.get(place) == mark:
             del self._marks[place]
         store = self._host.store

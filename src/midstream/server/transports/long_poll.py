@@ -28,7 +28,7 @@ POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-optio
 
 
 class PollTransport(FrameTransport):
-    """The frames of one answer: whoever sends the first ones has ended it."""
+    """The frames of one answer, which the first ones end."""
 
     gap_s = GAP_S
 
@@ -43,7 +43,7 @@ class PollTransport(FrameTransport):
         return bool(self.frames)
 
     async def receive(self) -> bytes | None:
-        """Wait until the client has gone: it says nothing here."""
+        """Wait until the client has gone: it sends nothing here."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         return None

@@ -1,8 +1,8 @@
 """Notices to the other processes of a store that a connection has its stream (STREAM-102).
 
-Within one process `Connections` fences. Elsewhere the journal does: whoever reads there that a newer connection has a
-stream ends the older ones. A command says so by itself; a connection that says nothing is announced here, beside its
-welcome, which does not wait for it.
+Within one process `Connections` fences. Elsewhere the journal does: a server that reads there that a newer
+connection has a stream ends the older ones. A command records that by itself; a silent connection is announced here,
+beside its welcome, which does not wait for it.
 """
 
 from __future__ import annotations

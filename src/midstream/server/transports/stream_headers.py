@@ -1,6 +1,6 @@
 """Stream of a connection, by the headers of its request: what an `open` has, or leaves out (STREAM-51, STREAM-110).
 
-A header that is empty says nothing; one that is there twice says one thing, or is refused.
+An empty header counts as missing; one that is there twice has one value, or is refused.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class FrameSender(Struct, frozen=True):
         stream: The stream key; "" for a reader.
         secret: The stream's secret; "" where none is shown.
         old_secret: What that was before it was changed; "" where it was not.
-        connection: What the client calls the connection that the request is part of; "" where it does not say.
-        number: How it counts that connection; 0 where it does not say.
+        connection: The client's name of the connection that the request is part of; "" where it gives none.
+        number: Its number of that connection; 0 where it gives none.
         cancel_after_s: For how long the stream's client may be gone until its turn is stopped; None for ever.
     """
 
@@ -50,10 +50,10 @@ class _Headers:
         self._is_each_once = len(self._by_name) == len(self._told)
 
     def __getitem__(self, name: bytes) -> str:
-        """Return what a header says; "" where it is missing or says nothing.
+        """Return the value of a header; "" where it is missing or empty.
 
         Raises:
-            MalformedFrameError: It is there twice and says two things: who is in between may pass on either.
+            MalformedFrameError: It is there twice with two values: a proxy may pass on either.
         """
         # Not every parser takes off the space behind a value, which is no part of it (RFC 9110, section 5.5).
         if self._is_each_once:
@@ -65,7 +65,7 @@ class _Headers:
 
 
 def sender_of(request: HTTPConnection) -> FrameSender:
-    """Return who a request's headers say that it is of, whatever its frame makes of it.
+    """Return the sender in a request's headers, independent of its frame.
 
     Raises:
         MalformedFrameError: One of them is too long or not what it should be.
@@ -81,7 +81,7 @@ def sender_of(request: HTTPConnection) -> FrameSender:
 
 
 def open_of(request: HTTPConnection) -> Open:
-    """Return what the headers of a request say in the place of an `open`.
+    """Return the fields of an `open` in the headers of a request.
 
     Raises:
         MalformedFrameError: A header has another form, or two headers name two keys.
@@ -115,7 +115,7 @@ def secrets_of(request: HTTPConnection) -> tuple[str, str]:
 
 
 def connection_name_of(request: HTTPConnection) -> str:
-    """Return what a client calls the connection that a request is part of; "" where it does not say.
+    """Return the client's name of the connection that a request is part of; "" where it gives none.
 
     Raises:
         MalformedFrameError: It is too long.

@@ -44,7 +44,7 @@ _CODES: tuple[tuple[type[MidstreamError], int], ...] = (
 
 
 def close_code_of(failure: MidstreamError | None) -> int:
-    """Return the close code that says the same as the `error` frame before it."""
+    """Return the close code for the `error` frame before it."""
     return next((code for kind, code in _CODES if isinstance(failure, kind)), CLOSED)
 
 
@@ -82,7 +82,7 @@ class WebSocketEndpoint:
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one WebSocket. A handshake that shows a stream key or an event id says all that an `open` does: it is
+        """Serve one WebSocket. A handshake with a stream key or an event id has everything of an `open`: it is
         refused by a status.
         """
         await receive()  # websocket.connect
@@ -111,7 +111,7 @@ class WebSocketEndpoint:
 
 
 async def _close(send: Send, failure: MidstreamError | None, last: Error | None = None) -> None:
-    """Close the socket with what the `error` frame before it said; `last` is that frame, where it was not sent."""
+    """Close the socket with the code of the `error` frame before it; `last` is that frame, where it was not sent."""
     with contextlib.suppress(OSError):  # the client may go at this very moment
         if last is not None:
             await send({"type": "websocket.send", "text": encode(last).decode()})
