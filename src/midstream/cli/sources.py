@@ -348,8 +348,8 @@ class ServerSource(Source):
         """Ask whether a server is there.
 
         Raises:
-            ConnectionLostError: Nobody answers.
-            MidstreamError: Somebody else does.
+            ConnectionLostError: No server answers.
+            MidstreamError: Another server answers.
         """
         try:
             self._read(self._ask("GET", "/health").read(), _Health)

@@ -81,9 +81,9 @@ class SpokenText(Struct, tag="said", tag_field="type"):
 
 
 class Called(Struct, tag="called", tag_field="type"):
-    """One tool call. `outcome` is "" while nobody knows it, `runs` counts the starts.
+    """One tool call. `outcome` is "" while it is unknown, `runs` counts the starts.
 
-    `within` is what the sub-agent did whose work the call is; `is_elsewhere` says that the upstream ran it itself.
+    `within` is what the sub-agent did whose work the call is; `is_elsewhere` is True where the upstream ran it itself.
     """
 
     name: str

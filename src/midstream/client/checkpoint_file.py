@@ -1,14 +1,14 @@
-"""What a client keeps in a file so that it, or the process after it, can go on: streams, commands, tool calls.
+"""The checkpoint of a client in a file, from which this or a later process resumes: streams, commands, tool calls.
 
 The file is an SQLite database in WAL mode, readable by its owner only, used through one connection on one
-thread. It is held by one process at a time: a second one could not know which tools the first is running. Rows are
+thread. It is held by one process at a time: a second one could not see which tools the first is running. Rows are
 added, moved on and removed; nothing is ever written anew as a whole, and what rows leave free is used again or
 given back, a little at a time.
 
 What proves that a stream is ours is kept apart (`secret_store.py`): there before the first command of it is here, and
 until nothing of it is here any more.
 
-Commands, tool intents and outcomes are on the disk before anybody acts on them. Cursors survive the process; a power
+Commands, tool intents and outcomes are on the disk before they have any effect. Cursors survive the process; a power
 cut may set them back, which costs nothing but events that come again.
 """
 
@@ -123,7 +123,7 @@ _FULL = (StreamBegun, CommandKept, CallIntended, CallAnswered)
 
 
 class KeptCall(Struct, frozen=True):
-    """A call of this client, as the file knows it; `is_asked` once the server has started it."""
+    """A call of this client, as stored in the file; `is_asked` once the server has started it."""
 
     turn: int
     response: int
@@ -214,7 +214,7 @@ class CheckpointFile:
     Args:
         path: Where it is; None keeps everything in memory, for clients that need not survive.
         server: The address whose streams these are; one file may serve several.
-        secrets: Where their secrets are kept; whoever made it closes it.
+        secrets: The store of their secrets; its creator closes it.
         world: Clock, names and fault points.
     """
 
@@ -308,7 +308,7 @@ class CheckpointFile:
         return await self._call(self._start_epoch)
 
     async def _forget_secret(self, key: SecretKey) -> None:
-        """Remove what nobody needs any more; where that cannot be now, the next `open` does it."""
+        """Remove a secret that is not needed any more; where that fails now, the next `open` does it."""
         try:
             await self._secrets.forget(key)
         except MidstreamError as error:
@@ -397,7 +397,7 @@ class CheckpointFile:
         return forgotten
 
     def _give_back(self) -> None:
-        """Make the file shorter by some of what it does not need; at most so much that nobody waits for it."""
+        """Shrink the file by some unused pages; only by as many as take no noticeable time."""
         (free,) = self._execute("PRAGMA freelist_count").fetchone()
         if free > FREE_PAGES_MAX and self._connection is not None:
             # As a script: it is a step a page, and `execute` takes one.
@@ -490,7 +490,9 @@ class CheckpointFile:
     def _unacked(
         self, stream: str, acked: int | None, next_seqno: int | None, *, is_begun: bool
     ) -> _Commands:
-        """Return a stream's commands. One that cannot be read becomes a filler, except a message nobody else has."""
+        """Return a stream's commands. One that cannot be read becomes a filler, except a message, which exists only
+        here.
+        """
         unacked: dict[int, bytes] = {}
         lost: dict[int, str] = {}
         for seqno, digest, payload in self._execute(_COMMANDS, stream):

@@ -123,7 +123,7 @@ def connect(
         url: Such as `http://127.0.0.1:8000`. Nothing is sent before the first `send`.
         state: A file in which streams are kept, so that another process can go on; made where it is missing,
             readable by its owner only, used by one process at a time. None keeps them in memory. Beside it,
-            `midstream-transports.json` says which transport worked at which server.
+            `midstream-transports.json` has which transport worked at which server.
         secrets: A file for the secrets of these streams, apart from them, readable by its owner only. By default one
             for all clients of this user, `secrets.db` in the folder of their state.
         keyring: Whether the keyring of the system has new secrets (the extra `keyring`), and the file their names.
@@ -140,9 +140,9 @@ def connect(
             resumed but by `Client.resume_interrupted`.
 
     Raises:
-        UsageError: `url` is no address of a server, `transport` none of these, or a header such as no request can
-            carry; or this user has no home, and neither `secrets` nor MIDSTREAM_HOME says where else.
-        ToolDefinitionError: A function cannot be a tool, two have one name, or one belongs to the server (`question`,
+        UsageError: `url` is not the address of a server, `transport` is unknown, or a header cannot be sent; or this
+        user has no home, and neither `secrets` nor MIDSTREAM_HOME is set. ToolDefinitionError: A function cannot be
+        a tool, two have one name, or one belongs to the server (`question`,
             `sub_agent`).
     """
     named = by_name(each if isinstance(each, Tool) else tool(each) for each in tools)
@@ -234,7 +234,7 @@ class Client:
     async def close(self) -> None:
         """Detach from everything; turns go on at the server. Calling it twice is harmless.
 
-        Whoever iterates over one at that moment comes to the end of the loop, without the turn's end (`Event.is_end`).
+        A loop over one of them ends, without the turn's end (`Event.is_end`).
         """
         taking_up, self._taking_up = self._taking_up, []
         for task in taking_up:
@@ -261,7 +261,7 @@ class Client:
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Say something in a session, new or known, and iterate over the turn it opens, to its end.
+        """Send a message to a session, new or existing, and iterate over the turn it opens, to its end.
 
         Where a turn runs there, the message waits for its end (`when_busy="queue"`): its `MessageQueued` comes at once,
         its own turn later, and nothing of the turns in between. Taken back, it ends with `MessageWithdrawn`.
@@ -274,9 +274,9 @@ class Client:
         the turn; leaving the loop does not.
 
         Raises:
-            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was said.
-            FrameTooLargeError: The message is larger than 1 MiB. Nothing was said.
-            ConnectionLostError: The server could not be reached for as long as patience lasts; what was said is kept.
+            SessionBusyError: A turn runs there and `when_busy` is "refuse", or 100 messages wait. Nothing was sent.
+            FrameTooLargeError: The message is larger than 1 MiB. Nothing was sent.
+            ConnectionLostError: The server could not be reached for as long as patience lasts; the message is stored.
             MidstreamError: The server refused, or the state file could not be written; see `code`.
         """
         said = UserMessage.of(message) if isinstance(message, str) else message
@@ -291,7 +291,7 @@ class Client:
         when_busy: WhenBusy | WhenBusyName = WhenBusy.QUEUE,
         cancel_after_s: float | None = None,
     ) -> str:
-        """Say something in a session and return the whole answer, each word once, whatever broke meanwhile.
+        """Send a message to a session and return the whole answer, each word once, also after cuts and restarts.
 
         It waits as long as the turn takes, also for people; see `send`. A process that dies meanwhile finds the turn by
         `resume_interrupted`, and its answer by `InterruptedTurn.answer`.
@@ -313,7 +313,7 @@ class Client:
         Raises:
             NothingToResumeError: The last turn ended well, was stopped, or is another one. Nothing was changed.
             SessionBusyError: The turn runs already: `follow` it.
-            SessionNotFoundError: Nothing was ever said there.
+            SessionNotFoundError: The session is empty.
             MidstreamError: As `send` does.
         """
         return self._take_part(session, ResumePayload(turn))
@@ -341,7 +341,7 @@ class Client:
     ) -> None:
         """Answer what a person was asked, here or at any other client; return when the server has it on disk.
 
-        Where this process dies before that, the next `resume_interrupted` says it again.
+        Where this process dies before that, the next `resume_interrupted` sends it again.
 
         Args:
             session: The one that asks: `question.session` of a `Question`; of an event the last one of its `path`, or
@@ -353,7 +353,7 @@ class Client:
             arguments: With `allow`, the arguments (JSON text) to run instead of those that were shown.
 
         Raises:
-            QuestionClosedError: Somebody was first, or its turn ended. Nothing was changed.
+            QuestionClosedError: It was answered before, or its turn ended. Nothing was changed.
             AnswerMismatchError: It is not among the question's `choices`. Nothing was changed.
             MidstreamError: The server could not be reached, or refused.
         """
@@ -419,18 +419,18 @@ class Client:
                 yield event
 
     async def cancel(self, session: str, turn: int | None = None) -> None:
-        """Stop the session's turn, whoever began it; return when the server has it on disk.
+        """Cancel the session's turn, of any client; return when the server has that on disk.
 
-        What this client is about to say there, or has queued, is stopped or taken back too. Where the turn was begun
-        here, its iterator sees its end. Where nothing runs, nothing happens. If this process dies before the server
-        knows, the next `resume_interrupted` says it again.
+        Messages that this client is about to send there, or has queued, are cancelled or withdrawn too. Where the
+        turn was begun here, its iterator sees its end. Where nothing runs, nothing happens. If this process dies
+        before the server has it, the next `resume_interrupted` sends it again.
 
         Args:
-            turn: Stop this one (`record.turn` of its events) and no other. Without it whichever runs when the server
-                hears of it, which is later than now where the network is away.
+            turn: Stop this one (`record.turn` of its events) and no other. Without it the turn that runs when the
+                server receives this, which is later than now where the network is down.
 
         Raises:
-            SessionNotFoundError: Nothing was ever said there.
+            SessionNotFoundError: The session is empty.
             MidstreamError: The server could not be reached, or refused.
         """
         while begins := [begin for begin, where in self._beginning.items() if where == session]:
@@ -452,9 +452,9 @@ class Client:
         """Return the turns that an earlier process left, or this one detached from, the oldest first.
 
         Iterating over one goes on after the last event that was handled. Stops, answers and withdrawals whose ack was
-        never seen are sent again at once, in the background. What is older than the look-back, or never said anything,
-        is cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`. Where recovery is
-        switched off (`settings`) there are none, and nothing is cleared.
+        never seen are sent again at once, in the background. Streams that are older than the look-back, or have no
+        command, are cleared. A turn of which something cannot be read any more begins with a `PlaybackLost`. Where
+        recovery is switched off (`settings`) there are none, and nothing is cleared.
 
         Iterating raises `UnavailableError` where a keyring has the stream's secret and does not answer: once it is
         unlocked, the same turn can be iterated over.
@@ -496,7 +496,7 @@ class Client:
         return any(each.stream.is_stalled for each, where in self._attachments.items() if where == session)
 
     def trouble(self, session: str) -> MidstreamError | None:
-        """Return what the server last said it cannot do now (a full disk, draining): for a user's eyes."""
+        """Return the server's last temporary refusal (a full disk, draining): for users."""
         troubles = (each.stream.trouble for each, where in self._attachments.items() if where == session)
         return next((trouble for trouble in troubles if trouble is not None), None)
 
@@ -510,7 +510,7 @@ class Client:
     async def secret(self, session: str) -> str:
         """Return the secret of a session, which opens it where a server encrypts it under that; made if there is none.
 
-        For another client of the same person, which is told it by `keep_secret`. It is not to be logged, or sent
+        For another client of the same person, which stores it by `keep_secret`. It is not to be logged, or sent
         anywhere else.
 
         Raises:
@@ -540,7 +540,7 @@ class Client:
         await self._session_secrets.end_change(session, both)
 
     async def forget_secret(self, session: str) -> None:
-        """Keep and show the secret of a session no more: where no other client has it, nobody opens that ever again.
+        """Delete the secret of a session here: where no other client has it, the session can never be opened again.
 
         For sessions that were deleted too: a copy of the whole store from before still has what the secret opens. A
         stream that lives may bring it back: let go of all of them first.
@@ -551,7 +551,7 @@ class Client:
         await self._session_secrets.forget(session)
 
     async def let_look(self, session: str, *, for_s: float = 3600.0) -> str:
-        """Return a word with which anybody may look at a session, and no more, for so many seconds: see `follow`.
+        """Return a token that allows reading a session for so many seconds: see `follow`.
 
         Raises:
             MidstreamError: The server could not be reached, or refused.
@@ -586,7 +586,7 @@ class Client:
 
     @contextmanager
     def _begins(self, session: str) -> Iterator[None]:
-        """Let whoever wants to stop what is said in a session wait until it can be."""
+        """Register a stream that is about to begin, so that a cancellation waits for it."""
         begun = asyncio.get_running_loop().create_future()
         self._beginning[begun] = session
         try:
@@ -596,7 +596,7 @@ class Client:
             begun.set_result(None)
 
     async def _say_apart(self, session: str, payload: Payload) -> None:
-        """Say something on a stream of its own, which ends with its ack."""
+        """Send a command on its own stream, which ends with its ack."""
         stream, begun = await self._new_stream(session)
         stream.submit(payload)
         stream.finish()
@@ -648,7 +648,9 @@ class Client:
         return stream
 
     async def _finish(self, kept: KeptStream) -> bool:
-        """Say again, in the background, what only waits for its ack; False where its secret is not to be had."""
+        """Send again, in the background, the commands that only wait for their acks; False where its secret is not
+        to be had.
+        """
         try:
             kept = await self._file.with_secret(kept)
         except UnavailableError as error:
@@ -683,7 +685,9 @@ class Client:
         return await answer_until(self.follow(kept.session, begin, snapshots=SnapshotWhen.NEVER), end)
 
     async def _shown_instead(self, kept: KeptStream) -> AsyncGenerator[Event, None]:
-        """Say that a stream cannot go on, show its session, and follow that to the end of the turn (STREAM-48)."""
+        """Report that a stream cannot be resumed, show its session, and follow that to the end of the turn
+        (STREAM-48).
+        """
         stream = kept.checkpoint.stream
         _log.warning("the stream %s cannot be resumed: %s", stream, kept.damage)
         try:
@@ -772,7 +776,7 @@ async def _answer_of(session: str, events: AsyncGenerator[Event, None]) -> str:
 
 
 async def _told(shown: SecretsToShow) -> SecretsToShow:
-    """Return what somebody was told, and nobody changes."""
+    """Return a read-only copy."""
     return shown
 
 
@@ -784,7 +788,7 @@ def _secrets_of_this_user() -> Path:
 
 
 def _ignore(session: str, news: object) -> None:
-    """Be told, and do nothing about it."""
+    """Do nothing with a notification."""
     del session, news
 
 

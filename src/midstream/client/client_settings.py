@@ -22,10 +22,10 @@ class ClientSettings(Struct, frozen=True, forbid_unknown_fields=True):
         is_recovery_on: Whether streams are kept in the state file, so that another process can go on. Where not, a new
             stream lives and dies with its process; it survives lost connections all the same. What was kept before
             stays, and is resumed when it is on again.
-        look_back_s: Seconds after which a stream that nobody touched is cleared instead of resumed.
+        look_back_s: Seconds without use after which a stream is cleared instead of resumed.
         patience_s: Seconds without a working connection after which an iterator raises `ConnectionLostError`.
         stall_after_s: Seconds without an event, while the turn waits for a model, a tool or a client, after which
-            `on_stalled` is told.
+            `on_stalled` is called.
 
     Raises:
         UsageError: A number is out of its bounds.

@@ -1,8 +1,8 @@
 """A connection over plain HTTP: frames go up one POST each, and come down by server-sent events or by long poll.
 
 A connection is several requests, which show its name. What comes down goes through a queue of a few frames, so that
-an application that does not read stops the server from sending. Nothing is said before the server has welcomed the
-connection (STREAM-38): where something in between holds the way down back, nothing went up.
+an application that does not read stops the server from sending. Nothing is sent before the server has welcomed the
+connection (STREAM-38): where a proxy holds the answer back, nothing went up.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HttpPaths(Struct, frozen=True):
         }
 
     def headers_up(self, opening: Open) -> dict[str, str]:
-        """Return the headers of a request that says something on a stream."""
+        """Return the headers of a request that sends a command on a stream."""
         shown = {
             "x-idempotency-key": opening.stream,
             "x-idempotent-encryption-key": opening.secret,
@@ -144,7 +144,7 @@ class HttpTransport(Transport):
         return heard
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        """See `Transport.send`. Frames are on their way when it returns; what became of them is heard."""
+        """See `Transport.send`. Frames are on their way when it returns; their fate is learned by `receive`."""
         for body in frames:
             frame = decode_client(body)
             if isinstance(frame, Open):

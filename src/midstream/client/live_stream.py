@@ -1,9 +1,8 @@
 """One stream of a client at work: its half of the protocol, a transport, the checkpoint, the tools.
 
-One task does everything that waits. Whoever changes the stream (the application, a tool that ended, a frame, the
+One task does everything that waits. Every change of the stream (by the application, a tool that ended, a frame, the
 clock) only rings; the task then settles: outcomes become commands, changes are kept, frames are sent, tools are
-started, events are handed out, always in this order. So nothing here needs a lock, and nothing leaves before its
-write.
+started, events are handed out, always in this order. So nothing here needs a lock, and nothing leaves before its write.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ Connect = Callable[[], Coroutine[Any, Any, Transport]]
 
 
 class Attachment:
-    """Keep one stream going. Call `start`, then `next` until it says None, then `close`.
+    """Keep one stream going. Call `start`, then `next` until it returns None, then `close`.
 
     Args:
         stream: New or resumed.
         connect: Makes a connection; raises `MidstreamError` where it cannot.
         read_secrets: Reads what opens the session, which another process may have changed; raises like it.
         file: Where the stream is kept.
-        begun: What the file must know of a new stream; None for a resumed one and for a reader.
+        begun: The facts about a new stream for the file; None for a resumed one and for a reader.
         tools: The calls this client runs in it; None for a reader.
-        on_reconnecting: Told whenever `ClientStream.is_reconnecting` changes.
-        on_stalled: Told what the turn waits for when it stalls.
+        on_reconnecting: Called whenever `ClientStream.is_reconnecting` changes.
+        on_stalled: Called with what the turn waits for when it stalls.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Attachment:
         self._bell.set()
 
     async def acknowledged(self) -> None:
-        """Wait until the server has everything that was said, or the stream has ended.
+        """Wait until the server has every command, or the stream has ended.
 
         Raises:
             MidstreamError: It ended with this error.
@@ -154,7 +153,7 @@ class Attachment:
         """Detach: keep what there is to keep and let go of everything else. Calling it twice is harmless.
 
         Raises:
-            MidstreamError: The last changes could not be kept, and nobody was told so before.
+            MidstreamError: The last changes could not be stored, and that was not reported before.
         """
         if self._in_hand is not None and self._in_hand.event_id == self.stream.end:
             self._forward()  # whoever leaves at the last event has seen the turn to its end
@@ -188,7 +187,7 @@ class Attachment:
             await self._let_go()
 
     async def _settle(self) -> None:
-        """Keep, then send, then act, then tell."""
+        """Store, then send, then act, then deliver."""
         events = self.stream.events()
         if self._is_new and events:
             self._is_new, self._seen = False, BeginningSeen(events[0].event_id)
@@ -244,7 +243,7 @@ class Attachment:
             self._drop(ConnectionLostError(f"the server took nothing for {SEND_S:g} s"))
 
     def _tend(self) -> None:
-        """Have the connection, the read and the timer that the stream wants, and no others."""
+        """Have the connection, the read and the timer that the stream needs, and no others."""
         now = self._world.monotonic()
         if not self.stream.is_connection_wanted and (self._transport or self._connecting):
             self._drop(None)
@@ -268,7 +267,7 @@ class Attachment:
             self._timer = self._spawn(self._world.sleep(max(deadline.at - now, 0.0)), "timer")
 
     def _take_finished(self) -> None:
-        """Tell the stream what has come of what was waited for."""
+        """Pass the results of finished tasks to the stream."""
         now = self._world.monotonic()
         if self._timer is not None and self._timer.done():
             self._timer.result()
@@ -334,7 +333,7 @@ class Attachment:
         return task
 
     def _drop(self, error: MidstreamError | None) -> None:
-        """Let go of the connection and tell the stream; its close may take its time elsewhere."""
+        """Release the connection and inform the stream; it is closed in the background."""
         if self._connecting is not None:
             self._connecting.cancel()
             self._leave(_close_if_made(self._connecting))
@@ -347,7 +346,7 @@ class Attachment:
         self._bell.set()
 
     def _stop(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task; what it says to that is waited for at the end, within a bound."""
+        """Cancel a task; its end is awaited at the end, within a bound."""
         task.cancel()
         self._leave(_ended(task))
 
@@ -368,7 +367,7 @@ class Attachment:
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:
-    """Wait for a cancelled task; whatever it says, nobody needs it."""
+    """Wait for a cancelled task and ignore its result."""
     await asyncio.wait((task,))
     if not task.cancelled():
         task.exception()

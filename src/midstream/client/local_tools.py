@@ -52,7 +52,7 @@ class LocalTools:
     """The client's calls in one stream.
 
     Args:
-        session: The session, for the tools to know.
+        session: The session, for the tools.
         tools: By name.
         epoch: From `CheckpointFile.start_epoch`: calls that older ones started and did not end are in doubt.
         kept: What the checkpoint holds of this stream's calls.
@@ -93,7 +93,7 @@ class LocalTools:
         return starts
 
     def to_stop(self) -> list[Place]:
-        """Return the calls whose outcome nobody waits for any more."""
+        """Return the calls whose outcome is not awaited any more."""
         stops, self._stops = self._stops, []
         return stops
 
@@ -121,7 +121,7 @@ class LocalTools:
                 pass
 
     def ended(self, place: Place, result: Result | None) -> None:
-        """A call was run or asked about; `result` is its one outcome, None says that it did not happen."""
+        """A call was run or asked about; `result` is its one outcome; None means that it did not happen."""
         call = self._calls[place]
         if call.result is not None:
             return
@@ -209,7 +209,7 @@ class LocalTools:
 
 
 def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
-    """Return what the server is told of this client's tools.
+    """Return the declaration of this client's tools for the server.
 
     A rule about arguments (`needs_approval` as a function) cannot travel: a person is asked about every call.
     """
@@ -244,7 +244,7 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
 
 
 def _shortened(payload: ResultPayload) -> ResultPayload:
-    """Cut a result until its payload fits a frame, with a mark that says by how much."""
+    """Cut a result until its payload fits a frame, with a mark of how much is missing."""
     content = payload.result.content
     kept = content
     while len(encode(payload)) > RESULT_BYTES_MAX:

@@ -1,4 +1,6 @@
-"""What something in between does to a stream: each transport brings numbered chunks, and when they come is judged."""
+"""A probe of the network: each transport carries numbered chunks, and their arrival times show what a proxy does to
+a stream.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _BAD_REQUEST = 400
 
 
 class Pace(Struct, frozen=True):
-    """What a server is asked for, and what is judged late.
+    """The chunks that a server is asked for, and the limit of lateness.
 
     Args:
         chunks: Numbered chunks of one probe; fewer are an incomplete stream.
@@ -90,13 +92,13 @@ class Probed(Struct, frozen=True):
 
 
 class NetworkReport(Struct, frozen=True):
-    """What stands between here and a server.
+    """The findings about the network between here and a server.
 
     Args:
         url: The server.
         probed: What was found, the best transport first.
         transport: The best one that nothing disturbs, which will work; None where there is none.
-        via: What proxies say of themselves in `Via` and `Server`.
+        via: The names that proxies give in `Via` and `Server`.
     """
 
     url: str
@@ -143,7 +145,7 @@ class _Chunk(Struct, frozen=True):
 
 
 def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
-    """Return what the chunks of a probe say.
+    """Return the finding about the chunks of a probe.
 
     A late first chunk is a buffer, whatever else is wrong; one alone, or all in one piece, is no streaming; less than
     was asked for is incomplete.
@@ -201,7 +203,7 @@ class NetworkProbe:
 
         Raises:
             ConnectionLostError: Nothing answers there, or it is not to be believed.
-            AccessError: Who answers there wants to know who asks, or does not let us in.
+            AccessError: The server requires authentication, or refuses ours.
             NotFoundError: What answers there has no probe.
         """
         async with http_client(self._base) as client:
@@ -317,7 +319,7 @@ class NetworkProbe:
 
 
 def _unanswered(base: str, error: BaseException) -> str:
-    """Say why there was no answer, by what lies at the bottom of an error of the HTTP client."""
+    """Return why there was no answer, by the root cause of an error of the HTTP client."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper
     match error:

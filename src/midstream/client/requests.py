@@ -30,7 +30,7 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
     """Return what waits for a person at the server `url`, the longest first; of one session where it is named.
 
     Raises:
-        ConnectionLostError: Nobody answers.
+        ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
     path = "/v1/questions" if session is None else f"/v1/questions?session={quote(session, safe='')}"
@@ -51,7 +51,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
 
     Raises:
         SessionNotFoundError: There is none.
-        ConnectionLostError: Nobody answers.
+        ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
     body = await asyncio.to_thread(partial(_ask, "GET", url, session_path(session), headers))
@@ -67,7 +67,7 @@ async def delete(url: str, session: str, headers: Mapping[str, str]) -> None:
 
     Raises:
         SessionBusyError: A turn runs in it. Nothing was removed.
-        ConnectionLostError: Nobody answers.
+        ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
     await asyncio.to_thread(partial(_ask, "DELETE", url, session_path(session), headers))
@@ -78,10 +78,10 @@ class _Issued(Struct):
 
 
 async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, str]) -> str:
-    """Return a word with which anybody may look at a session for so many seconds.
+    """Return a token that allows reading a session for so many seconds.
 
     Raises:
-        ConnectionLostError: Nobody answers.
+        ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
     wish = msgspec.json.encode({"for_s": for_s})
@@ -97,7 +97,7 @@ async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -
     """Let none of the words for a session be good any more.
 
     Raises:
-        ConnectionLostError: Nobody answers.
+        ConnectionLostError: No server answers.
         MidstreamError: The server refused.
     """
     await asyncio.to_thread(partial(_ask, "DELETE", url, f"{session_path(session)}/viewers", headers))

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class SecretKey(Struct, frozen=True):
-    """Whose secret: that of a stream, or with no stream the session's own."""
+    """The key of a secret: that of a stream, or with no stream the session's own."""
 
     server: str
     session: str
@@ -52,7 +52,7 @@ class SecretKey(Struct, frozen=True):
 class Keeper(Struct, frozen=True):
     """The checkpoint that a stream's secret is kept for: its lasting name, and where it is now.
 
-    A session's own secret has none: it stays until somebody forgets it.
+    A session's own secret has none: it stays until it is deleted.
     """
 
     name: str = ""
@@ -135,8 +135,7 @@ class SecretStore:
     ) -> str:
         """Keep a secret, unless there is another one already, and return the one that counts now.
 
-        On disk, or in the keyring, when it returns. Of several processes that put different ones, all are told the
-        same.
+        On disk, or in the keyring, when it returns. Of several processes that put different ones, all get the same.
 
         Args:
             key: Whose it is.

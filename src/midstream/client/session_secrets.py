@@ -82,7 +82,7 @@ class SessionSecrets:
         A session that needed none may be gone, and begun anew at another kind of server.
 
         Raises:
-            MidstreamError: As `SecretStore.put`. Told again, it is kept then.
+            MidstreamError: As `SecretStore.put`. Called again, it stores the secret then.
         """
         root = root_of(session)
         await self._store.put(self._key(root), secret)
@@ -92,7 +92,7 @@ class SessionSecrets:
         """Keep no secret of a session that its server does not encrypt under one.
 
         Raises:
-            MidstreamError: As `SecretStore.forget`. It may still be kept.
+            MidstreamError: As `SecretStore.delete`. It may still be kept.
         """
         root = root_of(session)
         if root not in self._unneeded:
@@ -103,13 +103,13 @@ class SessionSecrets:
         """Keep and show no secret of a session any more; a stream of it that lives may bring it back.
 
         Raises:
-            MidstreamError: As `SecretStore.forget`. It may still be kept.
+            MidstreamError: As `SecretStore.delete`. It may still be kept.
         """
         for name in ("", NEXT):
             await self._store.forget(self._key(root_of(session), name))
 
     async def keep(self, session: str, secret: str) -> SecretsToShow:
-        """Keep the secret of a session, as another client of this person told it; return what counts now.
+        """Store the secret of a session from another client of this person; return the secret that counts now.
 
         Raises:
             MidstreamError: As `SecretStore.put`.

@@ -22,10 +22,10 @@ SELECT (SELECT user_version FROM pragma_user_version),
 
 
 def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *, called: str) -> bool:
-    """Say whether a file is laid out as we use it, or there is nothing in it yet.
+    """Return whether a file has our tables; False where it is empty.
 
     Args:
-        application: What `pragma application_id` says of ours.
+        application: Our value of `pragma application_id`.
         layout: The number of the only layout that this version can use.
         called: What people call the file.
 
@@ -64,11 +64,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def translated(work: Callable[[], T], *, called: str, busy: str) -> T:
-    """Do something with a file, and raise in our words what SQLite or the system says against it.
+    """Raise our errors for those of SQLite and the system about a file.
 
     Args:
         called: What people call the file.
-        busy: What to tell them when another process holds it.
+        busy: The message for when another process holds it.
 
     Raises:
         MidstreamError: See the classes; a transaction that raised has changed nothing.

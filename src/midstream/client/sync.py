@@ -116,7 +116,7 @@ class Portal:
                 self._asked.discard(outcome)
 
     def _ask(self, what: Callable[[], None], outcome: Future[Any]) -> None:
-        """Have something done on the loop; where that has ended, whoever waits for the outcome is told."""
+        """Run a coroutine on the loop; where that has ended, its waiter gets an error."""
         with self._door:
             if self._is_heard:
                 self._asked.add(outcome)

@@ -174,7 +174,7 @@ class TransportSelection:
         """Make a connection to a session.
 
         Raises:
-            MidstreamError: It could not be made; its `retry` says whether to try again.
+            MidstreamError: It could not be made; its `retry` is whether to try again.
         """
         if self._fixed is not None:
             trial = Trial(self, session, (self._fixed,), first_frame_s=None)
@@ -196,7 +196,7 @@ class TransportSelection:
         """Make a connection by one transport.
 
         Raises:
-            MidstreamError: It could not be made. Over plain HTTP that is told by the first `receive`.
+            MidstreamError: It could not be made. Over plain HTTP that is known with the first `receive`.
         """
         address = f"{self._base}{session_path(session)}"
         if way is TransportKind.WEBSOCKET:
@@ -256,7 +256,7 @@ class TransportSelection:
     async def lost(self, way: TransportKind) -> None:
         """A connection was lost before its first frame: after some in a row the next transport gets its turn.
 
-        That nothing answers, whatever is asked, says nothing of a transport (STREAM-108).
+        A server that answers nothing at all is no evidence about a transport (STREAM-108).
         """
         if self._fixed is not None or not await self.is_there():
             return
@@ -273,7 +273,7 @@ class TransportSelection:
 
 
 class Trial(Transport):
-    """A connection that finds its transport: what is said is said again over the next one, until a frame comes.
+    """A connection that finds its transport: frames are sent again over the next one, until a frame comes.
 
     The server takes each command once, so that saying it twice is harmless (STREAM-12).
 
@@ -385,7 +385,7 @@ class Trial(Transport):
 
 
 def _may_be_foreign(refusal: MidstreamError) -> bool:
-    """Whether a refusal may be somebody else's, such as a proxy's: our server has more to say."""
+    """Whether a refusal may be of a proxy: our server's has more fields."""
     return type(refusal) in (AccessError, NotFoundError, ProtocolError)
 
 

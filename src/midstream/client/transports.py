@@ -53,11 +53,11 @@ class Transport(Protocol):
         """Return the next frame. Cancelling loses no frame.
 
         Raises:
-            MidstreamError: There will be none; its `retry` says whether another connection may have some.
+            MidstreamError: There will be none; its `retry` is whether another connection may have some.
         """
 
     async def send(self, frames: Sequence[bytes]) -> None:
-        """Send frames in order; a connection that is gone is told by `receive`."""
+        """Send frames in order; a connection that is gone is reported by `receive`."""
 
     async def close(self) -> None:
         """End the connection, within a bound. Calling it twice is harmless."""
@@ -116,7 +116,7 @@ def require_headers(headers: Mapping[str, str]) -> None:
 
 
 def problem_in(body: bytes) -> RefusalProblem | None:
-    """Return the problem that a refusal of our server's is; None where somebody in between says something else."""
+    """Return the problem that a refusal of our server's is; None where it is not a problem of our server."""
     try:
         problem = msgspec.json.decode(body, type=RefusalProblem)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -125,7 +125,7 @@ def problem_in(body: bytes) -> RefusalProblem | None:
 
 
 def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> MidstreamError:
-    """Return what an HTTP refusal means: our server's own words, else what its status says (STREAM-107).
+    """Return what an HTTP refusal means: our server's own error, else one by its status (STREAM-107).
 
     Args:
         wait_s: Seconds it asked to wait, beside its words.

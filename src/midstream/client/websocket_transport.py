@@ -23,7 +23,7 @@ from midstream.retries import retry_after_s
 
 
 class CountingConnection(ClientConnection):
-    """A connection that counts what comes, so that a long frame on a slow line is told from silence."""
+    """A connection that counts what comes, so that a long frame on a slow line is distinguished from silence."""
 
     received_bytes = 0
 
@@ -70,7 +70,7 @@ async def connect_websocket(
     """Make a connection.
 
     Raises:
-        MidstreamError: It could not be made; its `retry` says whether to try again.
+        MidstreamError: It could not be made; its `retry` is whether to try again.
     """
     try:
         connection = await websockets.connect(

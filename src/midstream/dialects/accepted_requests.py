@@ -44,7 +44,7 @@ class _Wanted(Struct, frozen=True):
         sessions: The client application's.
         session: The session of its conversation.
         conversation: The conversation's name; "" for a side request.
-        place: Where the conversation is found by what was said in it; None where it has a name.
+        place: The place by which the conversation is found by its messages; None where it has a name.
         previous: The stored response that it goes on from.
     """
 

@@ -1,6 +1,6 @@
 """Options of an answer, read from a request of each API.
 
-A wish of another form than its API says is no reason to refuse: it is named as one that is not granted.
+An option of another form than in its API is no reason to refuse: it is named as ignored.
 """
 
 from __future__ import annotations

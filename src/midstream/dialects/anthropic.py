@@ -99,7 +99,7 @@ def _is_counter(block: Value) -> bool:
 
 
 def estimated_tokens(fields: Fields) -> int:
-    """Return about how many tokens a request has: by its length, since nobody can be asked without answering it."""
+    """Return about how many tokens a request has: by its length, since no model counts without answering."""
     counted = (fields[name] for name in ("system", "messages", "tools") if name in fields)
     return max(1, sum(len(raw) for raw in map(bytes, counted)) // CHARS_PER_TOKEN)
 

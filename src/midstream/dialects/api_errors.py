@@ -1,8 +1,7 @@
 """How a request is refused, in the words of the API it came by.
 
 Statuses are chosen by what a client application's SDK does with them: it repeats 408, 409, 429 and 5xx by
-itself, so what repeating cannot mend has none of these, or says so with `x-should-retry`, which the SDKs of
-OpenAI and Anthropic obey.
+itself, so a final error has none of these, or has `x-should-retry: false`, which the SDKs of OpenAI and Anthropic obey.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ SERVER_FAULTS = 500
 
 
 class ApiError(Struct, frozen=True):
-    """An error as client applications are told of it.
+    """An error for client applications.
 
     Args:
         status: The HTTP status.
@@ -101,7 +100,7 @@ CANCELLED = ApiError(499, "cancelled", "this answer was stopped before its end")
 
 
 def refusal_of_end(ended: TurnEnded, *, retry_after_s: float | None = None) -> ApiError:
-    """Return how an application is told of a turn that ended without success."""
+    """Return the error of a turn that ended without success."""
     if ended.status is TurnStatus.CANCELLED:
         return CANCELLED
     if ended.code in ("", ModelError.code):  # interrupted, or a defect of the model's software
@@ -110,7 +109,7 @@ def refusal_of_end(ended: TurnEnded, *, retry_after_s: float | None = None) -> A
 
 
 def refusal_of(error: MidstreamError) -> ApiError:
-    """Return how a client application is told of an error."""
+    """Return the error for a client application."""
     kind = type(error)
     status = next(_STATUSES[base] for base in kind.__mro__ if base in _STATUSES)
     code = next((_CODES[base] for base in kind.__mro__ if base in _CODES), error.code)

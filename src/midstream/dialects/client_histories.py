@@ -150,7 +150,7 @@ def _in_words(message: Value) -> dict[str, Value]:
 
 
 class _Reader:
-    """Reads turns in order; a response is whole once somebody else speaks."""
+    """Reads turns in order; a response is whole once another role follows."""
 
     def __init__(self, form: Format, instructions: str) -> None:
         self._form = form

@@ -1,10 +1,10 @@
 """Recognition of the conversation that a request belongs to, if it belongs to one.
 
 In this order: a header that names it; a note of the client application's that does; else what the client
-application sent so far, word for word. The last is no guess: a conversation is known again only by everything
-that was said in it up to its newest response, so two that begin alike are kept apart, and a transcript that fits
-none is a conversation of its own. What an account or a whole program may share (`user`, `prompt_cache_key`)
-only narrows where it is looked for.
+application sent so far, word for word. The last is no guess: a conversation is recognized only by all its messages
+up to its newest response, so two that begin alike are kept apart, and a transcript that fits none is a conversation
+of its own. What an account or a whole program may share (`user`, `prompt_cache_key`) only narrows where it is looked
+for.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def is_ephemeral(headers: Mapping[str, str], asked: Asked, instructions: str, ne
 
 @functools.lru_cache(SIDE_CALLS_KEPT)
 def _asks_beside(instructions: str) -> bool:
-    """Whether a system prompt is one of a side call: a client application has few, and says each in every request."""
+    """Whether a system prompt is one of a side call: a client application has few, and sends each in every request."""
     return _has_side_call(instructions)
 
 
@@ -124,8 +124,8 @@ class ConversationPlace(Struct, frozen=True):
     """Position of a request in its conversation.
 
     Args:
-        before: The digest of what was said up to the newest response, without its results; empty before the first one.
-        after: That of all that was said.
+        before: The digest of the messages up to the newest response, without its results; empty before the first one.
+        after: That of all messages.
     """
 
     before: bytes
@@ -149,9 +149,8 @@ def place_of(scope: str, history: History) -> ConversationPlace:
 
 
 class ConversationIndex:
-    """Knows conversations by everything that was said in them.
-
-    `look_up` before a response, `said` once it is whole. Nothing is forgotten by a look-up that fails.
+    """Recognizes conversations by all their messages. Call `look_up` before a response, `said` once it is whole.
+    Nothing is forgotten by a look-up that fails.
     """
 
     def __init__(self, limit: int = OPENINGS_MAX) -> None:

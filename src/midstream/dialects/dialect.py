@@ -1,7 +1,7 @@
 """A foreign API over sessions: its address, its requests, its events and errors.
 
 One file each; `dialect_registry.DIALECTS` lists them. A dialect reads `Asked` from a request, and its `Writer` turns
-the events of one response into whole server-sent events. What a writer needs to know of the request is its `Form`,
+the events of one response into whole server-sent events. The part of the request that a writer needs is its `Form`,
 which is journaled with the request, so that any process can write the response from the records.
 """
 
@@ -30,11 +30,11 @@ class Form(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Args:
         dialect: The name of the dialect.
-        id, model, created_at: How the response is called, its model's name as the application knows it, and when it was
+        id, model, created_at: How the response is called, its model's name for the application, and when it was
             requested (seconds since 1970).
         is_stream: It is answered with a stream of events.
         includes_usage: A stream of chunks ends with the tokens counted.
-        shows_thinking: The application wants the thinking.
+        shows_thinking: The application requests the thinking.
         is_background: The response is made whether or not a client reads it, and requested later.
         is_stored: The response can be requested by its id.
         echo: Fields that this API repeats in its response.
@@ -115,7 +115,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     Args:
         dialect: The API it came by.
-        model: The model's name, as the application knows it.
+        model: The model's name for the application.
         messages: As they came; `transcript` reads them. Of a request that was read behind known ones only the others.
         instructions: The system prompt that came beside them.
         tools: What the application will run.
@@ -124,7 +124,7 @@ class Asked(Struct, frozen=True, kw_only=True):
         previous: The id of a stored response that this goes on from, or "".
         metadata: The application's own notes that are texts.
         user, cache_key: What the application calls its user, and the requests that begin alike.
-        wished: How it wants the response made.
+        wished: The settings of the response.
     """
 
     dialect: Dialect

@@ -19,7 +19,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class BadFieldError(MalformedFrameError):
-    """A field of a request has another form than its API says. `param` names it. Nothing was done."""
+    """A field of a request has another form than in its API. `param` names it. Nothing was done."""
 
     param = ""
 

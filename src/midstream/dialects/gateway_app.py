@@ -74,14 +74,14 @@ def gateway(
 
     Args:
         model: What answers; closed with the app where it has an `aclose`.
-        token: What clients show as their API key; None lets everybody in who can reach it.
+        token: What clients show as their API key; None admits every client that can reach it.
         store: Where responses are kept, and what conversations are known by: a store, or the URL or path of one (see
             `open_store`); in memory by default, and lost with the process.
         names: The models' names that client applications may ask for; any by default.
         allowed_origins: Origins such as `https://app.example` whose pages may ask without a token.
         grace_s: Seconds that a response goes on when no client reads it any more.
         kept_s: Seconds after its last response in which a conversation is kept, in words; then digests remain.
-        shows_upstream_calls: Tools that the upstream runs itself are told as thinking; otherwise they are left out.
+        shows_upstream_calls: Tools that the upstream runs itself are shown as thinking; otherwise they are left out.
         world: Clock, chance and tasks; the real ones by default.
 
     Raises:

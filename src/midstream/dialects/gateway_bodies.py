@@ -20,7 +20,7 @@ BEARER = "bearer "
 
 
 class RefusedError(Exception):
-    """A request is refused before anybody looked at what it asks."""
+    """A request is refused before it was read."""
 
     def __init__(self, refusal: ApiError) -> None:
         super().__init__(refusal.code)
@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 
 class GoneError(Exception):
-    """The client went away before it had said all."""
+    """The client went away before the body was complete."""
 
 
 class Arrived(Struct, frozen=True):
@@ -75,7 +75,7 @@ async def body_of(headers: Mapping[str, str], receive: Receive) -> bytes:
     """Return the body of a request that has one.
 
     Raises:
-        RefusedError: It is too long, takes too long, or is said to be no JSON.
+        RefusedError: It is too long, takes too long, or its type is not JSON.
         GoneError: The client went away.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""A client application's attachments as ours, or in words where they only name what lies at somebody else's."""
+"""A client application's attachments as ours, or in words where they only name a file elsewhere."""
 
 from __future__ import annotations
 

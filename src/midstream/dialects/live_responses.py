@@ -46,7 +46,7 @@ class LiveResponse:
     Args:
         sessions: Where it is made.
         found: Where it stands in its journal.
-        conversations, place: Where the conversation is found again by what was said in it; None where it has a name.
+        conversations, place: The place by which the conversation is found by its messages; None where it has a name.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The response to an application, from the records of its session: the same events whoever reads, whenever."""
+"""The response to an application, from the records of its session: the same events for every reader at any time."""
 
 from __future__ import annotations
 

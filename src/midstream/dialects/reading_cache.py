@@ -1,8 +1,8 @@
 """Readings of the messages that earlier requests began with, so that the next one costs only what is new in it.
 
-Messages are known again by one hash over their bytes, and only by the same API, key and place: nobody learns what
-somebody else has sent. No message is kept: of a conversation there are digests, and of words only the system prompts
-among the messages and how the user's newest message begins.
+Messages are recognized by one hash over their bytes, and only for the same API, key and place: no caller learns what
+another has sent. No message is kept: of a conversation there are digests, and of words only the system prompts among
+the messages and how the user's newest message begins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gist(Struct, frozen=True):
     """Facts that matter of a conversation's messages, for finding it and for judging a request.
 
     Args:
-        place: Where it stands, by all that was said; in `scope`.
+        place: Its place, by all messages; in `scope`.
         scope: Where it is looked for; "" for one that has a name.
         beginning: Its entries, as far as a session is compared with them.
         instructions: The system prompts among its messages.
@@ -51,7 +51,7 @@ class Gist(Struct, frozen=True):
 
     @classmethod
     def of_nothing(cls, scope: str) -> Gist:
-        """Return that of a conversation in which nothing was said."""
+        """Return that of an empty conversation."""
         return cls(place_of(scope, History()), scope)
 
     def then(self, transcript: Transcript, ids: frozenset[str] = frozenset()) -> Gist:
@@ -93,7 +93,7 @@ class Memo:
         """By whose they are, how many messages were read, and the digest of these."""
 
     def counts(self, whose: bytes) -> set[int]:
-        """Return how many messages each reading of somebody is of."""
+        """Return how many messages each reading of a caller has."""
         return {count for owner, count, _ in self._kept if owner == whose}
 
     def find(self, whose: bytes, ends: Mapping[int, bytes]) -> list[tuple[int, Gist]]:

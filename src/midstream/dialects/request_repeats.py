@@ -2,17 +2,17 @@
 
 Three clients look alike. One repeats blindly, since it never saw the end of its answer; one asks for another answer to
 the same words (a person pressed "regenerate", an evaluation takes five samples); one sends the same words twice at
-once. Only the first joins the run there is. What tells them apart, in this order:
+once. Only the first joins the run there is. They are distinguished by, in this order:
 
 1. `Idempotency-Key`: the same key is the same run. With another body it is refused.
-2. `x-stainless-retry-count` above 0 (the SDKs of OpenAI and Anthropic count so): a repetition, of a run nobody reads
-   to its end before others.
-3. Without either, the same body in the same conversation: it joins a run that somebody left before its end. One that
+2. `x-stainless-retry-count` above 0 (the SDKs of OpenAI and Anthropic count so): a repetition, first of a run that
+was not read to its end. 3. Without either, the same body in the same conversation: it joins a run that somebody left
+before its end. One that
    was read to its end was answered: asking again means another answer. One that somebody still reads is joined only
    where the client application names the conversation, which cannot have two turns at once.
 
 An answer that had begun and then failed is joined too: its upstream may have run tools, and many clients repeat a
-request whatever the status says. A retry (1, 2) joins it in any case, an equal request for a short time after it.
+request whatever the status is. A retry (1, 2) joins it in any case, an equal request for a short time after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Request(Struct, frozen=True):
     Args:
         digest: Of all that was asked: method, path, who asks, the session header and the body.
         key: The idempotency key with who shows it, or "".
-        is_retry: The client says that it asks again.
+        is_retry: The client marks it as a repetition.
         is_named: The client application names the conversation.
     """
 
@@ -49,8 +49,8 @@ class KnownRun(Struct, frozen=True):
 
     Args:
         request: The POST that began it.
-        is_left: Whoever read it went away before its end, and nobody reads it now.
-        has_readers: Somebody reads it.
+        is_left: Its reader went away before its end, and it has none now.
+        has_readers: It has a reader.
         at: When it was begun.
         is_failed: It had begun and then ended before its end: it failed, or was stopped.
         is_failed_lately: It failed so lately that an equal request is more likely a retry than a person's wish.
@@ -69,7 +69,7 @@ class KeyReused(Struct, frozen=True):
 
 
 def request_of(path: str, headers: Mapping[str, str], body: bytes, *, is_named: bool) -> Request:
-    """Return what says whether a POST repeats another one.
+    """Return the facts that decide whether a POST repeats another one.
 
     Args:
         body: The body, or what is equal for equal bodies only.

@@ -1,8 +1,7 @@
-"""Conversations that their client applications do not name: known again by what was said in them, also by
-another process.
+"""Conversations that their client applications do not name: recognized by their messages, also by another process.
 
-A restart, or a second gateway at the same store, must not cost such a conversation a replay. So what it is known by
-is stored as one entry, before anybody is told the end of the answer that it goes on from.
+A restart, or a second gateway at the same store, must not cost such a conversation a replay. So its digest is stored
+as one entry, before the end of the answer from which it continues is sent.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 class Conversations:
-    """Names of conversations, by a digest of all that was said in each up to its newest response.
+    """Names of conversations, by a digest of all messages of each up to its newest response.
 
-    A store that is out of order costs a replay and fails nobody: this process still knows its own.
+    A store that is out of order costs a replay and fails no request: this process still has its own.
 
     Args:
         kv: Where they are kept; several processes may share it.
@@ -65,7 +64,9 @@ class Conversations:
         await self._forget(session, place)
 
     async def tend(self) -> None:
-        """Remove what nobody went on with for as long as agents are kept, and what is too much, until cancelled."""
+        """Remove entries that were not used for as long as agents are kept, and those beyond the limit, until
+        cancelled.
+        """
         while True:
             try:
                 await self._sweep()

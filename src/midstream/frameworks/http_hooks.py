@@ -89,11 +89,11 @@ def repaired_body(
 ) -> RepairedBody | None:
     """Repair the history in a request's body; None where the body can go as it is.
 
-    For any HTTP client or proxy that `repairing` does not know. Thinking is turned off in the new body where the
+    For any HTTP client or proxy that `repairing` does not support. Thinking is turned off in the new body where the
     repair advises it.
 
     Args:
-        path: The path of the request's URL, without the query; it says what the body is.
+        path: The path of the request's URL, without the query; it decides the format of the body.
         body: JSON.
         profile: Whose rules hold, if not those of the path.
         mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system prompts at the top
@@ -145,7 +145,7 @@ def _systems_at_top(history: list[Any]) -> int:
 
 
 def _is_continued(request: Json, history: list[Any]) -> bool:
-    """Whether the provider knows more of this history than the request holds (Responses)."""
+    """Whether the provider has more of this history than the request (Responses)."""
     return any(request.get(key) for key in _SERVER_STATE) or any(
         isinstance(item, dict) and item.get("type") == "item_reference" for item in history
     )
@@ -221,7 +221,7 @@ def repairing(
         client: An `httpx.Client`, `httpx.AsyncClient`, or one of httpx2; also a provider's subclass of these.
         profile: Whose rules hold, if not those of the path: `deepseek`, `kimi`, `minimax`, `strict-template`, …
         mode: As of `repaired_body`. In `strict`, sending a request that would be refused raises `HistoryRefusedError`.
-        on_repair: Is told of each repair, before the request is sent: store its `messages`, show its `edits`.
+        on_repair: Called with each repair, before the request is sent: store its `messages`, show its `edits`.
 
     Raises:
         UsageError: There is no profile or mode of this name.
@@ -292,7 +292,7 @@ def _rewrite(request: Any, body: bytes) -> None:  # noqa: ANN401 - httpx's or ht
 
 
 def _log(done: Repaired) -> None:
-    """Say what was done: codes only, for everything else in an edit may come from the history."""
+    """Log what was done: codes only, for everything else in an edit may come from the history."""
     level = logging.WARNING if done.is_lossy else logging.INFO
     codes = sorted({edit.code for edit in done.edits})
     _LOG.log(level, "repaired the history in a request", extra={"edits": len(done.edits), "codes": codes})

@@ -83,7 +83,7 @@ def repair_messages(
             prompt apart, system messages at the top of the list stay there: LangChain moves them.
         mode: As of `midstream.repair`. The prompt at the end stays in `rollback`, the system messages at the top
             stay in `sanitize`.
-        on_repair: Is told of each repair: the new list in `messages`, what was done in `edits`.
+        on_repair: Called with each repair: the new list in `messages`, what was done in `edits`.
 
     Raises:
         HistoryRefusedError: In mode `strict`, something would be refused.

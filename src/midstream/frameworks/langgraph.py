@@ -62,10 +62,10 @@ def at_most_once(
 
     Args:
         store: Where the journals live: a store, or the path of an SQLite file. Not the checkpointer's.
-        on_doubt: Policies by tool name, for calls that started and whose outcome nobody knows: `unknown` (the
-            default: the model is told so), `rerun`, `rerun_with_key`.
+        on_doubt: Policies by tool name, for calls that started and whose outcome is unknown: `unknown` (the default:
+            the model is informed), `rerun`, `rerun_with_key`.
         world: Clock, chance and tasks; the real ones by default.
-        observers: Told of what is appended, such as `midstream.observability.opentelemetry.OpenTelemetry`.
+        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
 
     The wrapper raises `UsageError` where the graph runs without a thread id, `CallReusedError` where an id comes again
     with other arguments, `LeaseHeldError` where another process works on the thread.

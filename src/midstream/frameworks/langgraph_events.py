@@ -77,7 +77,7 @@ class GraphText:
             yield from self._say(message)
 
     def or_last(self, messages: Sequence[BaseMessage]) -> Iterator[ModelEvent]:
-        """Give the last message where nothing was said: a node may have written it without an id of its own."""
+        """Yield the last message where none was streamed: a node may have written it without an id."""
         if not self._has_text and messages and isinstance(messages[-1], AIMessage):
             yield from self._text_of(messages[-1])
 
@@ -288,7 +288,7 @@ def new_messages(history: History, state: Any, turn: int, known: int) -> list[Ba
     """Return what of a history the state of a graph lacks, the message of this turn last.
 
     Args:
-        history: All that was said in the session.
+        history: All messages of the session.
         state: The graph's newest state.
         turn: The number of this turn.
         known: That of the turn whose message is in the state; 0 for none.
@@ -308,7 +308,7 @@ def new_messages(history: History, state: Any, turn: int, known: int) -> list[Ba
 
 
 def _ends(state: Any, cut: Sequence[UserMessage | Step]) -> Iterator[BaseMessage]:  # noqa: ANN401 - LangGraph's
-    """Give what ends a turn that was cut: a result for each open call, and what was said in the end."""
+    """Yield the end of a turn that was cut: a result for each open call, and the last text."""
     steps = [each for each in cut if isinstance(each, Step)]
     results = [result for each in steps for result in each.results]
     open_calls: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Tool calls of a LangGraph graph, taken out of the graph and run one by one by whoever serves it.
+"""Tool calls of a LangGraph graph, taken out of the graph and run one by one by its server.
 
 A `ToolNode` in a graph that runs under a `GraphPass` does not run its tools: each call without a result is noted in the
 pass, and its task stops as if it had called `interrupt`. The noted call is run later, in the context that the graph
@@ -81,7 +81,7 @@ class Captured:
             answers: What its `interrupt` calls return, in their order.
 
         Raises:
-            NestedInterruptError: A graph within the tool wants the answer.
+            NestedInterruptError: A graph within the tool requires the answer.
         """
         interrupts = itertools.count()
         known = self._runtime.config["configurable"]
@@ -187,7 +187,7 @@ class _Gate:
 
 
 class Guard(BaseCallbackHandler):  # type: ignore[misc, unused-ignore]
-    """Refuses tools that a node runs itself: a crash would run them twice, and the journal would not know."""
+    """Refuses tools that a node runs itself: a crash would run them twice, and the journal would not have them."""
 
     raise_error = True
     run_inline = True

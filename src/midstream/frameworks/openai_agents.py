@@ -8,9 +8,9 @@
     async with durable.turn("chat-42", "Book a table", key=message_id):
         result = await Runner.run(agent, "Book a table")
 
-Run the same turn again after a crash: responses are told from the journal, so that call ids survive; tools that ended
-are not run again; a tool that was cut is handled by its policy. Give the run its input as a list or a text: a `Session`
-of the SDK would be written to again by each run.
+Run the same turn again after a crash: responses are replayed from the journal, so that call ids survive; tools that
+ended are not run again; a tool that was cut is handled by its policy. Give the run its input as a list or a text: a
+`Session` of the SDK would be written to again by each run.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class DurableAgents:
 
     Args:
         store: Where the journals live: a store, or the path of an SQLite file.
-        on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
-            default: the model is told so), `rerun`, `rerun_with_key`.
+        on_doubt: Policies by tool name, for calls that were started and whose outcome is unknown: `unknown` (the
+            default: the model is informed), `rerun`, `rerun_with_key`.
         agent: The agent's name in the journal. An open turn that was begun under another name is refused with
             `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
         agent_version: Its version; another one is another agent where both are known.
         world: Clock, chance and tasks; the real ones by default.
-        observers: Told of what is appended, such as `midstream.observability.opentelemetry.OpenTelemetry`.
+        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class DurableAgents:
 
         Args:
             session: 1 to 128 of letters, digits and `._:-`.
-            message: What the user says.
-            key: The message's own name: with it, it is accepted once, and a turn that has ended is told again.
+            message: The user's message.
+            key: The message's own name: with it, it is accepted once, and a turn that has ended is replayed.
 
         Raises:
             SessionBusyError: Another turn of this session is open. Nothing was changed.

@@ -175,7 +175,7 @@ class OpenAIAgentsModel:
 
 
 def spec_of(tool: FunctionTool) -> ToolSpec:
-    """Return what a model is told of a function tool."""
+    """Return the declaration of a function tool for a model."""
     return ToolSpec(tool.name, tool.description, tool.params_json_schema)
 
 

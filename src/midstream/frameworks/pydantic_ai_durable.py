@@ -13,7 +13,7 @@ run again, and a tool that was cut is handled by its policy. Outside of a `turn`
 
 It stands on pydantic-ai's wrappers for models and toolsets and not on its `BaseDurabilityCapability`, because that one
 hands a streamed our_response over when it has ended: there a live stream is no stream. `replay_scope` of
-`pydantic_ai.durable_exec` keeps what is told again out of traces.
+`pydantic_ai.durable_exec` keeps replayed parts out of traces.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
 
     Args:
         store: Where the journals live: a store, or the path of an SQLite file.
-        on_doubt: Policies by tool name, for calls that were started and whose outcome nobody knows: `unknown` (the
-            default: the model is told so), `rerun`, `rerun_with_key`. They come before a tool's own metadata
-            (`{"midstream": "rerun"}`) and the hints of an MCP server.
+        on_doubt: Policies by tool name, for calls that were started and whose outcome is unknown: `unknown` (the
+            default: the model is informed), `rerun`, `rerun_with_key`. They come before a tool's own metadata
+                (`{"midstream": "rerun"}`) and the hints of an MCP server.
         agent: The agent's name in the journal. An open turn that was begun under another name is refused with
             `AgentMismatchError`, and not listed by `open_turns`; "" (the default) goes on with any.
         agent_version: Its version; another one is another agent where both are known.
@@ -165,7 +165,7 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         own_prompts: The agent's own instructions and system prompts win over the system prompts in a stored
             `message_history`, which pydantic-ai would send instead of or beside them. An agent without any leaves
             the history's where they are.
-        observers: Told of what is appended, such as `midstream.observability.opentelemetry.OpenTelemetry`.
+        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`.
 
     One instance serves any number of agents and sessions of one event loop. Use no other durability capability with it.
     """
@@ -197,7 +197,7 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
         Args:
             session: 1 to 128 of letters, digits and `._:-`.
             key: The message's own name, such as its id at the client. With it the message is accepted once: a turn
-                that has ended is told again from the journal, without the model. Without it a run with the prompt of
+                that has ended is replayed from the journal, without the model. Without it a run with the prompt of
                 the open turn goes on with that turn, and any other prompt opens a new one.
 
         A turn that an abort or an error left open is ended by the next message. What was finished of it stands in the
@@ -245,7 +245,7 @@ class DurableTurns(AbstractCapability[AgentDepsT]):
     # --- what pydantic-ai calls -------------------------------------------------------------------------------
 
     def get_ordering(self) -> CapabilityOrdering:
-        """Next to the model and the tools: what others wrap around them runs again when a turn is told again."""
+        """Next to the model and the tools: what others wrap around them runs again when a turn is replayed."""
         return CapabilityOrdering(position="innermost")
 
     async def for_run(self, ctx: RunContext[AgentDepsT]) -> AbstractCapability[AgentDepsT]:
@@ -344,7 +344,7 @@ class _Run:
             messages.extend(finished)
 
     def leave(self) -> None:
-        """Let somebody else run this session."""
+        """Release the session for other processes."""
         self._scope.driver.leave(self._scope.session)
 
     async def known_response(self, messages: Sequence[ModelMessage]) -> ModelResponse | None:
@@ -409,7 +409,7 @@ def _call_ids(response: ModelResponse) -> list[str]:
 
 
 class _DurableModel(WrapperModel):
-    """Asks the journal before the model, and journals what the model says."""
+    """Checks the journal before it calls the model, and journals the model's output."""
 
     def __init__(self, wrapped: Model, run: _Run) -> None:
         super().__init__(wrapped)
@@ -462,7 +462,7 @@ class _DurableModel(WrapperModel):
 
 
 class _Ear:
-    """Hears a streamed our_response on its way to the agent, and journals its words as they come."""
+    """Reads a streamed response on its way to the agent, and journals its text as it comes."""
 
     def __init__(self, turn: DrivenTurn) -> None:
         self._turn = turn
@@ -471,7 +471,7 @@ class _Ear:
         self.is_done = False
 
     def listen(self, streamed: StreamedResponse) -> None:
-        """Hear all events of `streamed`; call it before anybody reads them.
+        """Read all events of `streamed`; call it before another reader.
 
         The one override that every model of pydantic-ai makes is made here on the object, because the agent needs
         the very object that the model gave.
@@ -560,7 +560,9 @@ def _success(call_id: str, name: str, value: object) -> tuple[Result, str]:
 
 
 def _failure(call_id: str, error: Exception) -> tuple[Result, str]:
-    """Return how a tool failed. What it raised ends this run; when it is told again, the model is told instead."""
+    """Return how a tool failed. Its exception ends this run; when the turn is replayed, the model gets it as a
+    result instead.
+    """
     if isinstance(error, ModelRetry | ToolFailed):
         native = _Native("retry" if isinstance(error, ModelRetry) else "failed")
         content = storable(error.message)
@@ -593,7 +595,7 @@ def _value_of(ended: CallEnded) -> object:
 def _message_of(
     prompt: str | Sequence[UserContent] | None, messages: Sequence[ModelMessage]
 ) -> UserMessage | None:
-    """Return what the user says: the prompt, or the last words of the history where the run has none."""
+    """Return the user's message: the prompt, or the end of the history where the run has none."""
     if prompt is None:
         last = messages[-1] if messages else None
         parts = last.parts if isinstance(last, ModelRequest) else ()
@@ -717,7 +719,7 @@ def _recorded_response(record: ResponseCompleted) -> ModelResponse:
 
 
 def _return_of(call: Call, ended: CallEnded) -> ToolReturnPart:
-    """Return the result of a call; one that failed says so in its words and in its outcome."""
+    """Return the result of a call; one that failed has that in its text and in its outcome."""
     try:
         value = _value_of(ended)
     except (ModelRetry, ToolFailed) as error:

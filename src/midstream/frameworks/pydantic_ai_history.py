@@ -62,7 +62,7 @@ def repair_history(
         profile: Whose rules hold; what every provider asks for unless named.
         mode: As of `midstream.repair`. Inside a run the prompt stays in `rollback`, and in `sanitize` the system
             prompts of that run.
-        on_repair: Is told of each repair: the new list in `messages`, what was done in `edits`.
+        on_repair: Called with each repair: the new list in `messages`, what was done in `edits`.
 
     Raises:
         UsageError: There is no profile or mode of this name.

@@ -190,7 +190,7 @@ def _hidden(value: object, name: str) -> Any:  # noqa: ANN401 - pydantic-ai's ow
     """Return an attribute for which pydantic-ai has no public name.
 
     Raises:
-        UsageError: This version of pydantic-ai has no such attribute: nobody can tell whether the agent can be served.
+        UsageError: This version of pydantic-ai has no such attribute: whether the agent can be served is unknown.
     """
     try:
         return getattr(value, name)

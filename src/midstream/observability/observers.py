@@ -1,8 +1,8 @@
 """Observers of every record that this process appends: for counters, spans and budgets.
 
-There is one source, the journal: whatever was appended is told once, after it was appended, in its order, and nothing
-else is. Words of a model on their way (`delta`) are left out: there are a hundred of them for each record that counts,
-and the whole response follows.
+There is one source, the journal: each record is reported once, after its append, in its order, and nothing else is.
+Words of a model on their way (`delta`) are left out: there are a hundred of them for each record that counts, and
+the whole response follows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Observer(Protocol):
-    """Is told what was appended."""
+    """Receives what was appended."""
 
     def appended(self, session: str, records: Sequence[Record]) -> None:
         """Take what was appended to a session in one transaction. Must not wait; what it raises is logged."""
@@ -27,12 +27,12 @@ class Observer(Protocol):
 
 @runtime_checkable
 class Introduced(Protocol):
-    """An observer that wants to know who answers in a session, which no record says."""
+    """An observer that also needs the agent of a session, which no record has."""
 
     def answers(self, session: str, agent: str, model: str) -> None:
         """Take the name of the session's agent and of its model, such as `openai-responses:gpt-5`.
 
-        Told before anything is appended to the session here, and again whenever it wakes. Must not wait.
+        Called before anything is appended to the session here, and again whenever it wakes. Must not wait.
         """
 
 
@@ -47,11 +47,11 @@ class Observers:
         self._all: list[Observer] = [*observers]
 
     def add(self, observer: Observer) -> None:
-        """Tell this one too, from now on."""
+        """Add an observer."""
         self._all.append(observer)
 
     def answers(self, session: str, agent: str, model: str) -> None:
-        """Tell those who want to know who answers in a session."""
+        """Report the agent of a session to the observers that need it."""
         for observer in self._all:
             if isinstance(observer, Introduced):
                 try:
@@ -60,7 +60,7 @@ class Observers:
                     _failed(session, error)
 
     def appended(self, session: str, bodies: Sequence[bytes]) -> None:
-        """Tell all of records that were appended."""
+        """Report appended records to all observers."""
         if not self._all:
             return
         records = [decode(body) for body in bodies if not body.startswith(_DELTA)]

@@ -3,8 +3,8 @@
     asgi(agent, observers=[OpenTelemetry(agent="my-agent")])
 
 A turn is a span `invoke_agent`, with a span `chat` for each call of the model and `execute_tool` for each run of a tool
-below it. Whatever provider the process has configured gets them; without one they cost next to nothing. Names, numbers,
-times and codes go into them, never what was said.
+below it. Whatever provider the process has configured gets them; without one they cost next to nothing. Names,
+numbers, times and codes go into them, never words of a conversation.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Answering(Struct, frozen=True):
 
 
 class OpenTelemetry(Observer, Introduced):
-    """An `Observer` that tells OpenTelemetry.
+    """An `Observer` that exports to OpenTelemetry.
 
     Args:
         agent: What the agent is called in its spans; its own name by default. Sub-agents have theirs.

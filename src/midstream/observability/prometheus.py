@@ -3,7 +3,7 @@
     asgi(agent, observers=[Prometheus()])
 
 Labels are words of ours and names of models: their number is bounded, whatever people do. What a provider calls its
-model is its own choice, for each response anew: of such names so many are told apart.
+model is its own choice, for each response anew: only so many of such names are distinguished.
 """
 
 from __future__ import annotations

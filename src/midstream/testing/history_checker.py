@@ -2,7 +2,7 @@
 
 Collect three things while faults happen: each client's own notes (`ClientLog`), the journals as they are stored, and
 a ledger of executions kept by the tools themselves, outside of midstream. `check` compares them at any time;
-`check_ended` says in addition, once faults have ended, what should have come to an end by now. Both return what is
+`check_ended` also lists, once faults have ended, what should have come to an end by now. Both return what is
 wrong as data; an empty list is the proof.
 """
 
@@ -128,7 +128,7 @@ class ClientLog(Struct):
         start: Position after which it reads; None where its stream begins (without a
             stream: wherever it began).
         sent: Digest (`frames.digest_of`) of each command it numbered.
-        acked: The commands it was told are stored.
+        acked: The commands that were acknowledged to it.
         seen: The events it was shown, in that order.
     """
 
@@ -438,7 +438,7 @@ def _next_shown(stored: Sequence[StoredRecord], after: int) -> StoredRecord | No
 
 
 def _is_last_word(ended: CallEnded, stored: Sequence[StoredRecord], shown: int) -> bool:
-    """Say whether all of a child was shown and its turn completed with these words."""
+    """Return whether all of a child was shown and its turn completed with these words."""
     whole = [(each.epoch, record) for each, record in zip(stored, _readable(stored), strict=False)]
     child = sessions.fold(whole[:shown])
     last = child.history.entries[-1] if child.history.entries else None

@@ -8,7 +8,7 @@ software, with the scripted other end that `midstream.testing.upstream_contract`
         def peer(self, tmp_path: Path) -> Peer:
             return MyPeer(tmp_path)
 
-Whatever happens, at the end each message of the host stands exactly once, in order, in what the last agent was told.
+Whatever happens, at the end each message of the host stands exactly once, in order, in the messages of the last agent.
 """
 # ruff: noqa: D102 - these are tests: a name is a promise
 
@@ -93,9 +93,9 @@ class Case(Struct, frozen=True):
 
     Args:
         is_answered: Whether the host gets its answer; otherwise a `ModelError`, and it asks again. With `SILENT` and
-            `LOST` nobody says: it depends on what an upstream can tell.
-        is_replayed: Whether a fresh agent is told everything before the host has its answer, where the upstream can
-            neither fork nor take other instructions. With `KEY_REFUSED` and `LOST` nobody says.
+            `LOST` it is open: it depends on the upstream.
+        is_replayed: Whether a fresh agent gets the whole transcript before the host has its answer, where the
+            upstream can neither fork nor take other instructions. With `KEY_REFUSED` and `LOST` it is open.
     """
 
     situation: PoolSituation
@@ -105,7 +105,7 @@ class Case(Struct, frozen=True):
 
     @property
     def replays_max(self) -> int:
-        """Full replays at the most: one that the situation wants, and one for what goes wrong."""
+        """Full replays at the most: one that the situation requires, and one for the fault."""
         return (self.situation in _REPLAYED) + (self.fault is not UpstreamFault.NONE)
 
 
@@ -149,7 +149,7 @@ class TakenMessage(Protocol):
 
     @property
     def agent(self) -> str:
-        """The conversation it was said in."""
+        """The conversation of the message."""
 
     @property
     def text(self) -> str:
@@ -170,22 +170,22 @@ class PoolPeer(Protocol):
         """Return all messages that arrived, in their order."""
 
     def expire(self, agent: str) -> None:
-        """Forget a conversation."""
+        """Delete a conversation."""
 
     def be_busy(self, agent: str) -> None:
-        """Refuse messages to a conversation until somebody ends its run by force."""
+        """Refuse messages to a conversation until its run is ended by force."""
 
     def hang(self) -> None:
-        """Take the next message, name the conversation, and then say nothing more."""
+        """Take the next message, name the conversation, and then be silent."""
 
     def echo_wrong_id(self) -> None:
         """Open another, empty conversation at the next resumption."""
 
     def hang_unopened(self) -> None:
-        """Take the next message, and say nothing at all."""
+        """Take the next message, and be silent."""
 
     def die_unopened(self) -> None:
-        """Take the next message, and break off before anything is said."""
+        """Take the next message, and break off before any output."""
 
     def die_mid_stream(self) -> None:
         """Break off the next answer after its first words."""
@@ -291,7 +291,7 @@ class PoolContract:
 
 
 async def _answered_after(host: _Host, case: Case) -> None:
-    """Ask until there is an answer, and look at what was told; the next turn must be cheap again."""
+    """Ask until there is an answer, and check the messages; the next turn must be cheap again."""
     before = len(host.peer.told())
     if case.fault in (UpstreamFault.SILENT, UpstreamFault.MUTE):
         async with asyncio.TaskGroup() as silence:
@@ -314,7 +314,7 @@ async def _answered_after(host: _Host, case: Case) -> None:
 
 
 async def _silence(host: _Host, before: int) -> None:
-    """Let more time pass than an agent may say nothing, once the message is with one that will not answer."""
+    """Let more time pass than an agent may be silent, once the message is with one that will not answer."""
     real = World()
     async with asyncio.timeout(LIMIT_S):
         while len(host.peer.told()) == before:
@@ -394,7 +394,7 @@ def _needs(peer: PoolPeer, fault: UpstreamFault) -> None:
 
 
 def _check(host: _Host, before: int, case: Case) -> None:
-    """Look at what was told since the fault."""
+    """Check the messages since the fault."""
     tokens = [token for told in host.peer.told()[before:] for token in TOKEN.findall(told.text)]
     replays = tokens.count("word-1")
     _check_told(host)
@@ -409,7 +409,7 @@ def _check(host: _Host, before: int, case: Case) -> None:
 
 
 def _check_told(host: _Host) -> None:
-    """The agent that answered last has been told each message once, in order."""
+    """The agent that answered last got each message once, in order."""
     wanted = [
         token
         for entry in host.history.entries

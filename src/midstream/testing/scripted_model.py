@@ -1,4 +1,4 @@
-"""A model that says what the test tells it to say."""
+"""A model with the output that a test sets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from midstream.session.model_settings import ModelSettings
 
 
 class Pause(Struct, frozen=True):
-    """Say nothing for so many seconds."""
+    """Be silent for so many seconds."""
 
     seconds: float
 
 
 class Stall(Struct, frozen=True):
-    """Say nothing for ever: the provider that accepted the request and went silent."""
+    """Be silent for ever: a provider that accepted the request and went silent."""
 
 
 class Gate(Struct, frozen=True):
@@ -36,7 +36,7 @@ Script = Sequence[Response] | Callable[[ModelRequest], Response]
 
 
 def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
-    """Return the steps of a response that says `words` in pieces (one per word, or `tokens` equal ones)."""
+    """Return the steps of a response with `words` in pieces (one per word, or `tokens` equal ones)."""
     if tokens is None:
         pieces = [piece for piece in words.replace(" ", "\0 ").split("\0") if piece]
     else:
@@ -60,7 +60,7 @@ class ScriptedModel:
     Args:
         script: A response for each model call of a turn, by its number in the conversation since the last user message
             (so a script needs no memory and a new process goes on where the old one died); or a function of the
-            request. A call beyond the script says "done".
+            request. A call beyond the script gets "done".
         name: What people see.
         delay_s: Seconds before each step.
         world: Whose clock it waits on.

@@ -1,4 +1,4 @@
-"""An upstream that really remembers what its agents were told, and fails as it is told to."""
+"""An upstream that really keeps its conversations, and fails on request."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ReceivedMessage(Struct, frozen=True):
 
 
 class AgentConversation(Struct):
-    """A conversation: what its agent was told, in order, and the responses to it."""
+    """A conversation: the messages for its agent, in order, and the responses."""
 
     name: str
     heard: list[ReceivedMessage] = field(default_factory=list)
@@ -108,7 +108,7 @@ class AgentConversation(Struct):
 
     @property
     def words(self) -> str:
-        """All that it was told, as text."""
+        """All its messages, as text."""
         return "\n".join(words_of(heard.said) for heard in self.heard)
 
 
@@ -139,7 +139,7 @@ class UpstreamMemory:
         return talk
 
     def expire(self, agent: str) -> None:
-        """Forget a conversation without a word to anybody."""
+        """Delete a conversation silently."""
         self.talks.pop(agent, None)
 
 
@@ -162,7 +162,7 @@ class ScriptedUpstream:
 
     Args:
         memory: What it remembers; give several upstreams the same one, as processes share a service.
-        answer: What its agents say to a message; `MessageTaken` is said before it.
+        answer: The answer of its agents to a message; `MessageTaken` comes before it.
         identity, abilities, name: As `Upstream` has them.
         troubles: What goes wrong with the next messages, in order; None for one with which nothing does.
         world: Where others get a turn between two of its events.
@@ -220,7 +220,7 @@ class ScriptedUpstream:
         return self.is_key_good
 
     async def forget(self, agent: str) -> None:
-        """See `Upstream.forget`."""
+        """Delete a conversation."""
         self.memory.forgotten.append(agent)
         self.memory.expire(agent)
 
@@ -229,7 +229,7 @@ class ScriptedUpstream:
         self.is_closed = True
 
     def next_trouble(self) -> Trouble | None:
-        """Return what goes wrong with the next message, and forget about it."""
+        """Return the fault for the next message, once."""
         return self.troubles.popleft() if self.troubles else None
 
     def _has_next(self, trouble: Trouble) -> bool:

@@ -765,7 +765,7 @@ async def _news(store: Store, followed: Mapping[str, int] | None = None) -> News
 
 
 async def _forwarded_commands(store: Store, count: int) -> list[ForwardedCommand]:
-    """Watch until so many forwarded commands were told."""
+    """Watch until so many forwarded commands came."""
     forwarded_commands: list[ForwardedCommand] = []
     while len(forwarded_commands) < count:
         forwarded_commands += (await _news(store)).forwarded_commands
@@ -773,7 +773,7 @@ async def _forwarded_commands(store: Store, count: int) -> list[ForwardedCommand
 
 
 async def _orphans(store: Store) -> tuple[str, ...]:
-    """Watch until orphans were told."""
+    """Watch until orphans came."""
     while True:
         if orphans := (await _news(store)).orphans:
             return orphans

@@ -144,7 +144,7 @@ class StoreInFront(Store):
 
 
 class FailingStore(StoreInFront):
-    """Any store, with failures by script. A failed call has written nothing, as the contract says; reading goes on.
+    """Any store, with failures by script. A failed call has written nothing, as in the contract; reading goes on.
 
     Args:
         store: The store behind it.
@@ -160,7 +160,7 @@ class FailingStore(StoreInFront):
         self._failures = dict(failures or {})
 
     async def asked(self, operation: str, session: str) -> None:  # noqa: ARG002 - see StoreInFront
-        """Raise what the script or the outage says."""
+        """Raise the error of the script or the outage."""
         failure = self.outage if operation in _WRITES else None
         if operation == "append":
             self.appends += 1

@@ -15,7 +15,7 @@ TURN_S = 30.0
 
 
 async def run_turn(host: Host, session_id: str, words: str) -> tuple[Record, ...]:
-    """Say something to a session, wait for the turn's end, and return the records since.
+    """Send a message to a session, wait for the turn's end, and return the records since.
 
     Raises:
         TimeoutError: The turn did not end within `TURN_S`.

@@ -109,7 +109,7 @@ class PeerMessage(Struct, frozen=True):
     """A user's message that reached the peer.
 
     Args:
-        agent: The conversation it was said in, as `MessageTaken.agent` names it.
+        agent: The conversation of the message, as `MessageTaken.agent` names it.
         text: Its words, all of them.
         key: The idempotency key it came with, in whatever form.
     """
@@ -122,7 +122,7 @@ class PeerMessage(Struct, frozen=True):
 class UpstreamPeer(Protocol):
     """The scripted other end, and its controls.
 
-    It remembers conversations for as long as the test lasts, whoever connects. Unless it was told otherwise, it answers
+    It keeps conversations for as long as the test lasts, for every connection. By default, it answers
     each message with all the messages that the conversation holds by then, joined by `SEPARATOR`, in more than one
     piece, and counts `USAGE`. A control that speaks of the next message, or the next resumption, holds for that one
     only.
@@ -139,18 +139,17 @@ class UpstreamPeer(Protocol):
         """Return all messages that arrived, in their order."""
 
     def runs(self) -> int:
-        """Return how many answers are under way, as far as the peer knows."""
+        """Return how many answers are under way at the peer."""
 
     def expire(self, agent: str) -> None:
-        """Forget a conversation."""
+        """Delete a conversation."""
 
     def be_busy(self, agent: str) -> None:
-        """Refuse messages to a conversation, because of another run, until somebody ends that run by force."""
+        """Refuse messages to a conversation, because of another run, until that run is ended by force."""
 
     def hang(self) -> None:
-        """Take the next message, name the conversation, so that `MessageTaken` comes, and then say nothing more.
-
-        It still notices when it is stopped, or when nobody is connected any more.
+        """Take the next message, name the conversation, so that `MessageTaken` comes, and then be silent. It still
+        detects when it is stopped, or when no client is connected any more.
         """
 
     def echo_wrong_id(self) -> None:
@@ -704,7 +703,7 @@ async def _begun(peer: UpstreamPeer, *texts: str) -> str:
 async def _answered_by(
     upstream: Upstream, name: str, text: str, events: list[UpstreamEvent] | None = None
 ) -> list[UpstreamEvent]:
-    """Open an agent ("" for a fresh one), say something and return the events; `events` has them also on an error."""
+    """Open an agent ("" for a fresh one), send a message and return the events; `events` has them also on an error."""
     async with _resumed(upstream, name) if name else _fresh(upstream) as agent:
         return await _said(agent, text, events=events)
 

@@ -1,4 +1,4 @@
-"""Worlds for tests: one whose clock stands still until it is told, one that dies at a named point."""
+"""Worlds for tests: one whose clock stands still until it is moved, one that dies at a named point."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FakeWorld(World):
 
     @property
     def next_wake_at(self) -> float | None:
-        """When the next sleeper wakes, or None while nobody sleeps."""
+        """When the next sleeper wakes, or None while there is none."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)  # its task was cancelled
         return self._sleepers[0][0] if self._sleepers else None
@@ -103,19 +103,19 @@ class FakeWorld(World):
         await self.settle()
 
     async def settle(self) -> None:
-        """Give everybody who is ready a few turns of the event loop."""
+        """Give all ready tasks a few turns of the event loop."""
         for _ in range(SETTLE_TURNS):
             await asyncio.sleep(0)
 
     async def live_through(self, work: Coroutine[Any, Any, T], *, wakes_max: int = 1000) -> T:
-        """Await `work`, moving the clock to the next sleeper whenever nobody has anything else to do.
+        """Await `work`, moving the clock to the next sleeper whenever no task is ready.
 
         For work that waits only for this world and for other tasks: what runs in threads or waits for a socket
         looks idle from here.
 
         Raises:
             Crashed: The world ended first.
-            TimeoutError: The work waits and nobody sleeps, or more than `wakes_max` sleepers were woken.
+            TimeoutError: The work waits and there is no sleeper, or more than `wakes_max` sleepers were woken.
         """
         task = self.spawn(work, name="live through")
         try:
@@ -159,7 +159,7 @@ class KillingWorld(World):
     Args:
         point: Where to die with SIGKILL; None to live and only count.
         count: The time at which it dies there; 1 is the first.
-        report_to: A file descriptor that is told of every point reached, one line `name number time` each.
+        report_to: A file descriptor for every point reached, one line `name number time` each.
     """
 
     def __init__(self, point: Fault | None, count: int = 1, *, report_to: int | None = None) -> None:

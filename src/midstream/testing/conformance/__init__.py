@@ -1,1 +1,1 @@
-"""Conformance scripts of the stream protocol: what one side says and what the other must answer, as data."""
+"""Conformance scripts of the stream protocol: the frames of one side and the required answers of the other, as data."""

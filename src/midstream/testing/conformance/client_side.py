@@ -1,20 +1,20 @@
-"""Play a server to a client and look at what it says: the steps of a client's script, run against ours.
+"""Play a server to a client and check its frames: the steps of a client's script, run against ours.
 
 Steps:
 
-- `submit`: the application says this payload. `cancel`: it stops the turn. `detach`: it leaves.
-- `connected`: a connection is made, which the client wants. `lost`: it is gone.
+- `submit`: the application submits this payload. `cancel`: it stops the turn. `detach`: it leaves.
+- `connected`: a connection is made, which the client requires. `lost`: it is gone.
 - `receive`: this frame comes. `text`: this text comes, which may be no frame.
 - `sent`: since the step before that asked, exactly these frames were sent, each fitting its pattern.
 - `told`: since then, the application was told exactly the events of these ids; `forget` stands for a line that is gone.
 - `handled`: the application is done with the event of this id.
-- `waits`: the client wants no connection now, and will want one later. `dropped`: it gave up the one it had.
-- `silence`: it hears nothing until its patience ends.
+- `waits`: the client requires no connection now, and will require one later. `dropped`: it gave up the one it had.
+- `silence`: it receives nothing until its patience ends.
 - `restart`: its process dies, and the next one goes on with the checkpoint.
-- `acknowledged`, `reconnecting`, `degraded`, `kept`: what the client says of itself, true or false.
+- `acknowledged`, `reconnecting`, `degraded`, `kept`: the client's own properties, true or false.
 - `ended`: the stream is over, with the error of this code, or well (null).
 
-After the last step nothing may be left that was sent or told and no step asked for.
+After the last step, nothing that was sent or delivered may be left without a step.
 
 Names: `$stream`, `$secret`.
 """
@@ -71,7 +71,7 @@ class ClientTrial:
         self._begin()
 
     def run(self, script: Script) -> ScriptOutcome:
-        """Run one script, and say how it went."""
+        """Run one script, and return the result."""
         for number, step in enumerate(script.steps, start=1):
             if (what := self._difference(step)) is not None:
                 heard = tuple(msgspec.json.encode(frame).decode() for frame in self._sent[-3:])

@@ -1,6 +1,6 @@
 """Play a server to a client over a real line: the steps of a client's script, against a client in any language.
 
-`ClientTrial` (`client_side`) is told what our own half does; this knows a client by what it says to a `ScriptedServer`,
+`ClientTrial` (`client_side`) drives our own half; this module judges a client by its frames to a `ScriptedServer`,
 over one transport after the other, and by the few things that `ProbedClient` asks of it: drive your client
 behind it. The steps are the same; time is the client's own, which `ProbedClient.pass_time` lets pass.
 """
@@ -35,11 +35,11 @@ class ClientView(Struct, frozen=True):
     Args:
         phase: `waiting` (for the next try), `connecting` (until the welcome), `live`, `ended`.
         code: With `ended`, the code of its error; None where it ended well.
-        told: The ids of all events its application was ever told in this life, in order; `forget` stands for a line
+        told: The ids of all events its application ever got in this life, in order; `forget` stands for a line
             that is gone.
         is_acknowledged, is_reconnecting, is_degraded, is_kept: See the steps of a script.
-        heard: Frames it took off the wire in this life; None where it cannot tell.
-        said: Frames it gave to its newest connection; None where it cannot tell.
+        heard: Frames it took off the wire in this life; None where it is unknown.
+        said: Frames it gave to its newest connection; None where it is unknown.
     """
 
     phase: Literal["waiting", "connecting", "live", "ended"]
@@ -57,10 +57,10 @@ class ProbedClient(Protocol):
     """A client under trial: one stream at a time, at the server whose address it was given."""
 
     async def begin(self, session: str, way: TransportKind) -> None:
-        """Be a new client, which will say its first words in this session, over this transport and no other."""
+        """Be a new client, which begins in this session, over this transport and no other."""
 
     async def submit(self, payload: Json) -> None:
-        """Let the application say this: a `send` opens the stream, an `cancel` follows on it."""
+        """Let the application submit this: a `send` opens the stream, a `cancel` follows on it."""
 
     async def detach(self) -> None:
         """Let the application leave, and keep what was written down."""
@@ -102,7 +102,7 @@ class WireTrial:
         self._names: Names = {}
 
     async def run(self, script: Script, way: TransportKind) -> ScriptOutcome:
-        """Play one script over one transport, and say how it went; what no client can show there is kept."""
+        """Play one script over one transport, and return the result; steps that no client can show there pass."""
         if "pipelining" in script.needs and way is not TransportKind.WEBSOCKET:
             return ScriptOutcome(script.name, script.clauses, transport=way)  # STREAM-38
         self._session = self._world.new_id(KEPT_ELSEWHERE)
@@ -174,7 +174,7 @@ class WireTrial:
         return None
 
     async def _connected(self) -> str | None:
-        """Take the connection that the client makes, when it is time, and hear its `open`."""
+        """Take the connection that the client makes, when it is time, and read its `open`."""
         arrived = self._server.arrived(self._session)
         while arrived.empty():
             seen = await self._subject.seen()
@@ -207,7 +207,7 @@ class WireTrial:
         return has_newer or seen.phase in ("waiting", "ended")
 
     def _has_all_said(self, seen: ClientView) -> bool:
-        """Whether everything is here that the client said on the connection that was taken last."""
+        """Whether all frames of the client on the newest connection are here."""
         is_another = not self._lines or not self._server.arrived(self._session).empty()
         return is_another or seen.said is None or len(self._lines[-1].said) >= seen.said
 

@@ -35,7 +35,7 @@ def filled(value: Any, names: Names) -> Any:  # noqa: ANN401 - JSON
 
 
 def difference(pattern: Any, found: Any, names: Names, place: str = "") -> str | None:  # noqa: ANN401 - JSON
-    """Return the first place in which `found` is not what the pattern says, and how; None where it is."""
+    """Return the first place in which `found` differs from the pattern, and how; None where it is."""
     match pattern:
         case {"$absent": _}:
             return None if found is _MISSING else f"{place} is {found!r} and should not be there"
@@ -77,7 +77,7 @@ def _difference_within(pattern: Names, found: Any, names: Names, place: str) -> 
 
 
 def is_event_id(value: object) -> bool:
-    """Say whether something is an event id."""
+    """Return whether a value is an event id."""
     try:
         return isinstance(value, str) and bool(EventId.parse(value))
     except MalformedFrameError:

@@ -1,4 +1,4 @@
-"""A server that says what a script says, and nothing else: one address, each transport of the stream protocol.
+"""A server that sends the frames of a script, and nothing else: one address, each transport of the stream protocol.
 
 It is made of sockets and nothing of ours, so that what it shows of a client does not stand on our own server. It
 answers no command by itself, ends no answer by itself, and judges nothing.
@@ -52,7 +52,7 @@ class ScriptedConnection(Protocol):
 class ScriptedServer:
     """Listens on this machine; use it as `async with server.listening()`.
 
-    `url` is its address. A connection waits in `arrived` of its session until somebody takes it.
+    `url` is its address. A connection waits in `arrived` of its session until it is taken.
 
     Args:
         files: What else is found there, by its path: the page and the modules of a client that lives in a browser.
@@ -79,16 +79,16 @@ class ScriptedServer:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def arrived(self, session: str) -> asyncio.Queue[ScriptedConnection]:
-        """Return the connections of a session that nobody has taken yet."""
+        """Return the connections of a session that were not taken yet."""
         return self._arrived.setdefault(session, asyncio.Queue())
 
     async def news(self) -> None:
-        """Wait until something came, or somebody went."""
+        """Wait until a frame came, or a client went."""
         self._bell.clear()
         await self._bell.wait()
 
     def ring(self) -> None:
-        """Wake whoever waits for `news`."""
+        """Wake the waiters of `news`."""
         self._bell.set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

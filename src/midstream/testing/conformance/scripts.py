@@ -1,6 +1,6 @@
 """The scripts: JSON files beside this module, one list of steps each, with the clauses they prove.
 
-A script of the side `server` is said to a server and looks at what it answers; `server_side` runs it. One of the side
+A script of the side `server` sends frames to a server and checks its answers; `server_side` runs it. One of the side
 `client` is played to a client; `client_side` runs it against ours, and any other client can be tried in the same way.
 """
 
@@ -30,7 +30,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
         clauses: Of `docs/spec/stream.md`.
         steps: One thing after the other; see the module that runs them.
         needs: What a server's transport must be: `websocket` (one connection both ways, which outlives the turn) or
-            `requests` (each of which is answered); none for a story that every transport can tell. What a client must
+            `requests` (each of which is answered); none for a story that every transport can play. What a client must
             do: `pipelining` (commands right behind its `open`).
     """
 
@@ -40,7 +40,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     needs: tuple[str, ...] = ()
 
     def fits(self, way: TransportKind) -> bool:
-        """Whether a transport can tell it."""
+        """Whether a transport can play it."""
         kind = "websocket" if way is TransportKind.WEBSOCKET else "requests"
         return not self.needs or kind in self.needs
 

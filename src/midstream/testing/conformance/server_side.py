@@ -1,27 +1,27 @@
-"""Say a script to a server and look at what it answers.
+"""Send a script to a server and check its answers.
 
 Steps, each on the connection that `on` names ("a" where it does not):
 
-- `connect`: make a connection and say nothing.
-- `open`: make one and send an `open` with these fields; `stream` and `secret` are the script's own where they are not
-  said, and left out where they are null.
+- `connect`: make a connection and send nothing.
+- `open`: make one and send an `open` with these fields; `stream` and `secret` are the script's own where they are
+missing, and left out where they are null.
 - `send`: send a frame. `text`: send text that may be none.
 - `expect`: the next frame that is neither `events` nor `heartbeat` fits this pattern. An ack of a later command
-fits too, and an ack that says nothing new may come anywhere (STREAM-13).
+fits too, and a repeated ack may come anywhere (STREAM-13).
 - `events`: read events until one with a record of this type; `capture` gives a name to its id.
 - `quiet`: a `ping` is answered by a heartbeat, and nothing but events comes before it.
-- `closed`: the server ends the connection, and says nothing more before that but events.
+- `closed`: the server ends the connection, and sends only events before that.
 - `refused`: an `error` of this code ends the connection, at once or behind its welcome.
 - `heartbeat`: while nothing is asked, one comes and nothing else, within three times the silence that the welcome spoke
   of (or the time for any answer, where that is longer).
 - `drop`: cut the connection without a word.
 
-On every connection it is checked besides: the first frame is `welcome` or `error`; a welcome that is degraded says why;
-events follow one another without gap from where the welcome says; and after the last step it is `quiet`, if it is still
-open, so that nothing comes that the script did not ask for. A reader shows the script's secret where the server said
-that the session is encrypted (STREAM-84). Where the server has had enough of its caller for now (STREAM-74), a script
-waits and begins anew. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long` (text
-above every limit).
+On every connection it is checked besides: the first frame is `welcome` or `error`; a welcome that is degraded has a
+reason; events follow one another without gap from the welcome's position; and after the last step it is `quiet`, if
+it is still open, so that no unexpected frame comes. A reader shows the script's secret where the session is
+encrypted, by the welcome (STREAM-84). Where the server has had enough of its caller for now (STREAM-74), a script
+waits and begins anew. Names: `$session`, `$stream`, `$other` (another stream key), `$secret`, `$wrong`, `$long`
+(text above every limit).
 
 A transport is made of one connection or of requests. Of requests, a refusal is the `error` that it stands for
 (STREAM-37), and the end of the stream's turn ends the connection too (STREAM-27).
@@ -102,7 +102,7 @@ _PLACED = {"welcome": "resume_from", "gone": "resume_from", "snapshot": "event_i
 
 
 class _DifferenceError(Exception):
-    """The server said something else than the script."""
+    """The server's frames differ from the script."""
 
 
 class _Heard:
@@ -180,7 +180,7 @@ class _Heard:
             return encode(Error(refusal.code, refusal.message, refusal.retry, retry_after_s=asked_s))
 
     async def news(self, wait_s: float) -> Json:
-        """Return the next frame that says something: an ack may be repeated at any time (STREAM-13).
+        """Return the next frame with new information: an ack may be repeated at any time (STREAM-13).
 
         Raises:
             ConnectionLostError, LimitReachedError: As `next` does.
@@ -223,7 +223,7 @@ class _Heard:
         return isinstance(found, int) and 0 <= found <= self._newest_acked
 
     def has_accepted(self, pattern: Json) -> bool:
-        """Whether an event says what an ack would have said (STREAM-13)."""
+        """Whether an event has the information of an ack (STREAM-13)."""
         accepted = {"type": "command_accepted", "stream": self._stream, "seqno": pattern.get("seqno")}
         return any(accepted.items() <= event["record"].items() for event in self.events)
 
@@ -279,7 +279,7 @@ class ServerTrial:
         """Those that scripts were run on, and the secrets that open them."""
 
     async def run(self, script: Script) -> ScriptOutcome:
-        """Run one script on a session of its own, and say how it went."""
+        """Run one script on its own session, and return the result."""
         left_s = BUSY_S
         while True:
             try:
@@ -372,7 +372,7 @@ class ServerTrial:
                 raise _DifferenceError(f"the script has a step that nobody knows: {sorted(step)}")
 
     async def _over(self, heard: _Heard, name: str) -> None:
-        """Look for what nobody asked for."""
+        """Look for unexpected frames."""
         if heard.is_over:
             return
         try:
@@ -471,7 +471,7 @@ async def _within(wait_s: float, answer: Awaitable[T]) -> T:
 
 
 def _require_patience(frame: Json) -> None:
-    """Raise where a server said that its caller is to come back later."""
+    """Raise where a server asked its caller to come back later."""
     if frame["type"] == "error" and frame.get("code") == LimitReachedError.code:
         told = frame.get("retry_after_s")
         wait_s = None if told is None else _seconds(told)
@@ -502,5 +502,5 @@ def _opening(step: Json, names: Names) -> Json | None:
 
 
 def _shown(frame: Json) -> str:
-    """Return a frame as a person reads it: what long texts it carries is not said."""
+    """Return a frame for people: long texts are left out."""
     return msgspec.json.encode({key: value for key, value in frame.items() if key != "events"}).decode()[:300]
