@@ -72,8 +72,7 @@ MidstreamError
     └── ModelMissingError      the model's software is not installed
 
 `code` is stable and safe to match on, `retry` is when the same call may be tried again (`ask`: after a person has
-changed something that only a person can). Messages name ids
-and never carry what a user or a model wrote.
+changed something that only a person can). Messages name ids and never carry what a user or a model wrote.
 """
 
 from __future__ import annotations

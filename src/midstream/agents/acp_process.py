@@ -153,7 +153,7 @@ class AcpProcess:
         Args:
             answer: Of a method of `connection`.
             limit_s: Seconds it may take; None for no limit.
-            is_starting: What stands on stderr says why there is no answer.
+            is_starting: The text on stderr has the reason for a missing answer.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -181,11 +181,11 @@ class AcpProcess:
         return upstream_error(self._name, ": ".join(said), names=names, unknown=unknown)
 
     def quiet(self) -> None:
-        """Pass over all updates that nobody has heard."""
+        """Skip all updates that were not read."""
         self._listener.updates = asyncio.Queue()
 
     def heard(self) -> list[tuple[str, object]]:
-        """Return the updates that came, each with its session, and forget them."""
+        """Return the updates that came, each with its session, once."""
         updates = self._listener.updates
         waiting = (updates.get_nowait() for _ in range(updates.qsize()))
         return [update for update in waiting if update is not None]
@@ -204,7 +204,7 @@ class AcpProcess:
             yield update
 
     def let_go(self) -> None:
-        """Answer all that the agent asks leave for: nobody will decide that any more."""
+        """Answer all open permission requests: they will not be decided any more."""
         self._listener.let_go()
 
     async def aclose(self) -> None:

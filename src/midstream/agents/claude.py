@@ -109,9 +109,9 @@ class Claude(Upstream):
         permission_mode: The SDK's; by default what would need a person is refused.
         permissions: Asked for what the mode does not settle: `Rules`, or code of yours; `ASK_FIRST` asks the people of
             the session about what has effects. None refuses it all.
-        options: Other options of the SDK. Its `system_prompt` is Claude Code's own by default, to which
-            the client application's instructions are added. `mcp_servers` must be a dict here; the client
-            application's servers are added to it.
+        options: Other options of the SDK. Its `system_prompt` is Claude Code's own by default, to which the client
+            application's instructions are added. `mcp_servers` must be a dict here; the client application's servers
+            are added to it.
         sessions: Where transcripts are kept, too, and resumed from on any machine: `KeyValueSessions`, or any store
             of the SDK's protocol. By default only the CLI has them.
         account: Distinguishes accounts that share a folder. Never a key.

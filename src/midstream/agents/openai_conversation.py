@@ -8,9 +8,9 @@ Sources: platform documentation of `previous_response_id` (instructions and tool
 before, and stored responses are kept about 30 days), of the Conversations API (`conversation_locked` while another
 response is being made) and of background mode (`starting_after`).
 
-The server is asked by paths, as the package has no methods for them yet, and its answers are taken as they
-are. The types that its methods make of them are worked out with the first answer, on the event loop: for half a second
-no other session would be served.
+The server is asked by paths, as the package has no methods for them yet, and its answers are taken as they are. The
+types that its methods make of them are worked out with the first answer, on the event loop: for half a second no
+other session would be served.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def replayed(
 ) -> UserMessage:
     """Return the text for a fresh agent, so that it can answer `message` as if it had the conversation.
 
-    The history comes first, framed as data; unanswered user messages at its end (they had queued up)
-    follow outside the frame, whole and in order, and `message` is the last of all, whole. Deterministic, linear.
+    The history comes first, framed as data; unanswered user messages at its end (they had queued up) follow outside
+    the frame, whole and in order, and `message` is the last of all, whole. Deterministic, linear.
 
     Args:
         history: The entries before `message`.

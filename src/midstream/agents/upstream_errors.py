@@ -1,9 +1,9 @@
 """Meaning of an upstream's failure: tables from its names, codes and words to our typed errors.
 
-Agents report errors in prose, on their stderr, or in an error whose class is in another process; the
-prose changes with each version. So it is matched loosely: by fragments, whatever stands around them. The rows come from
-what these programs print and from users' reports; a new failure is a new row. A failure without a row is
-`UpstreamFailedError`: the run failed for an unknown reason.
+Agents report errors in prose, on their stderr, or in an error whose class is in another process; the prose changes
+with each version. So it is matched loosely: by fragments, whatever stands around them. The rows come from what these
+programs print and from users' reports; a new failure is a new row. A failure without a row is `UpstreamFailedError`:
+the run failed for an unknown reason.
 
 The caller keeps the raw text: as the error's cause, or as a note on it.
 """

@@ -66,7 +66,7 @@ NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
 GO_ON = UserMessage.of(CONTINUE)
 """What no person said, though it stands in the history as if."""
-CONTINUED_NOTE = "cut; the provider has kept the response, and it goes on where it stopped"
+CONTINUED_NOTE = "cut; the provider kept the response: it goes on where it stopped"
 INDENT = "       "
 INNER = "  "
 """How much further a sub-agent's work is set in than the call."""

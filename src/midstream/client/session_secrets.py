@@ -1,10 +1,10 @@
 """The secret of each session of a client: shown by all of its streams, kept where the secrets of streams are.
 
-It is made with the first stream. It stays, unless the server says that the session is not encrypted under it: then the
-stream's own copy is enough. While it is being changed there are two: the
-next one is written down first, and both are shown, until the server is known to open the session by the next one. So
-whoever dies in between has the right one all the same. Nothing is remembered here: what is kept is read each time, so
-that what one process of a user changes is shown by all of them (STREAM-96).
+It is made with the first stream. It stays, unless the server shows that the session is not encrypted under it: then
+the stream's own copy is enough. While it is being changed there are two: the next one is written down first, and both
+are shown, until the server is known to open the session by the next one. So a process that dies in between has the
+right one all the same. Nothing is remembered here: what is kept is read each time, so that what one process of a user
+changes is shown by all of them (STREAM-96).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SessionSecrets:
         """Keep no secret of a session that its server does not encrypt under one.
 
         Raises:
-            MidstreamError: As `SecretStore.delete`. It may still be kept.
+            MidstreamError: It could not be deleted, and may still be kept.
         """
         root = root_of(session)
         if root not in self._unneeded:
@@ -103,7 +103,7 @@ class SessionSecrets:
         """Keep and show no secret of a session any more; a stream of it that lives may bring it back.
 
         Raises:
-            MidstreamError: As `SecretStore.delete`. It may still be kept.
+            MidstreamError: It could not be deleted, and may still be kept.
         """
         for name in ("", NEXT):
             await self._store.forget(self._key(root_of(session), name))

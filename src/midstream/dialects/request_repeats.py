@@ -5,10 +5,10 @@ the same words (a person pressed "regenerate", an evaluation takes five samples)
 once. Only the first joins the run there is. They are distinguished by, in this order:
 
 1. `Idempotency-Key`: the same key is the same run. With another body it is refused.
-2. `x-stainless-retry-count` above 0 (the SDKs of OpenAI and Anthropic count so): a repetition, first of a run that
-was not read to its end. 3. Without either, the same body in the same conversation: it joins a run that somebody left
-before its end. One that
-   was read to its end was answered: asking again means another answer. One that somebody still reads is joined only
+2. `x-stainless-retry-count` above 0 (the SDKs of OpenAI and Anthropic count so): a repetition, first of a run that was
+   not read to its end.
+3. Without either, the same body in the same conversation: it joins a run whose reader left before its end. A run that
+   was read to its end was answered: the request means another answer. A run that still has a reader is joined only
    where the client application names the conversation, which cannot have two turns at once.
 
 An answer that had begun and then failed is joined too: its upstream may have run tools, and many clients repeat a

@@ -53,8 +53,8 @@ async def refuse(
 class ResponseReader:
     """Follows one response for one client, and notices when the client is gone.
 
-    Use it as an async context, for a reader that the response counts already (`LiveResponses.join`).
-    Nothing else may call `receive` meanwhile.
+    Use it as an async context, for a reader that the response counts already (`LiveResponses.join`). Nothing else may
+    call `receive` meanwhile.
     """
 
     def __init__(

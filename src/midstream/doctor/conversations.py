@@ -1,7 +1,7 @@
 """Lines of a file put together into conversations, and conversations into stretches that can be judged alone.
 
-A tree of lines (Claude Code) holds one conversation for every branch that was continued; parallel results
-stand on branches of their own and belong to the conversation of their call. A stretch ends before a user's prompt
+A tree of lines (Claude Code) holds one conversation for every branch that was continued; parallel results stand on
+branches of their own and belong to the conversation of their call. A stretch ends before a user's prompt
 when everything before it is answered and no id in it comes up again: what a repair does in it depends on nothing
 outside, so a file of any length is judged one stretch at a time.
 """

@@ -350,7 +350,7 @@ class DrivenTurn:
         await self._submit(AttemptLost(code, message))
 
     async def start(self, call_id: str, *, is_approved: bool = False) -> CallEnded | CallContext:
-        """Say that a call is about to run: its outcome where there is one, else the context to run it in.
+        """Announce a call: return its outcome where there is one, else the context to run it in.
 
         Raises:
             UsageError: The response has no such call.
@@ -434,7 +434,7 @@ class Driver:
         agent: The agent's name in the journal. The open turn of another name is refused; "" fits any.
         agent_version: Its version; versions count where both are known.
         world: Clock, chance and tasks; the real ones by default.
-        observers: Told of what is appended here.
+        observers: Notified of appends.
     """
 
     def __init__(

@@ -494,7 +494,9 @@ class Host:
         return own + [runner for name, runner in self._awake.items() if name.startswith(mark)]
 
     def drain(self) -> None:
-        """Begin to drain: from now on readers and senders are told to reconnect. Turns go on until `stop`."""
+        """Begin to drain: from now on readers and senders get an error with which they reconnect. Turns go on until
+        `stop`.
+        """
         if self.is_draining:
             return
         self.is_draining = True

@@ -331,7 +331,7 @@ class Journal:
                 self.forget(waiting)
 
     def expect(self) -> asyncio.Future[None]:
-        """Return what is done when something has been appended, or the journal closed; to be given to `forget`."""
+        """Return a future that is done with the next append, or when the journal is closed; pass it to `forget`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiting] = None
         return waiting

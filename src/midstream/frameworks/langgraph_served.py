@@ -4,11 +4,10 @@
 
     agent = served(graph)
 
-`midstream serve module:graph` calls it too. The graph decides what happens next; its state is kept in the engine's own
-store, under the name of the session. It runs up to where nothing goes on without a result: that is one response.
-The calls
-of its `ToolNode`s are then run one by one like those of any agent, each journaled before it starts, and its interrupts
-are questions to people. With their results the graph runs on.
+`midstream serve module:graph` calls it too. The graph decides what happens next; its state is kept in the engine's
+own store, under the name of the session. It runs up to where nothing goes on without a result: that is one response.
+The calls of its `ToolNode`s are then run one by one like those of any agent, each journaled before it starts, and its
+interrupts are questions to people. With their results the graph runs on.
 """
 
 from __future__ import annotations

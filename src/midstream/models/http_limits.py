@@ -22,8 +22,8 @@ class HttpLimits(Struct, frozen=True):
         connect_s: To connect.
         first_byte_s: From the request to the first byte of the body. None: what the agent's `StallBudgets` allow
             for a first token (`first_token_max_s`).
-        between_bytes_s: Between two pieces of an answer. None: the longest silence that these budgets allow
-            in an answer (`between_tokens_max_s`, or `upstream_tool_max_s`); without an agent `between_tokens_max_s`.
+        between_bytes_s: Between two pieces of an answer. None: the longest silence that these budgets allow in an
+            answer (`between_tokens_max_s`, or `upstream_tool_max_s`); without an agent `between_tokens_max_s`.
         acquire_s: To get a free connection.
 
     Raises:

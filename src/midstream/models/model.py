@@ -68,9 +68,8 @@ class Model(Protocol):
 class ResumableModel(Model, Protocol):
     """A model whose provider continues a response without a connection, and keeps it for a while.
 
-    Its stream has one `Resumable` before the first text. From then on closing the iterator stops nothing: a
-    response that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered
-    from its
+    Its stream has one `Resumable` before the first text. From then on closing the iterator stops nothing: a response
+    that was cut, here or with the process, is asked for again with `ModelRequest.resume`, and answered from its
     beginning; readers are shown only what they have not seen. A response that is not needed any more is given to
     `stop`.
 

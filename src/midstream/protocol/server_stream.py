@@ -365,8 +365,8 @@ class ServerStream:
 
         Args:
             session: The fold of the journal, as far as it has gone.
-            epoch_at: Epoch of the record at the position of the client's event id; None where it sent none
-                or where there is no such record, or no more.
+            epoch_at: Epoch of the record at the position of the client's event id; None where it sent none or where
+                there is no such record, or no more.
             pruned_to: The last event that was pruned, as far as is known.
             secret_digest: What stands for the client's secret in this session; None for a digest of it.
         """

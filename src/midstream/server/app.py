@@ -92,8 +92,8 @@ def asgi(
         access: Who may come in, and what they may do there. None serves every client of this machine, and a warning
             is logged.
         limits: What callers may do.
-        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`. The
-            first that is a `MetricsPage` too is served at `/metrics`.
+        observers: Notified of appends, such as `midstream.observability.opentelemetry.OpenTelemetry`. The first that
+            is a `MetricsPage` too is served at `/metrics`.
         allow_unauthenticated: Serve clients of other machines without `access`: for an app that is mounted in one with
             a login of its own. By default they are refused.
 
@@ -214,7 +214,7 @@ class App:
                 await self.stop()
 
     def drain(self) -> None:
-        """Tell every connection to reconnect elsewhere or later, and refuse new ones. Turns go on until `stop`.
+        """Ask every connection to reconnect elsewhere or later, and refuse new ones. Turns go on until `stop`.
 
         Call it when your own server begins to shut down, before it waits for its connections: they would stay open.
         """

@@ -286,7 +286,7 @@ def question(
 
     Args:
         name: The name the model sees.
-        description: What the model is told of it.
+        description: The description for the model.
         answer_s: Seconds a person has to answer; 0 for no limit.
     """
     options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))

@@ -95,9 +95,8 @@ class Part(Struct, eq=False, gc=False):
 class MessageTurn(Struct, eq=False, gc=False):
     """One message (or item) of a history: who speaks, in parts.
 
-    `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its
-    place in the input, or -1 for a turn made by a repair. Not watched by the garbage collector: nothing refers back
-    to a turn.
+    `source` is the object it was read from; it is written back untouched unless `is_changed`. `at` is its place in
+    the input, or -1 for a turn made by a repair. Not watched by the garbage collector: nothing refers back to a turn.
     """
 
     role: Role

@@ -1,8 +1,8 @@
 """Signatures that cannot be this provider's, judged by how they look beside the others of the same history.
 
-Only the provider can verify a signature. But Claude's are the base64 of a message that begins with a field
-and its length (since Opus 5 after a version number), and what was cut at capture or came from another provider does
-not look so. A history that has no such signature at all (a test, a proxy) is left alone.
+Only the provider can verify a signature. But Claude's are the base64 of a message that begins with a field and its
+length (since Opus 5 after a version number), and what was cut at capture or came from another provider does not look
+so. A history that has no such signature at all (a test, a proxy) is left alone.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
 def place_system_parts(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """The same for pydantic-ai, whose system prompts are parts of requests.
 
-    It writes them into the parameter itself where there is one, so that only the other profiles concern us.
-    A request of nothing but system prompts at the top of the list is no user's turn. Requires tidied turns: the turn
-    before a system prompt decides, and tidying may drop it.
+    It writes them into the parameter itself where there is one, so that only the other profiles concern us. A request
+    of nothing but system prompts at the top of the list is no user's turn. Requires tidied turns: the turn before a
+    system prompt decides, and tidying may drop it.
     """
     if task.form.spec.system != "parts":
         return turns

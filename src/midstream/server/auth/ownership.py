@@ -75,7 +75,7 @@ class Ownership:
         """Let these principals of the owner's tenant look at a session, and no others; return the new row.
 
         Raises:
-            SessionNotFoundError: It is nobody's.
+            SessionNotFoundError: It has no owner.
             LimitReachedError: They are more than `READERS_MAX`. Nothing was changed.
             EntryMovedError: Another caller changed it at this moment. Nothing was changed.
         """

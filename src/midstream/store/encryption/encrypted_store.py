@@ -9,7 +9,7 @@ ended, the digests of large results. See `ciphers` for what holds of what is enc
 
 A journal cannot be cut unseen either. Inside, a position is missing. At the end, the *seal* shows a cut: an append
 that must survive a power cut puts the position of its last record, encrypted, beside the end, in the same transaction.
-Whoever reads to the end compares. Records after the seal may be lost with the power, so that their loss is no sign
+Readers compare it with the end. Records after the seal may be lost with the power, so that their loss is no sign
 of tampering. Not detected is a store that was set back as a whole, with its seals, to an older state: only its
 clients detect that, from their checkpoints (STREAM-100, STREAM-105).
 """

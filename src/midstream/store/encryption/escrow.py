@@ -373,7 +373,7 @@ class ClientKeys(SessionKeys, Escrow):
         return root_of(session) not in self._roots
 
     def forget(self, session: str) -> None:
-        """See `SessionKeys.forget`. The row went with the session (`OF_SESSIONS`)."""
+        """Drop the wraps of a session that was deleted. The row went with the session (`OF_SESSIONS`)."""
         if session == root_of(session):
             self.lock(session)
 
