@@ -25,13 +25,14 @@ from msgspec import Struct
 from midstream.client.checkpoint_file import CheckpointFile, KeptStream, StreamBegun
 from midstream.client.client_events import event_of
 from midstream.client.client_settings import ClientSettings, parse_option
-from midstream.client.live_stream import Attachment, ReadSecrets
+from midstream.client.live_stream import Attachment
 from midstream.client.local_tools import LocalTools, offered, refuse_foreign
 from midstream.client.os_keyring import OsKeyring
 from midstream.client.replays import answer_until, results_to_send
 from midstream.client.requests import let_look, questions, snapshot, withdraw_viewers
 from midstream.client.secret_store import SecretStore
 from midstream.client.session_secrets import SecretsToShow, SessionSecrets
+from midstream.client.stream_carrier import ReadSecrets
 from midstream.client.transport_selection import (
     AUTO,
     RememberedTransports,
