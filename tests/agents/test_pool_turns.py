@@ -42,22 +42,22 @@ TAKES_HISTORY = Abilities(takes_history=True)
 
 def test_a_fresh_agent_that_takes_a_history_is_told_what_came_before() -> None:
     turn = _turn(History((ONE, ANSWER, TWO)), TAKES_HISTORY)
-    assert turn.sends == [UpstreamMessage(TWO, before=History((ONE, ANSWER)))]
-    assert turn.replays == 1
+    assert turn.delivery.sends == [UpstreamMessage(TWO, before=History((ONE, ANSWER)))]
+    assert turn.totals.replays == 1
 
 
 def test_the_first_message_is_no_replay() -> None:
     turn = _turn(History((ONE,)), TAKES_HISTORY)
-    assert (turn.sends, turn.replays) == ([UpstreamMessage(ONE, before=History())], 0)
+    assert (turn.delivery.sends, turn.totals.replays) == ([UpstreamMessage(ONE, before=History())], 0)
 
 
 def test_where_results_are_the_end_nothing_more_is_said() -> None:
     turn = _turn(History((ONE, CALLED)), TAKES_HISTORY)
-    assert turn.sends == [UpstreamMessage(UserMessage(()), before=History((ONE, CALLED)))]
+    assert turn.delivery.sends == [UpstreamMessage(UserMessage(()), before=History((ONE, CALLED)))]
 
 
 def test_another_agent_is_told_a_transcript_and_the_message_itself() -> None:
-    (said,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).sends
+    (said,) = _turn(History((ONE, ANSWER, TWO)), Abilities()).delivery.sends
     text = "".join(part.text for part in said.message.parts if isinstance(part, Text))
     assert said.before is None
     assert text.endswith("two")
@@ -71,7 +71,7 @@ def test_only_the_answer_that_is_shown_is_made_as_it_was_wished() -> None:
     found = heard.outline("", (), (), {})
     turn = PoolTurn(request, found, classify(None, found), Fork(ForkPoint(0, "a", "m"), 2), Setup(), None)
     turn.begin("a", TAKES_HISTORY, TranscriptBudget())
-    assert turn.sends == [UpstreamMessage(ONE), UpstreamMessage(TWO, settings=settings)]
+    assert turn.delivery.sends == [UpstreamMessage(ONE), UpstreamMessage(TWO, settings=settings)]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_keys_differ_by_agent_session_and_what_is_said() -> None:
 
 def test_tokens_are_summed() -> None:
     turn = _turn(History((ONE,)), Abilities())
-    turn.count(Usage(1, 2, 3))
-    turn.count(None)
-    assert turn.count(Usage(10, 20, 30)) == Usage(11, 22, 33)
+    turn.totals.count(Usage(1, 2, 3))
+    turn.totals.count(None)
+    assert turn.totals.count(Usage(10, 20, 30)) == Usage(11, 22, 33)
 
 
 def _turn(history: History, abilities: Abilities, *, nonce: str = "a", session: str = "s") -> PoolTurn:
@@ -153,7 +153,7 @@ async def test_a_fresh_agent_in_the_place_of_another_is_a_second_judgement_with_
 @pytest.mark.parametrize("abilities", [Abilities(), TAKES_HISTORY], ids=["a text", "a history"])
 def test_a_fresh_agent_is_told_that_what_was_cut_is_done(abilities: Abilities) -> None:
     cut = Step(Response((Text("half"),), Finish.INTERRUPTED))
-    (said,) = _turn(History((ONE, cut, TWO)), abilities).sends
+    (said,) = _turn(History((ONE, cut, TWO)), abilities).delivery.sends
     text = words_of(said)
     assert text.index("half") < text.index(DONE) < text.rindex("two")
 

@@ -243,7 +243,7 @@ class Pooled(StoredModel):
                     async for event in events:
                         yield event
             except ModelError as error:
-                turn.end, turn.error = End.FAILED, error.code
+                turn.totals.end, turn.totals.error = End.FAILED, error.code
                 raise
             finally:
                 # Whoever stops us may not keep the record from being put right.
@@ -373,9 +373,9 @@ class Pooled(StoredModel):
             case ResumeAgent():
                 turn.idle_s = age_s
             case Fresh(passed_over="stale" | "unechoed" as why):
-                turn.rebuilt = why
+                turn.totals.rebuilt = why
             case Fresh() if turn.judged.reason.field == "phase":
-                turn.rebuilt = "phase"
+                turn.totals.rebuilt = "phase"
         if isinstance(turn.action, Fresh) and record is not None and not record.run:
             turn.unneeded.add(record.agent)
 
@@ -395,13 +395,13 @@ class Pooled(StoredModel):
                 return
 
     async def _delivered(self, turn: PoolTurn) -> AsyncGenerator[ModelEvent, None]:
-        for said in turn.sends:
+        for said in turn.delivery.sends:
             async with contextlib.aclosing(self._said(turn, said)) as events:
                 async for event in events:
-                    if turn.own_calls is not None and _is_shown(event, is_last=turn.is_last):
+                    if turn.own_calls is not None and _is_shown(event, is_last=turn.delivery.is_last):
                         if turn.own_calls.add(event):
                             await self._keep_calls(turn)
-                    if not turn.is_last:
+                    if not turn.delivery.is_last:
                         if isinstance(event, Finished):
                             self._note_silent(turn, event)
                         if isinstance(event, UpstreamCallStarted | UpstreamCallEnded):
@@ -411,7 +411,7 @@ class Pooled(StoredModel):
                             yield Working()
                         continue
                     if not isinstance(event, Working | KeepAlive):
-                        if turn.rebuilt and not turn.has_spoken:
+                        if turn.totals.rebuilt and not turn.has_spoken:
                             yield ThinkingDelta(REBUILT_NOTE)
                         turn.has_spoken = True
                     if isinstance(event, ToolCallRequested):
@@ -419,11 +419,11 @@ class Pooled(StoredModel):
                     if isinstance(event, Finished):
                         event = await self._whole(turn, event)
                     yield event
-            turn.delivered += 1
+            turn.delivery.delivered += 1
 
     def _note_silent(self, turn: PoolTurn, finished: Finished) -> None:
         """Count an answer that is not shown."""
-        turn.count(finished.usage)
+        turn.totals.count(finished.usage)
         if finished.finish is not Finish.STOP:
             raise UpstreamFailedError(
                 f"{self.name} did not finish the answer to an earlier one of several messages"
@@ -431,30 +431,34 @@ class Pooled(StoredModel):
 
     async def _whole(self, turn: PoolTurn, finished: Finished) -> Finished:
         """Release the record: what the agent has is certain now. Only then the caller continues."""
-        total = turn.count(finished.usage)
+        total = turn.totals.count(finished.usage)
         if isinstance(turn.action, ResumeAgent):  # naming itself is no sign of life: some do, and then fail
             await self._learn(turn, is_alive=True)
-        if turn.claim is not None and turn.is_confirmed and (asked := turn.claim.record) is not None:
+        if turn.claim is not None and turn.current.is_confirmed and (asked := turn.claim.record) is not None:
             told = pool_records.answered(
-                asked, agent=turn.name, mark=turn.mark, open_calls=turn.calls, now=self._world.now()
+                asked,
+                agent=turn.current.name,
+                mark=turn.current.mark,
+                open_calls=turn.calls,
+                now=self._world.now(),
             )
             await turn.claim.release(told)
         await self._keep_calls(turn, is_whole=True)
         turn.is_answered = True
-        return replace(finished, usage=total) if finished.usage or turn.delivered else finished
+        return replace(finished, usage=total) if finished.usage or turn.delivery.delivered else finished
 
     async def _said(self, turn: PoolTurn, said: UpstreamMessage) -> AsyncGenerator[ModelEvent, None]:
         """Send one message, again to the same agent where that is safe, and yield its answer."""
-        turn.repeats, turn.is_forced = 0, False
+        turn.delivery.repeats, turn.delivery.is_forced = 0, False
         while True:
-            turn.is_taken = False
+            turn.delivery.is_taken = False
             try:
                 agent = await self._opened_agent(turn)
-                turn.sent += 1
+                turn.totals.sends += 1
                 turn.begin_send()
                 leave = PermissionRequests(turn.request.person)
                 told = replace(said, person=leave.person)
-                answer = agent.send(told, key=turn.key(), is_forced=turn.is_forced)
+                answer = agent.send(told, key=turn.key(), is_forced=turn.delivery.is_forced)
                 stalls = turn.request.stalls
                 run = AgentRun(
                     answer,
@@ -469,15 +473,15 @@ class Pooled(StoredModel):
                         async for event in events:
                             yield event
                 finally:
-                    turn.is_spoiled = run.is_left
+                    turn.current.is_spoiled = run.is_left
             except ModelError as error:
-                if agent_failures.is_refusal(error, is_taken=turn.is_taken):
+                if agent_failures.is_refusal(error, is_taken=turn.delivery.is_taken):
                     turn.take_back_send()
                 doing = agent_failures.remedy(error, turn.situation)
                 if not isinstance(doing, agent_failures.Repeat):
                     raise
-                turn.is_forced = turn.is_forced or doing.is_forced
-                turn.repeats += not doing.is_forced
+                turn.delivery.is_forced = turn.delivery.is_forced or doing.is_forced
+                turn.delivery.repeats += not doing.is_forced
                 self._log_turn(turn, "said again after %s", error.code)
                 self._close_where_spoiled(turn)
                 await self._world.sleep(doing.after_s)
@@ -491,11 +495,11 @@ class Pooled(StoredModel):
                 case MessageTaken():
                     await self._note_opened(turn, event)
                 case Marked():
-                    turn.mark = event.mark
+                    turn.current.mark = event.mark
                 case KeepAlive() | Working():
                     yield event
                 case _:
-                    if not turn.is_taken:
+                    if not turn.delivery.is_taken:
                         raise UpstreamFailedError(f"{self.name} answered without naming the conversation")
                     yield event
             if isinstance(event, Finished):
@@ -503,37 +507,37 @@ class Pooled(StoredModel):
 
     async def _note_opened(self, turn: PoolTurn, opened: MessageTaken) -> None:
         """Check that it is the conversation that was asked for, and keep what it is resumed by from now on."""
-        if turn.is_taken:
-            turn.name = opened.agent or turn.name
+        if turn.delivery.is_taken:
+            turn.current.name = opened.agent or turn.current.name
             return
-        turn.is_taken = True
-        asked = turn.name
+        turn.delivery.is_taken = True
+        asked = turn.current.name
         if (
             isinstance(turn.action, ResumeAgent)
-            and not turn.has_agent_spoken
+            and not turn.current.was_used
             and opened.resumed in {asked, ""}
         ):
             with contextlib.suppress(*OUT_OF_ORDER):
                 await self._entries.learn_echo(has_echo=bool(opened.resumed))
         # One that was opened in this process and spoken to before need not say again what it goes on from.
-        is_itself = turn.has_agent_spoken and opened.agent == asked and not opened.resumed
+        is_itself = turn.current.was_used and opened.agent == asked and not opened.resumed
         is_same = opened.resumed == asked or is_itself
         if not is_same or not opened.agent:
             await self._note_mismatch(turn, opened)
             raise UpstreamMismatchError(f"{self.name} opened {opened.resumed!r} instead of {asked!r}")
-        turn.name = opened.agent
-        turn.heard += 1
-        turn.has_agent_spoken = True
-        if turn.claim is None or not turn.is_last:
+        turn.current.name = opened.agent
+        turn.current.taken += 1
+        turn.current.was_used = True
+        if turn.claim is None or not turn.delivery.is_last:
             return
         if turn.claim.record is not None:
             now = self._world.now()
-            await turn.claim.hold(pool_records.confirmed(turn.claim.record, turn.name, now=now))
-        turn.is_confirmed = True
+            await turn.claim.hold(pool_records.confirmed(turn.claim.record, turn.current.name, now=now))
+        turn.current.is_confirmed = True
 
     async def _note_mismatch(self, turn: PoolTurn, opened: MessageTaken) -> None:
         """A message went to the wrong conversation: no later turn may continue there."""
-        if not opened.resumed and opened.agent != turn.name:
+        if not opened.resumed and opened.agent != turn.current.name:
             turn.unneeded.add(opened.agent)  # a new one, that only knows what was just said
             return
         touched = {opened.agent, opened.resumed}
@@ -544,38 +548,38 @@ class Pooled(StoredModel):
 
     async def _opened_agent(self, turn: PoolTurn) -> UpstreamAgent:
         """Return the agent of this turn, opened where it is not."""
-        if turn.agent is not None:
-            return turn.agent
-        resume = turn.name if turn.heard or isinstance(turn.action, ResumeAgent) else ""
+        if turn.current.agent is not None:
+            return turn.current.agent
+        resume = turn.current.name if turn.current.taken or isinstance(turn.action, ResumeAgent) else ""
         try:
-            if isinstance(turn.action, Fork) and not turn.heard:
+            if isinstance(turn.action, Fork) and not turn.current.taken:
                 mark = turn.action.mark
                 forking = cast("ForkingUpstream", self._upstream)  # `Abilities.can_fork` says so
-                turn.agent = await forking.fork(turn.setup, agent=mark.agent, mark=mark.mark)
+                turn.current.agent = await forking.fork(turn.setup, agent=mark.agent, mark=mark.mark)
                 self._live.has_opened()
             else:
                 resting = await self._live.take(turn.setup, resume) if resume else None
-                turn.has_agent_spoken = resting is not None
-                turn.agent = resting or await self._live.open(turn.setup, resume=resume)
+                turn.current.was_used = resting is not None
+                turn.current.agent = resting or await self._live.open(turn.setup, resume=resume)
         except ModelError:
             raise
         except Exception as error:
             raise UpstreamFailedError(f"{self.name} failed with {type(error).__name__}") from error
-        return turn.agent
+        return turn.current.agent
 
     def _close_where_spoiled(self, turn: PoolTurn) -> None:
         """Close an agent whose run did not stop: its state is unknown."""
-        if turn.is_spoiled:
+        if turn.current.is_spoiled:
             self._let_go(turn)
             if not (
-                turn.heard or isinstance(turn.action, ResumeAgent)
+                turn.current.taken or isinstance(turn.action, ResumeAgent)
             ):  # the next one is another conversation
-                turn.nonce = self._world.new_id("agent")
+                turn.current.nonce = self._world.new_id("agent")
 
     def _let_go(self, turn: PoolTurn, *, forget: str = "") -> None:
-        if turn.agent is not None:
-            self._live.close(turn.agent, forget=forget)
-            turn.agent = None
+        if turn.current.agent is not None:
+            self._live.close(turn.current.agent, forget=forget)
+            turn.current.agent = None
         elif forget:
             self._live.forget(forget)
 
@@ -596,8 +600,8 @@ class Pooled(StoredModel):
         is_mismatch = isinstance(error, UpstreamMismatchError)
         if isinstance(turn.action, ResumeAgent) and not is_mismatch:
             await self._learn(turn, is_alive=False)
-        if turn.name and not is_mismatch:
-            turn.unneeded.add(turn.name)
+        if turn.current.name and not is_mismatch:
+            turn.unneeded.add(turn.current.name)
         if turn.claim is not None and turn.claim.found.record is not None:
             turn.unneeded.add(turn.claim.found.record.agent)
         self._let_go(turn)
@@ -627,21 +631,21 @@ class Pooled(StoredModel):
     async def _settle(self, turn: PoolTurn) -> None:
         """Correct the record, release the agent, report the turn."""
         if turn.is_answered:
-            turn.end = End.WHOLE
+            turn.totals.end = End.WHOLE
         else:
             await self._settle_record(turn)
-        can_go_on = turn.is_answered or turn.is_confirmed
+        can_go_on = turn.is_answered or turn.current.is_confirmed
         if turn.is_pooled and can_go_on and turn.claim is not None and turn.claim.record is not None:
-            if turn.agent is not None and turn.is_answered and not turn.is_spoiled:
-                self._live.rest(turn.name, turn.agent, turn.setup)
-                turn.agent = None
+            if turn.current.agent is not None and turn.is_answered and not turn.current.is_spoiled:
+                self._live.rest(turn.current.name, turn.current.agent, turn.setup)
+                turn.current.agent = None
             self._let_go(turn)
-        elif not turn.is_untold or turn.heard:
-            self._let_go(turn, forget=turn.name if self._may_forget(turn) else "")
+        elif not turn.is_untold or turn.current.taken:
+            self._let_go(turn, forget=turn.current.name if self._may_forget(turn) else "")
         else:
             self._let_go(turn)
         if not self._upstream.abilities.can_fork:
-            for name in turn.unneeded - {turn.name, ""}:
+            for name in turn.unneeded - {turn.current.name, ""}:
                 self._live.forget(name)
         if turn.claim is not None and turn.claim.found.version == 0:
             await self._prune()
@@ -653,21 +657,21 @@ class Pooled(StoredModel):
         if claim is None or claim.is_lost:
             return
         before = claim.found.record
-        if turn.is_confirmed and claim.record is not None and not turn.calls:
+        if turn.current.is_confirmed and claim.record is not None and not turn.calls:
             if not self._upstream.abilities.takes_tools:
                 await claim.release(claim.record)
                 return
         elif turn.is_untold and before is not None and isinstance(turn.action, ResumeAgent):
             await claim.release(before)
             return
-        turn.is_confirmed = False
+        turn.current.is_confirmed = False
         await claim.drop()
 
     def _may_forget(self, turn: PoolTurn) -> bool:
         """Whether no later turn can continue from this turn's agent: a mark of a record may name it where forks are
         made.
         """
-        return bool(turn.name) and (turn.claim is None or not self._upstream.abilities.can_fork)
+        return bool(turn.current.name) and (turn.claim is None or not self._upstream.abilities.can_fork)
 
     async def _prune(self) -> None:
         with contextlib.suppress(*OUT_OF_ORDER):
@@ -692,7 +696,7 @@ class Pooled(StoredModel):
                 _log.exception("a turn could not be counted", extra={"session": report.session})
 
     def _log_turn(self, turn: PoolTurn, words: str, *values: object) -> None:
-        ids = {"session": turn.request.session, "upstream": self.name, "agent": turn.name}
+        ids = {"session": turn.request.session, "upstream": self.name, "agent": turn.current.name}
         _log.debug(words, *values, extra=ids)
 
 

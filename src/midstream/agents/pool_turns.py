@@ -97,8 +97,70 @@ class TurnReport(Struct, frozen=True):
         return " ".join(filter(None, cells))
 
 
+class CurrentAgent:
+    """The agent that a turn uses now.
+
+    Args:
+        name: The name it is resumed by; "" for one without a name yet.
+        nonce: Part of the idempotency keys of its messages that no other agent's messages have.
+    """
+
+    def __init__(self, name: str = "", nonce: str = "") -> None:
+        self.name = name
+        self.nonce = nonce
+        self.agent: UpstreamAgent | None = None
+        """The agent, while it is open."""
+        self.was_used = False
+        """Whether the agent, as it is open now, got a message before."""
+        self.taken = 0
+        """Messages that it has taken in this turn."""
+        self.is_confirmed = False
+        """Whether it has taken the last message."""
+        self.is_spoiled = False
+        """Whether the open agent must not be used again in this process."""
+        self.mark = ""
+        """The point to fork from that it named."""
+
+
+class Delivery:
+    """The messages for the current agent, in order. Only the answer to the last one is shown."""
+
+    def __init__(self, sends: list[UpstreamMessage]) -> None:
+        self.sends = sends
+        self.delivered = 0
+        """Messages with a whole answer."""
+        self.is_taken = False
+        """Whether the agent has taken the current message."""
+        self.repeats = 0
+        self.is_forced = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answer to the current message is the one to show."""
+        return self.delivered == len(self.sends) - 1
+
+
+class TurnTotals:
+    """The counts of one turn, and how it ended."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+        self.sends = 0
+        self.replays = 0
+        self.end = End.STOPPED
+        self.error = ""
+        self.rebuilt = ""
+        """Why a fresh agent had to take the place of an earlier one; see `TurnReport`."""
+
+    def count(self, usage: Usage | None) -> Usage:
+        """Add the tokens of one answer and return those of all."""
+        if usage is not None:
+            self.usage += usage
+        return self.usage
+
+
 class PoolTurn:
-    """The state of one turn. `runtime.pool` moves it on.
+    """The state of one turn, which `agents.pool` advances.
 
     Args:
         claim: The hold on the session's record; None for a turn that leaves no trace.
@@ -119,47 +181,26 @@ class PoolTurn:
         self.action = action
         self.setup = setup
         self.claim = claim
-        self.sends: list[UpstreamMessage] = []
-        """What is to be said, in order; only the answer to the last is shown."""
-        self.nonce = ""
-        """What makes the keys of this agent's messages its own."""
+        self.current = CurrentAgent()
+        self.delivery = Delivery([])
+        self.totals = TurnTotals()
         self.idle_s = 0.0
-        """How long the resumed agent had been silent."""
-        self.agent: UpstreamAgent | None = None
-        self.name = ""
-        """What the agent is resumed by: what was asked for, then what the upstream said last."""
-        self.heard = 0
-        """Messages that the agent has taken in this turn."""
-        self.has_agent_spoken = False
-        """Whether the agent, as it is open now, was spoken to before."""
-        self.delivered = 0
-        """Of `sends`, those with a whole answer."""
-        self.is_taken = False
+        """Seconds for which the resumed agent had been silent."""
         self.has_spoken = False
-        self.repeats = 0
-        self.is_forced = False
-        self._was_untold = self.is_untold = True
-        """Whether the agent knows for sure no more than its record said before this turn."""
-        self.is_confirmed = False
+        """Whether readers have something of the answer, so that nothing may be repeated."""
         self.is_answered = False
-        self.is_spoiled = False
-        """Whether the open agent must not be spoken to again in this process."""
-        self.mark = ""
+        self._was_untold = self.is_untold = True
+        """Whether the agent certainly has no more than its record had before this turn."""
         self.calls: list[str] = []
-        self.rebuilt = ""
-        self.is_anew = False
+        """Tools of the client application that the answer requests, by call id."""
         self.first_error: ModelError | None = None
+        """The error of the agent that a fresh one replaced."""
         self.unneeded: set[str] = set()
-        """Agents that nobody will resume any more."""
-        self.usage = Usage()
+        """Agents that will not be resumed any more."""
         self.kept_calls: tuple[AnswerCalls, ...] = ()
-        """What agents ran themselves in this conversation; the request does not have it."""
+        """Calls that agents ran themselves in this conversation; the request does not have them."""
         self.own_calls: OwnCalls | None = None
-        """What the agent runs itself in this turn; None where the application keeps it."""
-        self.sent = 0
-        self.replays = 0
-        self.end = End.STOPPED
-        self.error = ""
+        """Calls that the agent runs itself in this turn; None where the application keeps them."""
 
     @property
     def is_pooled(self) -> bool:
@@ -172,20 +213,15 @@ class PoolTurn:
         return not isinstance(self.action, Fresh)
 
     @property
-    def is_last(self) -> bool:
-        """Whether the answer to the current message is the one to show."""
-        return self.delivered == len(self.sends) - 1
-
-    @property
     def situation(self) -> FailureSituation:
         """Position of the turn, for decisions about failures."""
         return FailureSituation(
             is_remembering=self.is_remembering,
-            is_taken=self.is_taken,
+            is_taken=self.delivery.is_taken,
             has_spoken=self.has_spoken,
-            repeats=self.repeats,
-            is_forced=self.is_forced,
-            is_anew=self.is_anew,
+            repeats=self.delivery.repeats,
+            is_forced=self.delivery.is_forced,
+            is_anew=self.first_error is not None,
             idle_s=self.idle_s,
         )
 
@@ -206,45 +242,41 @@ class PoolTurn:
         Args:
             nonce: What no other agent's messages are keyed by, for one that has no name yet.
         """
-        self.name = ""
-        self.heard = self.delivered = self.repeats = 0
-        self.is_taken = self.is_forced = self.is_confirmed = self.is_spoiled = False
-        self.has_agent_spoken = False
         match self.action:
             case ResumeAgent():
                 assert self.claim is not None
                 assert self.claim.found.record is not None
-                self.name = self.claim.found.record.agent
-                nonce = self.name
+                name = self.claim.found.record.agent
+                self.current = CurrentAgent(name, nonce=name)
                 delivery = self.action.delivery
-                self.sends = _told(self.request.history, delivery.users, delivery.results, budget)
+                sends = _told(self.request.history, delivery.users, delivery.results, budget)
             case Fork():
-                self.name = self.action.mark.agent
-                users = self.action.users
-                self.sends = _told(self.request.history, users, (), budget)
+                self.current = CurrentAgent(self.action.mark.agent, nonce)
+                sends = _told(self.request.history, self.action.users, (), budget)
             case Fresh():
+                self.current = CurrentAgent("", nonce)
                 history = with_own_calls(self.request.history, self.kept_calls)
-                self.sends = [_told_all(history, abilities, budget)]
-                self.replays += len(history.entries) > 1
-        self._tell_cut(budget)
-        self.sends[-1] = replace(self.sends[-1], settings=self.request.settings)
-        self.nonce = nonce
+                sends = [_told_all(history, abilities, budget)]
+                self.totals.replays += len(history.entries) > 1
+        self._tell_cut(sends, budget)
+        sends[-1] = replace(sends[-1], settings=self.request.settings)
+        self.delivery = Delivery(sends)
 
-    def _tell_cut(self, budget: TranscriptBudget) -> None:
+    def _tell_cut(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
         """Send an agent that is not fresh the cut answer that the request does not have."""
         last = self.kept_calls[-1] if self.kept_calls else None
-        if isinstance(self.action, Fresh) or last is None or last.is_whole or self.sends[0].results:
+        if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
             return
         users = self.outline.fingerprint.users
-        known = len(users) - LINK_BYTES * len(self.sends)
+        known = len(users) - LINK_BYTES * len(sends)
         if users.endswith(last.link):  # the same is asked again
             place = -1
         elif users[:known].endswith(last.link):
             place = 0
         else:
             return
-        said = self.sends[place]
-        self.sends[place] = replace(said, message=after_cut(last.step, said.message, budget))
+        said = sends[place]
+        sends[place] = replace(said, message=after_cut(last.step, said.message, budget))
 
     def begin_send(self) -> None:
         """From now on it is uncertain what the agent has."""
@@ -257,42 +289,35 @@ class PoolTurn:
     def begin_anew(self, error: ModelError) -> None:
         """Let a fresh agent take the place of one that failed with `error`."""
         self.action = Fresh(is_pooled=True)
-        self.is_anew = True
         self.is_untold = False
         self.first_error = error
-        self.rebuilt = error.code
+        self.totals.rebuilt = error.code
 
     def key(self) -> str:
         """Return the idempotency key of the current message: the same for each try to send it to this agent."""
         users = self.outline.fingerprint.users
-        to_come = len(self.sends) - 1 - self.delivered
+        to_come = len(self.delivery.sends) - 1 - self.delivery.delivered
         told = users[: len(users) - to_come * LINK_BYTES]
-        results = "\0".join(result.call_id for result in self.sends[self.delivered].results)
-        body = f"{self.request.session}\0{self.nonce}\0{results}".encode("utf-8", "surrogatepass")
+        results = "\0".join(result.call_id for result in self.delivery.sends[self.delivery.delivered].results)
+        body = f"{self.request.session}\0{self.current.nonce}\0{results}".encode("utf-8", "surrogatepass")
         return hashlib.blake2b(told[-LINK_BYTES:] + body, digest_size=LINK_BYTES).hexdigest()
 
-    def count(self, usage: Usage | None) -> Usage:
-        """Add the tokens of one answer and return those of all."""
-        if usage is not None:
-            self.usage += usage
-        return self.usage
-
     def report(self) -> TurnReport:
-        """Return what became of it."""
+        """Return the report of this turn."""
         return TurnReport(
             self.request.session,
             self.judged.kind,
             self.judged.reason.words,
             self.way,
-            self.end,
-            self.name,
+            self.totals.end,
+            self.current.name,
             self.judged.common,
             self.judged.new,
-            self.sent,
-            self.replays,
-            self.rebuilt,
-            self.error,
-            self.usage,
+            self.totals.sends,
+            self.totals.replays,
+            self.totals.rebuilt,
+            self.totals.error,
+            self.totals.usage,
             self.judged.reason.field,
             self.judged.reason.index,
         )
@@ -308,7 +333,7 @@ class PoolTurn:
             reason.index,
             self.judged.common,
             self.judged.new,
-            self.rebuilt,
+            self.totals.rebuilt,
         )
 
 
