@@ -18,7 +18,7 @@ from midstream.agents.upstreams import Upstream
 from midstream.client import Client, connect
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
-from midstream.engine.runner import Runner
+from midstream.engine.runner import Runner, StopMode
 from midstream.errors import AnswerMismatchError, DrainingError, QuestionClosedError
 from midstream.history.messages import Outcome, UpstreamCall, UserMessage
 from midstream.server.app import asgi
@@ -87,7 +87,7 @@ class Room:
     async def die(self) -> None:
         """Let go of everything at once, as a killed process does; the store keeps what it has."""
         for runner in [await self.host.session("s")]:
-            await runner.close(DrainingError("killed"))
+            await runner.stop(StopMode.CLOSE, DrainingError("killed"))
         await self.pool.aclose()
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from midstream.engine import sleeping
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
-from midstream.engine.runner import Runner
+from midstream.engine.runner import Runner, StopMode
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,
@@ -50,7 +50,7 @@ from tests.spec import spec
 async def _die(host: Host) -> None:
     """Let go of everything at once, as a killed process does; the store keeps what it has."""
     for runner in host._awake.values():
-        await runner.close(DrainingError("killed"))
+        await runner.stop(StopMode.CLOSE, DrainingError("killed"))
 
 
 async def _started(host: Host) -> Host:
@@ -539,7 +539,7 @@ async def test_whoever_finds_a_session_outdated_at_the_same_time_gets_the_same_o
     ours = await _started(Host(agent, _SlowToFind(memory)))
     theirs = await _started(Host(agent, MemoryStore(memory)))
     await run_turn(theirs, "s", "hi")
-    await (await theirs.session("s")).sleep()
+    await (await theirs.session("s")).stop(StopMode.SLEEP)
     theirs._awake.clear()
     old = await ours.session("s")
     await run_turn(theirs, "s", "go on")

@@ -10,7 +10,7 @@ import pytest
 from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.forwarding import encode_answer
 from midstream.engine.host import Host
-from midstream.engine.runner import Runner
+from midstream.engine.runner import Runner, StopMode
 from midstream.errors import (
     DrainingError,
     JournalMovedError,
@@ -96,7 +96,7 @@ class Places:
         host._is_stopped = True
         await host._caretaker.stop()
         for runner in host._awake.values():
-            await runner.close(DrainingError("killed"))
+            await runner.stop(StopMode.CLOSE, DrainingError("killed"))
         self.memory.kill(host.store.node)
 
     async def stop(self) -> None:
@@ -453,7 +453,7 @@ async def test_a_command_that_waits_for_a_refresh_ends_with_its_session(places: 
         asking = asyncio.ensure_future(theirs.submit(_command("second")))
         for _ in range(5):
             await asyncio.sleep(0)
-        await theirs.close(DrainingError("bye"))
+        await theirs.stop(StopMode.CLOSE, DrainingError("bye"))
         with pytest.raises(DrainingError):
             await asking
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.executors import HAND_IN
 from midstream.engine.host import Host
-from midstream.engine.runner import Runner
+from midstream.engine.runner import Runner, StopMode
 from midstream.engine.sub_agents import DEPTH_MAX, result_of
 from midstream.errors import (
     DrainingError,
@@ -84,7 +84,7 @@ async def _started(agent: Agent, store: Store) -> Host:
 
 async def _die(host: Host) -> None:
     for runner in host._awake.values():
-        await runner.close(DrainingError("killed"))
+        await runner.stop(StopMode.CLOSE, DrainingError("killed"))
 
 
 async def _journal(store: Store, session: str) -> list[Record]:
@@ -177,8 +177,8 @@ async def test_a_child_nobody_waits_for_any_more_is_stopped_when_it_is_found() -
     async with asyncio.timeout(30):
         while not any(isinstance(each, ChildDelta) for each in await _journal(store, "s")):
             await runner.wait(runner.newest.position)
-    await (await first.session(CHILD)).close(DrainingError("killed first"))
-    runner._doing.clear()  # nobody is left to pass the cancel on
+    await (await first.session(CHILD)).stop(StopMode.CLOSE, DrainingError("killed first"))
+    runner._work._doing.clear()  # nobody is left to pass the cancel on
     await runner.submit(Cancel())
     await _die(first)
 

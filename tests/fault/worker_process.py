@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from midstream.engine import runner as runner_module
+from midstream.engine import session_work
 from midstream.engine.agent import Agent
 from midstream.environment import Fault
 from midstream.history.messages import UserMessage
@@ -143,7 +143,7 @@ async def main() -> None:
     parser.add_argument("--freeze-at", type=Fault)
     parser.add_argument("--count", type=int, default=1)
     given = parser.parse_args()
-    runner_module.HELD_FOR_S = given.lease / 4
+    session_work.HELD_FOR_S = given.lease / 4
     world = WorkerWorld(given.kill_at, given.count)
     world.freeze_at = (given.freeze_at, given.count)
     store = SQLiteStore(given.folder / "server.db", lease_s=given.lease, world=world)

@@ -53,6 +53,7 @@ MAY_CATCH_EVERYTHING: dict[str, str] = {
     "engine/executors.py": "stopping a response is a model's code, on the way out: nothing depends on how it ends",
     "agents/pool.py": "a host's counter of turns is no part of the turn",
     "engine/runner.py": "the top of a session: it ends on a bug, the others go on",
+    "engine/session_work.py": "the top of a task: a defect ends its session, the others go on",
     "engine/toolset.py": "a source of tools is somebody else's code; whatever it raises, its tools are left out",
     "engine/watchdog.py": "who watches must do no harm: what fails there is logged, the work goes on",
     "store/sqlite/group_commit.py": "whatever a commit on the event loop raises belongs to who asked, as on the thread",

@@ -122,7 +122,7 @@ class CurrentAgent:
         """The point to fork from that it named."""
 
 
-class Delivery:
+class MessageQueue:
     """The messages for the current agent, in order. Only the answer to the last one is shown."""
 
     def __init__(self, sends: list[UpstreamMessage]) -> None:
@@ -182,7 +182,7 @@ class PoolTurn:
         self.setup = setup
         self.claim = claim
         self.current = CurrentAgent()
-        self.delivery = Delivery([])
+        self.delivery = MessageQueue([])
         self.totals = TurnTotals()
         self.idle_s = 0.0
         """Seconds for which the resumed agent had been silent."""
@@ -260,7 +260,7 @@ class PoolTurn:
                 self.totals.replays += len(history.entries) > 1
         self._tell_cut(sends, budget)
         sends[-1] = replace(sends[-1], settings=self.request.settings)
-        self.delivery = Delivery(sends)
+        self.delivery = MessageQueue(sends)
 
     def _tell_cut(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
         """Send an agent that is not fresh the cut answer that the request does not have."""

@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
     "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),
     "login": ("midstream.cli.login:login", "Print a link that logs a browser in, once."),
-    "pool": ("midstream.cli.pool_command:pool", "Look at the agents a pool would resume, or forget them."),
+    "pool": ("midstream.cli.pool_command:pool", "List the agents that a pool would resume, or remove them."),
     "resume": ("midstream.cli.resume:resume", "Go on with a turn that was interrupted or failed."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
     "sessions": (

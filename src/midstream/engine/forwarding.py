@@ -6,11 +6,13 @@ and the sender's client tries again later.
 
 from __future__ import annotations
 
+import asyncio
 from typing import get_args
 
 import msgspec
 from msgspec import Struct
 
+from midstream.engine.journal import Journal
 from midstream.environment import World
 from midstream.errors import MidstreamError, SeqnoGapError, UnavailableError, error_of
 from midstream.protocol.frames import secret_digest_of
@@ -48,6 +50,8 @@ class _Answer(Struct, frozen=True, omit_defaults=True):
     expected: int = 0
 
 
+HAND_OVER_S = 10.0
+"""Seconds that the node of a session has to decide a command that reached another one."""
 GIVE_UP = b'{"give_up":true}'
 """Not for the turn but for the node itself: give up a session in which no turn runs, so that it can be deleted."""
 
@@ -72,6 +76,59 @@ def once(command: Command | Received, seen: Session, world: World) -> Command | 
             return None
         case _:
             return Received(world.new_id("stream"), secret_digest_of(world.new_secret()), 0, "", command)
+
+
+class Forwarder:
+    """Forwards commands of one session to the node that has its lease."""
+
+    def __init__(self, journal: Journal, world: World) -> None:
+        self._journal = journal
+        self._world = world
+        self._failure: MidstreamError | None = None
+        self._limits: set[asyncio.Timeout] = set()
+        """The limits of the commands that wait for an answer."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a command waits for its answer."""
+        return bool(self._limits)
+
+    async def forward(self, command: Command | Received, seen: Session) -> int | None:
+        """Let the other node decide a command; return the journal's end there, or None for one without effect.
+
+        Raises:
+            MidstreamError: It was refused, or the node does not answer.
+        """
+        lasting = once(command, seen, self._world)
+        return None if lasting is None else await self.ask(encode_command(lasting))
+
+    async def ask(self, body: bytes) -> int:
+        """Return the node's answer to an encoded command: the journal's end.
+
+        Raises:
+            UnavailableError: It does not answer within `HAND_OVER_S`.
+            MidstreamError: It refused the command.
+        """
+        limit = asyncio.timeout(HAND_OVER_S)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                return position_of(await self._journal.forward(body))
+        except TimeoutError as error:
+            if self._failure is not None and limit not in self._limits:
+                raise self._failure.again() from error
+            message = f"the node of session {self._journal.session_id!r} does not answer: ask again later"
+            raise UnavailableError(message, retry_after_s=1.0) from error
+        finally:
+            self._limits.discard(limit)
+
+    def refuse(self, error: MidstreamError) -> None:
+        """End all waits with an error."""
+        self._failure = self._failure or error
+        limits, self._limits = self._limits, set()
+        for limit in limits:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
 
 def encode_command(command: Command | Received) -> bytes:

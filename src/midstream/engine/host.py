@@ -20,7 +20,7 @@ from midstream.engine.defects import Defects, StoppedOnDefectError
 from midstream.engine.escrow_locks import Locks
 from midstream.engine.journal import Journal, require_session_id
 from midstream.engine.peers import Caretaker
-from midstream.engine.runner import Runner
+from midstream.engine.runner import Runner, StopMode
 from midstream.engine.sleeping import MemoryLimits, Sleeping
 from midstream.engine.sub_agents import children_at_work
 from midstream.engine.trials import Trials
@@ -317,10 +317,10 @@ class Host:
             SessionBusyError: A turn is running. Nothing was changed.
         """
         runner = await self.session(session_id)
-        await runner.let_go()
+        await runner.release()
         if runner.is_idle:  # nobody here reads it: nothing of what is deleted stays in memory
             self._awake.pop(session_id, None)
-            await runner.sleep()
+            await runner.stop(StopMode.SLEEP)
 
     def followed(self) -> Mapping[str, int]:
         """Return the sessions that have readers here and may grow elsewhere, with the ends known here."""
@@ -345,7 +345,7 @@ class Host:
         for runner in family:
             self._awake.pop(runner.session_id, None)
         for runner in family:
-            await runner.sleep()
+            await runner.stop(StopMode.SLEEP)
         return True
 
     async def tidy(self, session_id: str) -> None:
@@ -474,7 +474,7 @@ class Host:
         """End a session and its sub-agents here, those that were asked for in the meantime too."""
         for runner in self._awake_with_children(session_id):
             del self._awake[runner.session_id]
-            await runner.close(error)
+            await runner.stop(StopMode.CLOSE, error)
 
     async def _delete(self, session_id: str) -> None:
         for _ in range(NODES_ASKED_MAX):
@@ -551,17 +551,17 @@ class Host:
         """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
         # With a peer the service goes on meanwhile, so that a response that is being written may be written to its end;
         # without one everybody waits for the next start, which had better come soon.
-        is_waited_for = not self.has_peers
+        finishing = StopMode.FINISH_RESPONSE if self.has_peers else StopMode.FINISH_TOOLS
 
         async def hand_on(runner: Runner) -> None:
             try:
                 async with asyncio.timeout(grace_s):
-                    await (runner.quiesce() if is_waited_for else runner.wind_down())
+                    await runner.stop(finishing)
             except TimeoutError:
                 pass
             try:
                 async with asyncio.timeout(HAND_ON_S):
-                    await runner.hand_on()
+                    await runner.stop(StopMode.HAND_OVER)
             except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
                 _log.warning("not handed on", extra={"session": runner.session_id})
 
@@ -605,7 +605,7 @@ class Host:
         try:
             await runner.open()
         except BaseException:
-            await runner.close(_draining())  # it may have begun to work
+            await runner.stop(StopMode.CLOSE, _draining())  # it may have begun to work
             raise
         surplus = self._sleeping.surplus()
         self._awake[session_id] = runner
@@ -620,7 +620,7 @@ class Host:
                 continue  # it was used while another one was being released
             del self._awake[session_id]
             try:
-                await runner.sleep()
+                await runner.stop(StopMode.SLEEP)
             except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
                 _log.warning("not given up: %s", error.code, extra={"session": runner.session_id})
 
@@ -714,7 +714,7 @@ class Host:
             self.recovery.elsewhere += 1
             if runner.is_idle:  # nobody here reads it: its node has it in mind
                 self._awake.pop(session_id, None)
-                await runner.close(_draining())
+                await runner.stop(StopMode.CLOSE, _draining())
         elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
             self.recovery.interrupted += 1
         else:

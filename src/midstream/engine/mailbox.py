@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from midstream.environment import Cancellable, World
@@ -79,6 +80,15 @@ class Envelope:
             self.done.set_result(answer)
 
 
+class _Taken(Enum):
+    """Commands that were taken and are not durable yet."""
+
+    NOTHING = "nothing"
+    WORDS = "words"
+    """A batch that ends with output of a model."""
+    OTHERS = "others"
+
+
 class Mailbox:
     """Many put into it, one takes: a batch at a time, and calls `settle` when all it caused is durable.
 
@@ -94,10 +104,9 @@ class Mailbox:
         self._waiting: deque[Envelope] = deque()
         self._is_due = False
         """Whether what waits should be taken now: more than words that follow others closely."""
-        self._is_taken = False
-        """Whether something was taken and is not done with."""
-        self._has_words = False
-        """Whether words are among that."""
+        self._taken = _Taken.NOTHING
+        self.failure: MidstreamError | None = None
+        """Why no command is accepted any more."""
         self._is_in_company = True
         """Whether the next words are likely to be followed by others of the same moment, as the last ones were."""
         self._next_words_at = -math.inf
@@ -117,7 +126,7 @@ class Mailbox:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is on its way to the journal."""
-        return not (self._waiting or self._is_taken)
+        return not self._waiting and self._taken is _Taken.NOTHING
 
     def put(self, envelope: Envelope) -> bool:
         """Put a command behind all others; return whether it was journaled here and now, as lonely words are."""
@@ -135,6 +144,20 @@ class Mailbox:
             else:
                 self._say()
         return not self._waiting
+
+    def post(
+        self, command: Command | Received | Effect | None, reporter: asyncio.Task[None] | None = None
+    ) -> asyncio.Future[int]:
+        """Put a command behind all others; the future has the journal's end once all it caused is durable.
+
+        Raises:
+            MidstreamError: No command is accepted any more.
+        """
+        if self.failure is not None:
+            raise self.failure.again()
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.put(Envelope(command, done, reporter))
+        return done
 
     def has_report_of(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether a command waits here that ends the piece of pending work of a task."""
@@ -156,16 +179,16 @@ class Mailbox:
             if is_effect:
                 break
         self._is_due = bool(self._waiting)
-        self._is_taken = bool(batch)
-        self._has_words = bool(batch) and isinstance(batch[-1].command, ModelStreamed)
+        if batch:
+            has_words = isinstance(batch[-1].command, ModelStreamed)
+            self._taken = _Taken.WORDS if has_words else _Taken.OTHERS
         self._room.set()
         return batch
 
     def settle(self) -> None:
         """Mark the commands that were taken as done."""
-        self._is_taken = False
-        if self._has_words:
-            self._has_words = False
+        taken, self._taken = self._taken, _Taken.NOTHING
+        if taken is _Taken.WORDS:
             self._hold_words()
         self._let_rest()
 
@@ -193,7 +216,8 @@ class Mailbox:
         self._is_due = bool(self._waiting)
 
     def refuse_all(self, error: MidstreamError) -> None:
-        """Refuse everything from here on."""
+        """Refuse everything from here on; the first error is the one that later callers get."""
+        self.failure = self.failure or error.again()
         waiting, self._waiting = self._waiting, deque()
         for envelope in waiting:
             envelope.answer(error)
@@ -201,7 +225,7 @@ class Mailbox:
         if self._held is not None:
             self._held.cancel()
         self._room.set()
-        self._is_taken = False
+        self._taken = _Taken.NOTHING
         self._let_rest()
 
     def close(self) -> None:
@@ -212,7 +236,7 @@ class Mailbox:
         """Let words that came in one moment, or while others were held back, go at once, or be taken."""
         self._held = None
         self._is_in_company = len(self._waiting) > 1
-        if self._is_taken or not self._say_at_once([*self._waiting]):
+        if self._taken is not _Taken.NOTHING or not self._say_at_once([*self._waiting]):
             self._hurry()
             return
         self._waiting.clear()

@@ -14,6 +14,7 @@ import pytest
 
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
+from midstream.engine.runner import StopMode
 from midstream.environment import Fault
 from midstream.errors import DrainingError, MidstreamError, OverloadedError, ProtocolError
 from midstream.protocol.frames import HEARTBEAT_S
@@ -464,7 +465,7 @@ async def test_of_a_connection_that_is_over_nothing_stays_in_memory(ending: str)
                 await on.world.advance(HEARTBEAT_S)
                 await on.world.advance(SEND_S)
             case _:
-                await (await on.host.session("s1")).close(DrainingError("it ends"))
+                await (await on.host.session("s1")).stop(StopMode.CLOSE, DrainingError("it ends"))
         await ended(serving)
         on.running.clear()
         del serving
