@@ -10,6 +10,7 @@ stands in backticks, also as `tests/a/test_b.py::test_name`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -67,14 +69,42 @@ def provider_errors() -> str:
     return f"| becomes | asked again | HTTP status | code, type or state |\n| --- | --- | --- | --- |\n{rows}"
 
 
+PUBLIC_PACKAGES = ("client", "models", "tools", "history", "store", "agents", "server", "dialects", "testing")
+"""Packages with public names, beside `midstream` itself."""
+
+
 def public_names() -> str:
+    """Return a table of the public names of `midstream`, and one of each public package."""
     import midstream  # noqa: PLC0415 - see error_codes
 
-    rows = "".join(
-        f"| `{name}` | {_first_line(getattr(midstream, name))} |\n"
-        for name in sorted(getattr(midstream, "__all__", ()))
-    )
-    return f"| name | is |\n| --- | --- |\n{rows}"
+    pages = [f"| name | is |\n| --- | --- |\n{_rows_of(midstream)}"]
+    for name in PUBLIC_PACKAGES:
+        package = importlib.import_module(f"midstream.{name}")
+        pages.append(
+            f"\n### midstream.{name}\n\n{_first_line(package)}\n\n| name | is |\n| --- | --- |\n{_rows_of(package)}"
+        )
+    return "".join(pages)
+
+
+def _rows_of(package: ModuleType) -> str:
+    def meaning(name: str) -> str:
+        value = getattr(package, name)
+        is_documented = inspect.isclass(value) or inspect.isfunction(value)
+        return _first_line(value) if is_documented else VALUES[name]
+
+    return "".join(f"| `{name}` | {meaning(name)} |\n" for name in package.__all__)
+
+
+VALUES = {
+    "ASK_FIRST": "Rules that put everything but reading to a person.",
+    "BACKENDS": "The kinds of stores by URL scheme; add your own.",
+    "DIALECTS": "The dialects that the gateway serves.",
+    "HARMLESS": "Kinds of acts that change nothing.",
+    "ModelEvent": "Everything that a model's stream may yield.",
+    "PROFILES": "What each provider accepts, by name.",
+    "Verdict": "The result of a rule: allowed, refused with a reason, or `Ask`.",
+}
+"""Meaning of the public names that have no docstring of their own."""
 
 
 def example(name: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-import midstream
 from tests.house.source import ROOT
+from tools.docs import PUBLIC_PACKAGES
 
 # `import midstream` may load these packages and no other one: no server, no SDK, no database.
 ON_IMPORT = {"midstream", "msgspec"}
@@ -20,25 +22,48 @@ MODULES_ON_IMPORT_MAX = 230
 # Any command line may load these before it knows which command it runs.
 ON_COMMAND = ON_IMPORT | {"click"}
 
-PUBLIC: list[str] = sorted(getattr(midstream, "__all__", []))
+PACKAGES = ("midstream", *(f"midstream.{name}" for name in PUBLIC_PACKAGES))
+PUBLIC = [(package, name) for package in PACKAGES for name in importlib.import_module(package).__all__]
+OTHER_MODULES = re.compile(r"midstream\.(errors|client\.sync|frameworks\.\w+|observability\.\w+|demo\.local)")
+"""Public modules beside the packages; docs/reference/python.md names them."""
+IMPORT = re.compile(r"^ *from (midstream[\w.]*) import (\([^)]*\)|[^\n#(]+)", re.MULTILINE)
 
 
 def test_every_public_name_can_be_imported_and_says_what_it_is() -> None:
     undocumented = [
         name
-        for name in PUBLIC
-        for public in [getattr(midstream, name)]
-        if callable(public) and not inspect.getdoc(public)
+        for package, name in PUBLIC
+        for public in [getattr(importlib.import_module(package), name)]
+        if (inspect.isclass(public) or inspect.isfunction(public)) and not inspect.getdoc(public)
     ]
     assert undocumented == []
 
 
 def test_every_public_name_is_in_the_docs() -> None:
-    reference = sorted((ROOT / "docs" / "reference").rglob("*.md"))
-    if not reference:
-        pytest.skip("docs/reference is not written yet")
-    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *reference))
-    assert [name for name in PUBLIC if f"`{name}" not in text and f".{name}" not in text] == []
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    sections = {"midstream": text.partition("### midstream.")[0]}
+    for package in PACKAGES[1:]:
+        sections[package] = text.partition(f"### {package}\n")[2].partition("\n#")[0]
+    assert [(package, name) for package, name in PUBLIC if f"| `{name}` |" not in sections[package]] == []
+
+
+def test_documents_and_examples_import_public_names_only() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    internal = [
+        (page.name, module, name)
+        for page in pages
+        for module, names in IMPORT.findall(page.read_text(encoding="utf-8"))
+        for name in re.findall(r"(\w+)(?: as \w+)?", names)
+        if (module, name) not in PUBLIC and not OTHER_MODULES.fullmatch(module)
+    ]
+    assert internal == []
+
+
+def test_a_client_is_imported_without_network_libraries() -> None:
+    loaded = _modules_after("midstream.client")
+    assert _third_parties(loaded) <= ON_IMPORT
+    assert not {"asyncio", "ssl", "http.client"} & loaded
+    assert not {"websockets", "httpx2", "aiohttp"} & _third_parties(_modules_after("midstream.client.client"))
 
 
 def test_importing_midstream_loads_no_server_no_sdk_and_no_database() -> None:

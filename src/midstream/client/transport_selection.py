@@ -23,7 +23,6 @@ from msgspec import Struct
 from typing_extensions import override
 
 from midstream.client.transports import Transport, base_url, session_path, websocket_url
-from midstream.client.websocket_transport import connect_websocket
 from midstream.environment import World
 from midstream.errors import (
     AccessError,
@@ -201,6 +200,9 @@ class TransportSelection:
         address = f"{self._base}{session_path(session)}"
         if way is TransportKind.WEBSOCKET:
             url = websocket_url(f"{address}/stream")
+            # Here and not above: a script that only imports the client does not load `websockets` and `ssl`.
+            from midstream.client.websocket_transport import connect_websocket  # noqa: PLC0415
+
             return await connect_websocket(url, headers=self._headers(), world=self._world)
         from midstream.client import http_transport  # noqa: PLC0415 - see `_plain`
 

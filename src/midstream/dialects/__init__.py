@@ -1,1 +1,25 @@
-"""Foreign wire protocols in front of sessions and models."""
+"""Foreign wire protocols: the gateway, and the contract of a dialect."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from midstream.dialects.dialect import Asked as Asked
+    from midstream.dialects.dialect import Dialect as Dialect
+    from midstream.dialects.dialect import Form as Form
+    from midstream.dialects.dialect import Writer as Writer
+    from midstream.dialects.dialect_registry import DIALECTS as DIALECTS
+    from midstream.dialects.gateway_app import Gateway as Gateway
+    from midstream.dialects.gateway_app import gateway as gateway
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "dialects.dialect": "Asked Dialect Form Writer",
+        "dialects.dialect_registry": "DIALECTS",
+        "dialects.gateway_app": "Gateway gateway",
+    },
+)

@@ -1,1 +1,33 @@
-"""The ASGI server: the stream protocol over WebSocket and plain HTTP, and the pages that show sessions."""
+"""The ASGI server: the app, who may use it, and how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from midstream.protocol.stream_settings import StreamSettings as StreamSettings
+    from midstream.server.app import App as App
+    from midstream.server.app import asgi as asgi
+    from midstream.server.auth.access import Access as Access
+    from midstream.server.auth.access import bearer as bearer
+    from midstream.server.auth.access import cookie as cookie
+    from midstream.server.auth.access import first_of as first_of
+    from midstream.server.auth.access import proxy_user as proxy_user
+    from midstream.server.auth.access import this_user as this_user
+    from midstream.server.auth.access import token_file as token_file
+    from midstream.server.auth.access import tokens as tokens
+    from midstream.server.auth.principals import Principal as Principal
+    from midstream.server.limits import Limits as Limits
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "protocol.stream_settings": "StreamSettings",
+        "server.app": "App asgi",
+        "server.auth.access": ("Access bearer cookie first_of proxy_user this_user token_file tokens"),
+        "server.auth.principals": "Principal",
+        "server.limits": "Limits",
+    },
+)

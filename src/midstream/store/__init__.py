@@ -1,1 +1,48 @@
-"""Stores: journals with their nodes, and small values beside them. One method is one transaction."""
+"""Stores: the contract, and those that are shipped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from midstream.session.records import Sync as Sync
+    from midstream.store.contract import Batch as Batch
+    from midstream.store.contract import Escrow as Escrow
+    from midstream.store.contract import ForwardedCommand as ForwardedCommand
+    from midstream.store.contract import Immediate as Immediate
+    from midstream.store.contract import KeyValue as KeyValue
+    from midstream.store.contract import KeyValueEntry as KeyValueEntry
+    from midstream.store.contract import News as News
+    from midstream.store.contract import SessionInfo as SessionInfo
+    from midstream.store.contract import SessionListing as SessionListing
+    from midstream.store.contract import Store as Store
+    from midstream.store.contract import StoredRecord as StoredRecord
+    from midstream.store.contract import StoreReader as StoreReader
+    from midstream.store.contract import Transactional as Transactional
+    from midstream.store.encryption.ciphers import FileKeys as FileKeys
+    from midstream.store.encryption.encrypted_store import encrypted as encrypted
+    from midstream.store.encryption.escrow import escrowed as escrowed
+    from midstream.store.memory import MemoryStore as MemoryStore
+    from midstream.store.sqlite.store import SQLiteStore as SQLiteStore
+    from midstream.store.store_registry import BACKENDS as BACKENDS
+    from midstream.store.store_registry import Backend as Backend
+    from midstream.store.store_registry import open_store as open_store
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "session.records": "Sync",
+        "store.contract": (
+            "Batch Escrow ForwardedCommand Immediate KeyValue KeyValueEntry News SessionInfo "
+            "SessionListing Store StoreReader StoredRecord Transactional"
+        ),
+        "store.encryption.ciphers": "FileKeys",
+        "store.encryption.encrypted_store": "encrypted",
+        "store.encryption.escrow": "escrowed",
+        "store.memory": "MemoryStore",
+        "store.sqlite.store": "SQLiteStore",
+        "store.store_registry": "BACKENDS Backend open_store",
+    },
+)
