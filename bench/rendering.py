@@ -7,7 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from midstream.history.messages import Call, Finish, History, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import (
+    Finish,
+    History,
+    Response,
+    Step,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from midstream.history.rendering import render
 
 EXCHANGES = 1000
@@ -28,11 +37,11 @@ class Point(msgspec.Struct):
 def _history(steps: int) -> History:
     entries: list[UserMessage | Step] = []
     for number in range(steps // 2):
-        call = Call(f"call_{number}", "read", '{"path": "a.txt"}')
+        call = ToolCall(f"call_{number}", "read", '{"path": "a.txt"}')
         asked = Response((Text("I look."), call), Finish.CALLS)
         entries += [
             UserMessage.of(f"question {number}"),
-            Step(asked, (Result(call.id, "the text of a file"),)),
+            Step(asked, (ToolResult(call.id, "the text of a file"),)),
             Step(Response((Text("It says so."),))),
         ]
     return History(tuple(entries))

@@ -28,7 +28,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from midstream.history.messages import Call, Response, Result, Text
+from midstream.history.messages import Response, Text, ToolCall, ToolResult
 from midstream.session.calls import CallPlan
 from midstream.session.records import (
     AttemptStarted,
@@ -82,7 +82,7 @@ Contestant = Callable[[Path, "str | None"], AbstractAsyncContextManager[Step]]
 
 def payload() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Return the bodies of a step's two appends: 1.1 KB in five records of 48 to 501 bytes."""
-    call = Call("call_0123456789abcdef01234567", "run_command", '{"command": "make test", "cwd": "."}')
+    call = ToolCall("call_0123456789abcdef01234567", "run_command", '{"command": "make test", "cwd": "."}')
     said = Text("I will run the tests now and look at the first failure that they show me. " * 2)
     at = 1_790_000_000.123
     first = (
@@ -90,7 +90,7 @@ def payload() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         CallStarted(3, 7, call.id, 1, at),
     )
     second = (
-        CallEnded(3, 7, Result(call.id, "collected 311 items; 311 passed in 4.2 s. " * 6), at),
+        CallEnded(3, 7, ToolResult(call.id, "collected 311 items; 311 passed in 4.2 s. " * 6), at),
         StepCommitted(3, 7),
         AttemptStarted(3, 8, 1, at),
     )

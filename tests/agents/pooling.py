@@ -9,7 +9,16 @@ from midstream.agents.pool_entries import POOL_NAMESPACE, key_of
 from midstream.agents.pool_records import PoolRecord, decode
 from midstream.agents.pool_turns import TurnReport
 from midstream.errors import ModelError
-from midstream.history.messages import Call, Finish, History, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import (
+    Finish,
+    History,
+    Response,
+    Step,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -63,12 +72,12 @@ class Host:
 
         await self.world.live_through(listen())
         calls = [
-            Call(each.id, each.name, each.arguments)
+            ToolCall(each.id, each.name, each.arguments)
             for each in self.events
             if isinstance(each, ToolCallRequested)
         ]
         finish = Finish.CALLS if calls else Finish.STOP
-        results = tuple(Result(call.id, f"result of {call.id}") for call in calls)
+        results = tuple(ToolResult(call.id, f"result of {call.id}") for call in calls)
         response = Response((Text(self.text), *calls), finish)
         self.history = self.history.then(Step(response, results))
         return self.report

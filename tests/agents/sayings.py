@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from midstream.agents.pool_records import PoolRecord, answered, asked_fresh, confirmed
 from midstream.history.messages import (
-    Call,
     Entry,
     History,
     Response,
     ResponsePart,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UserMessage,
 )
@@ -29,8 +29,8 @@ def said(text: str) -> UserMessage:
 
 def responded(text: str = "Well.", calls: Sequence[str] = ()) -> Step:
     """A response, with the results of the calls it asked for."""
-    parts: tuple[ResponsePart, ...] = (Text(text), *(Call(call, "read") for call in calls))
-    return Step(Response(parts), tuple(Result(call, "ok") for call in calls))
+    parts: tuple[ResponsePart, ...] = (Text(text), *(ToolCall(call, "read") for call in calls))
+    return Step(Response(parts), tuple(ToolResult(call, "ok") for call in calls))
 
 
 def sent(

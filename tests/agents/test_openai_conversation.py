@@ -12,7 +12,7 @@ import pytest
 from midstream.agents.openai_conversation import Memory, OpenAIChain, OpenAIConversation
 from midstream.agents.upstreams import MessageTaken, Setup, UpstreamAgent, UpstreamEvent, UpstreamMessage
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
-from midstream.history.messages import Result, ToolSpec, UserMessage
+from midstream.history.messages import ToolResult, ToolSpec, UserMessage
 from midstream.models.responses import TextDelta, ToolCallRequested
 from midstream.retries import RETRY_AFTER_MAX_S
 from midstream.session.model_settings import ModelSettings
@@ -175,7 +175,7 @@ async def test_tools_of_the_host_are_asked_for_and_answered_in_the_chain() -> No
         first = await _said(agent, UpstreamMessage(UserMessage.of("one")))
         opened = next(event for event in first if isinstance(event, MessageTaken))
         resumed = await upstream.open(Setup("be brief", (tool,)), resume=opened.agent)
-        await _said(resumed, UpstreamMessage(UserMessage(()), (Result("call_7", "what stands in a"),)))
+        await _said(resumed, UpstreamMessage(UserMessage(()), (ToolResult("call_7", "what stands in a"),)))
         await upstream.aclose()
     assert ToolCallRequested("call_7", "read", '{"path": "a"}') in first
     assert server.outputs == [

@@ -15,14 +15,14 @@ from midstream.agents.own_calls import (
 from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, transcript
 from midstream.history.messages import (
     UPSTREAM_CUT,
-    Call,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -65,13 +65,13 @@ def test_a_call_is_not_told_twice_nor_in_another_conversation() -> None:
 
 @spec("REUSE-80")
 def test_answers_of_one_turn_are_told_apart_by_the_results_before_them() -> None:
-    asks = Step(Response((Text("First."), Call("h", "look")), Finish.CALLS), (Result("h", "seen"),))
+    asks = Step(Response((Text("First."), ToolCall("h", "look")), Finish.CALLS), (ToolResult("h", "seen"),))
     first = _kept(STARTED).kept(is_whole=True)
     second = _kept(TextDelta("Then."), STARTED, after=(ASKED, asks)).kept(is_whole=True)
     restored = with_own_calls(History((ASKED, asks, Step(Response((Text("Then."),))))), (first, second))
     doubtful = UpstreamCall("c", "shell", CALL.arguments, UPSTREAM_CUT, Outcome.UNKNOWN)
     assert [each.response.parts for each in restored.entries if isinstance(each, Step)] == [
-        (doubtful, Text("First."), Call("h", "look")),
+        (doubtful, Text("First."), ToolCall("h", "look")),
         (Text("Then."), doubtful),
     ]
 

@@ -13,15 +13,15 @@ from midstream.agents.pool_turns import REBUILT_NOTE, AgentOrigin, PoolTurn, wit
 from midstream.agents.prior_transcript import DONE, TranscriptBudget
 from midstream.agents.upstreams import Setup, UpstreamMessage
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     Usage,
     UserMessage,
@@ -36,7 +36,7 @@ from tests.spec import spec
 
 ONE, TWO = UserMessage.of("one"), UserMessage.of("two")
 ANSWER = Step(Response((Text("yes"),)))
-CALLED = Step(Response((Call("c", "look"),), Finish.CALLS), (Result("c", "seen"),))
+CALLED = Step(Response((ToolCall("c", "look"),), Finish.CALLS), (ToolResult("c", "seen"),))
 TAKES_HISTORY = Abilities(takes_history=True)
 
 

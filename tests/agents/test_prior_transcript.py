@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from midstream.agents.prior_transcript import TranscriptBudget, replayed, transcript, without_base64
 from midstream.history.messages import (
     UPSTREAM_CUT,
-    Call,
     File,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -37,8 +37,8 @@ def answer(text: str) -> Step:
 
 
 def ran(content: str, outcome: Outcome = Outcome.OK, arguments: str = '{"path":"a"}') -> Step:
-    response = Response((Call("c", "read", arguments),), Finish.CALLS)
-    return Step(response, (Result("c", content, outcome),))
+    response = Response((ToolCall("c", "read", arguments),), Finish.CALLS)
+    return Step(response, (ToolResult("c", content, outcome),))
 
 
 def told(*entries: UserMessage | Step, budget: TranscriptBudget | None = None) -> str:
@@ -264,7 +264,7 @@ def test_what_the_upstream_ran_is_told_where_it_stood() -> None:
 
 
 def test_a_tools_name_is_one_word_of_a_heading() -> None:
-    response = Response((Call("c", "a\n--- b", "{}"),), Finish.CALLS)
-    text = told(Step(response, (Result("c", ""),)))
+    response = Response((ToolCall("c", "a\n--- b", "{}"),), Finish.CALLS)
+    text = told(Step(response, (ToolResult("c", ""),)))
 
     assert headings(text)[1:-1] == ["1.1 the assistant called the tool a --- b, with", "1.1 result (ok)"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from midstream.client.local_tools import offered
-from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, ToolResult, UserMessage
 from midstream.protocol.frames import CancelPayload, EventId, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
@@ -141,8 +141,8 @@ class _Payloads:
         say = SendPayload(UserMessage.of(message_of(turn)).parts, self._tools)
         number = turn + 1
         later = (
-            ResultPayload(number, ASK_RESPONSE, Result("b", ANSWER_OF_CLIENT)),
-            ResultPayload(number, ASK_RESPONSE, Result("b", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+            ResultPayload(number, ASK_RESPONSE, ToolResult("b", ANSWER_OF_CLIENT)),
+            ResultPayload(number, ASK_RESPONSE, ToolResult("b", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
             CancelPayload(),
             CancelPayload(number),
         )

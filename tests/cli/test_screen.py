@@ -5,13 +5,13 @@ from __future__ import annotations
 from midstream.cli.screen import Flow, Screen
 from midstream.cli.terminal import PLAIN, Ink
 from midstream.history.messages import (
-    Call,
     Finish,
     Outcome,
     Response,
-    Result,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -35,9 +35,9 @@ from midstream.session.records import (
 )
 from midstream.timing import StalledOn
 
-CALLED = ResponseCompleted(1, 1, 1, Response((Text("Hm."), Call("c1", "look", "{}")), Finish.CALLS), 1.0)
+CALLED = ResponseCompleted(1, 1, 1, Response((Text("Hm."), ToolCall("c1", "look", "{}")), Finish.CALLS), 1.0)
 STARTED = CallStarted(1, 1, "c1", 1, 1.0)
-ENDED = CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 2.0)
+ENDED = CallEnded(1, 1, ToolResult("c1", "seen", Outcome.OK), 2.0)
 
 
 def words(text: str, kind: str = "text") -> Delta:

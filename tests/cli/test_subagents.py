@@ -7,12 +7,12 @@ import msgspec
 from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import PLAIN
 from midstream.history.messages import (
-    Call,
     Finish,
     Outcome,
     Response,
-    Result,
     Text,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -36,12 +36,12 @@ WORK: tuple[Record, ...] = (
     MessageAccepted(1, UserMessage.of("find it"), 1.0),
     Delta(1, 1, 1, 0, "text", "I lo"),
     ResponseCompleted(
-        1, 1, 1, Response((Text("I look."), Call("c1", "look", '{"at":1}')), Finish.CALLS), 1.0
+        1, 1, 1, Response((Text("I look."), ToolCall("c1", "look", '{"at":1}')), Finish.CALLS), 1.0
     ),
     QuestionAsked(1, 1, "c1", QuestionKind.APPROVAL, "d", 1.0),
     CallStarted(1, 1, "c1", 1, 2.0, arguments='{"at":2}'),
     CallProgressed(1, 1, "c1", 1, "half\x1b[2J way", 2.5),
-    CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 3.0),
+    CallEnded(1, 1, ToolResult("c1", "seen", Outcome.OK), 3.0),
 )
 
 

@@ -18,13 +18,13 @@ from midstream.cli.transcript import (
     tools_note,
 )
 from midstream.history.messages import (
-    Call,
     Finish,
     Outcome,
     Response,
-    Result,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -137,13 +137,13 @@ def test_an_attempt_that_goes_on_keeps_its_words_and_silence_is_noted() -> None:
 
 
 def test_a_call_has_its_outcome_and_how_often_it_ran() -> None:
-    response = Response((Call("c1", "look", "{}"),), Finish.CALLS)
+    response = Response((ToolCall("c1", "look", "{}"),), Finish.CALLS)
     found = entries(
         ResponseCompleted(1, 1, 1, response, 11.0),
         CallStarted(1, 1, "c1", 1, 11.0),
         EpochStarted(2, "other", 12.0),
         CallStarted(1, 1, "c1", 2, 12.0),
-        CallEnded(1, 1, Result("c1", "seen", Outcome.OK), 12.5),
+        CallEnded(1, 1, ToolResult("c1", "seen", Outcome.OK), 12.5),
     )
     assert found == [
         Called("look", "{}", 2, "ok", "seen", 12.0, 12.5),
@@ -167,13 +167,13 @@ def test_how_a_turn_ended_is_told() -> None:
 
 
 def test_no_line_is_wider_than_the_terminal_and_long_results_are_cut() -> None:
-    call = Call("c1", "look", '{"where": "' + "far " * 50 + '"}')
+    call = ToolCall("c1", "look", '{"where": "' + "far " * 50 + '"}')
     (turn,) = read(
         [
             ASKED,
             said("word " * 100),
             ResponseCompleted(1, 1, 1, Response((Text("word " * 100), call), Finish.CALLS), 11.0),
-            CallEnded(1, 1, Result("c1", "\n".join("line" for _ in range(9))), 12.0),
+            CallEnded(1, 1, ToolResult("c1", "\n".join("line" for _ in range(9))), 12.0),
         ]
     )
     seen = list(lines([turn], PLAIN, 60))
@@ -198,7 +198,7 @@ def test_tools_that_came_and_went_are_named_but_not_all_of_many() -> None:
 
 
 def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
-    call = Call("c1", "clerk", '{"task":"pay"}')
+    call = ToolCall("c1", "clerk", '{"task":"pay"}')
     responded = ResponseCompleted(1, 1, 1, Response((call,), Finish.CALLS), 11.0)
     inner: tuple[Record, ...] = (
         MessageAccepted(1, UserMessage.of("pay"), 11.0),
@@ -216,11 +216,11 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
             *(ChildDelta(1, 1, "c1", "s::1.1.0", at, Raw(encode(each))) for at, each in enumerate(inner, 1)),
             CallProgressed(1, 1, "c1", 1, "half way", 12.5),
             CallInDoubt(1, 1, "c1", 12.6),
-            CallEnded(1, 1, Result("c1", "unknown", Outcome.UNKNOWN), 13.0),
+            CallEnded(1, 1, ToolResult("c1", "unknown", Outcome.UNKNOWN), 13.0),
             MessageQueued(1, UserMessage.of("and then?"), 13.0),
             MessageWithdrawn(1, 13.5),
             TurnEnded(1, TurnStatus.FAILED, 14.0, "model_rejected", "no key"),
-            ResultArrivedLate(1, 1, Result("c1", "it was paid"), 15.0),
+            ResultArrivedLate(1, 1, ToolResult("c1", "it was paid"), 15.0),
             TurnResumed(1, 2, 16.0),
             TurnEnded(1, TurnStatus.COMPLETED, 17.0),
         ]
@@ -242,14 +242,14 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
 
 
 def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times() -> None:
-    call = Response((Text("look"), Call("a", "read", "{}")), Finish.CALLS)
+    call = Response((Text("look"), ToolCall("a", "read", "{}")), Finish.CALLS)
     records: list[Record] = [
         EpochStarted(1, "me", 9.0),
         ASKED,
         AttemptStarted(1, 1, 1, 11.0),
         ResponseCompleted(1, 1, 1, call, 12.0),
         CallStarted(1, 1, "a", 1, 13.0),
-        CallEnded(1, 1, Result("a", "it says"), 14.0),
+        CallEnded(1, 1, ToolResult("a", "it says"), 14.0),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.FAILED, 15.0, "model_rejected"),
     ]

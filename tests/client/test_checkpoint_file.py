@@ -27,7 +27,7 @@ from midstream.client.os_keyring import OsKeyring
 from midstream.client.secret_store import SecretStore
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, StoreBusyError, StoreDamagedError, StoreFullError, UsageError
-from midstream.history.messages import Call, Outcome, Result, Text
+from midstream.history.messages import Outcome, Text, ToolCall, ToolResult
 from midstream.protocol.checkpoint import (
     FILLER,
     Checkpoint,
@@ -47,7 +47,7 @@ SERVER = "http://127.0.0.1:8000"
 ONE, TWO = (b'{"type":"cancel","turn":%d}' % turn for turn in (1, 2))
 ABORT = b'{"type":"cancel"}'
 BEGUN: list[FileWrite] = [StreamBegun("s1", "secret"), CommandKept(0, ABORT)]
-CALL = Call("c1", "look", "{}")
+CALL = ToolCall("c1", "look", "{}")
 PLAN = CallPlan("c1", "digest", Site.CLIENT)
 
 
@@ -121,7 +121,7 @@ async def test_what_is_forgotten_leaves_nothing_behind(file: CheckpointFile, pat
 async def test_a_call_is_kept_through_its_life(file: CheckpointFile) -> None:
     await file.write("a", [*BEGUN, CallNoted(1, 2, CALL, PLAN)])
     lives = [await file.calls("a")]
-    result = Result("c1", "found", Outcome.ERROR)
+    result = ToolResult("c1", "found", Outcome.ERROR)
     for write in (CallAsked(1, 2, "c1"), CallIntended(1, 2, "c1", 1, 5), CallAnswered(1, 2, result)):
         await file.write("a", [write])
         lives.append(await file.calls("a"))
@@ -162,7 +162,7 @@ async def test_epochs_rise_over_lives(file: CheckpointFile, path: Path, secrets:
     [
         (CommandKept(1, b"x"), True),
         (CallIntended(1, 1, "c1", 1, 1), True),
-        (CallAnswered(1, 1, Result("c1", "x")), True),
+        (CallAnswered(1, 1, ToolResult("c1", "x")), True),
         (CursorMoved(EventId(1, 1)), False),
         (CommandsAcked(0), False),
         (CallNoted(1, 1, CALL, PLAN), False),
@@ -297,7 +297,7 @@ async def test_a_message_that_is_lost_and_numbers_that_are_lost_are_told(
 async def test_a_damaged_call_is_not_run_again_and_its_outcome_is_kept(
     file: CheckpointFile, path: Path, column: str
 ) -> None:
-    result = Result("c1", "seen")
+    result = ToolResult("c1", "seen")
     await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
     await file.write("a", [CallIntended(1, 1, "c1", 1, 1), CallAnswered(1, 1, result)])
     await file.write("b", [StreamBegun("s2", "t"), CallNoted(1, 1, CALL, PLAN), CallAsked(1, 1, "c1")])
@@ -390,10 +390,10 @@ async def test_a_closed_file_says_how_to_use_it(file: CheckpointFile) -> None:
 async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
     file: CheckpointFile, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other, result = Call("c2", "look", "{}"), Result("c1", "seen")
+    other, result = ToolCall("c2", "look", "{}"), ToolResult("c1", "seen")
     await file.write("a", [*BEGUN, CallNoted(1, 1, CALL, PLAN), CallNoted(1, 1, other, PLAN)])
     await file.write("a", [CallIntended(1, 1, "c1", 1, 1), CallAnswered(1, 1, result)])
-    await file.write("a", [CallIntended(1, 1, "c2", 1, 1), CallAnswered(1, 1, Result("c2", "seen"))])
+    await file.write("a", [CallIntended(1, 1, "c2", 1, 1), CallAnswered(1, 1, ToolResult("c2", "seen"))])
     await file.close()
     with closing(sqlite3.connect(path)) as db:
         db.execute("update call set result = substr(result, 1, 9) where call_id = 'c2'")
@@ -403,8 +403,8 @@ async def test_a_damaged_outcome_puts_its_own_call_in_doubt_and_no_other(
     assert first.state.result == result
     assert (second.state.result, second.state.runs) == (None, 1)
     assert "is damaged" in caplog.text
-    await file.write("a", [CommandKept(1, encode(ResultPayload(1, 1, Result("c2", "seen"))))])
-    assert (await file.calls("a"))[1].state.result == Result("c2", "seen")
+    await file.write("a", [CommandKept(1, encode(ResultPayload(1, 1, ToolResult("c2", "seen"))))])
+    assert (await file.calls("a"))[1].state.result == ToolResult("c2", "seen")
 
 
 # --- the secrets ------------------------------------------------------------------------------------------------

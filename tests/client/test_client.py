@@ -29,7 +29,7 @@ from midstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
-from midstream.history.messages import Call, Finish, Outcome, Response, Text
+from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall
 from midstream.models.responses import TextDelta
 from midstream.protocol.checkpoint import CommandKept
 from midstream.protocol.frames import Ack, Error, Gone, Welcome
@@ -713,7 +713,7 @@ async def _turn_at(peer: Peer | HttpPeer, client: Client) -> list[Event]:
 
 async def _ask_for_push(peer: Peer | HttpPeer) -> None:
     """Let the peer's model ask for the client's tool."""
-    response = Response((Call("c1", "push", '{"button":"red"}'),), Finish.CALLS)
+    response = Response((ToolCall("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
     peer.host.do(ModelResponded(1, 1, 1, response, plans), at=1.0)
     await peer.feed()

@@ -14,7 +14,7 @@ from midstream.client.local_tools import (
     refuse_foreign,
 )
 from midstream.errors import ToolDefinitionError
-from midstream.history.messages import Call, Finish, Outcome, Response, Result
+from midstream.history.messages import Finish, Outcome, Response, ToolCall, ToolResult
 from midstream.protocol.frames import ResultPayload, encode
 from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
 from midstream.session.records import CallEnded, CallStarted, ResponseCompleted
@@ -29,7 +29,7 @@ from midstream.tools.function_tools import (
 )
 from tests.spec import spec
 
-CALL = Call("c1", "look", '{"path":"a"}')
+CALL = ToolCall("c1", "look", '{"path":"a"}')
 PLAN = CallPlan("c1", "digest", Site.CLIENT)
 STARTED = CallStarted(1, 1, "c1", 1, 0.0)
 PLACE = (1, 1, "c1")
@@ -53,9 +53,9 @@ def test_a_call_is_noted_then_asked_then_run() -> None:
 @spec("STREAM-18")
 def test_an_outcome_is_kept_and_answered_once() -> None:
     tools = _started()
-    result = Result("c1", "found")
+    result = ToolResult("c1", "found")
     tools.ended(PLACE, result)
-    tools.ended(PLACE, Result("c1", "found again"))
+    tools.ended(PLACE, ToolResult("c1", "found again"))
     tools.take(STARTED)
     assert tools.writes() == [CallAnswered(1, 1, result), CallAsked(*PLACE)]
     assert tools.answers() == [ResultPayload(1, 1, result)]
@@ -94,7 +94,7 @@ def test_a_call_in_doubt_runs_again_where_its_tool_allows(on_doubt: OnDoubt) -> 
 )
 def test_a_call_in_doubt_that_may_not_run_again_is_answered_as_unknown(on_doubt: OnDoubt, runs: int) -> None:
     tools = _tools(_kept(on_doubt, runs=runs))
-    unknown = Result("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    unknown = ToolResult("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
     assert tools.writes() == [CallAnswered(1, 1, unknown)]
     assert (tools.answers(), tools.to_start()) == ([ResultPayload(1, 1, unknown)], [])
 
@@ -112,7 +112,7 @@ def test_a_call_that_nobody_asked_for_yet_waits() -> None:
 
 
 def test_a_call_that_has_its_outcome_is_left_alone() -> None:
-    kept = KeptCall(1, 1, CallState(CALL, PLAN, runs=1, epoch=3, result=Result("c1", "x")), is_asked=True)
+    kept = KeptCall(1, 1, CallState(CALL, PLAN, runs=1, epoch=3, result=ToolResult("c1", "x")), is_asked=True)
     tools = _tools(kept)
     tools.take(STARTED)
     assert (tools.writes(), tools.answers(), tools.to_start()) == ([CallAsked(*PLACE)], [], [])
@@ -120,7 +120,7 @@ def test_a_call_that_has_its_outcome_is_left_alone() -> None:
 
 def test_another_call_in_the_same_place_is_another_call() -> None:
     tools = _started()
-    tools.ended(PLACE, Result("c1", "of the first"))
+    tools.ended(PLACE, ToolResult("c1", "of the first"))
     tools.writes()
     other = CallPlan("c1", "another digest", Site.CLIENT)
     tools.take(_response(other))
@@ -131,20 +131,20 @@ def test_another_call_in_the_same_place_is_another_call() -> None:
 
 def test_the_servers_word_ends_a_call_that_still_runs() -> None:
     tools = _started()
-    tools.take(CallEnded(1, 1, Result("c1", "too late", Outcome.UNKNOWN), 0.0))
+    tools.take(CallEnded(1, 1, ToolResult("c1", "too late", Outcome.UNKNOWN), 0.0))
     assert tools.to_stop() == [PLACE]
-    tools.ended(PLACE, Result("c1", "found"))
+    tools.ended(PLACE, ToolResult("c1", "found"))
     assert (tools.answers(), tools.writes()) == ([], [])
 
 
 async def test_a_tool_knows_its_call() -> None:
     tools = _started()
     result = await tools.run(StartLocally(PLACE, CALL, 1))
-    assert result == Result("c1", "a: s1/1/1/c1")
+    assert result == ToolResult("c1", "a: s1/1/1/c1")
 
 
 async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> None:
-    result = await _tools().run(StartLocally(PLACE, Call("c1", "gone"), 1))
+    result = await _tools().run(StartLocally(PLACE, ToolCall("c1", "gone"), 1))
     assert result is not None
     assert (result.outcome, "no tool named 'gone'" in result.content) == (Outcome.ERROR, True)
 
@@ -153,7 +153,7 @@ async def test_a_tool_that_this_client_no_longer_has_is_told_to_the_model() -> N
 def test_a_result_is_cut_to_fit_its_frame(letter: str) -> None:
     tools = _started()
     content = letter * 2_000_000
-    tools.ended(PLACE, Result("c1", content))
+    tools.ended(PLACE, ToolResult("c1", content))
     (answer,) = tools.answers()
     kept, _, mark = answer.result.content.rpartition("\n")
     assert len(encode(answer)) <= RESULT_BYTES_MAX
@@ -171,7 +171,7 @@ def test_a_call_runs_with_the_arguments_a_person_wrote_in_this_life_and_the_next
     tools.take(_response())
     tools.writes()
     tools.take(EDITED)
-    edited = Call("c1", "look", '{"path":"b"}')
+    edited = ToolCall("c1", "look", '{"path":"b"}')
     assert tools.writes() == [CallNoted(1, 1, edited, PLAN), CallAsked(*PLACE), CallIntended(*PLACE, 1, 7)]
     assert tools.to_start() == [StartLocally(PLACE, edited, 1)]
     for again in (_response(), EDITED):  # events that come again
@@ -215,7 +215,7 @@ def test_what_did_not_happen_and_was_allowed_once_does_not_run_without_another_p
     tools.ended(PLACE, None)
     assert tools.to_start() == []
     assert [answer.result for answer in tools.answers()] == [
-        Result("c1", ALLOWED_ONCE_CONTENT, Outcome.ERROR)
+        ToolResult("c1", ALLOWED_ONCE_CONTENT, Outcome.ERROR)
     ]
 
 
@@ -225,7 +225,7 @@ async def test_a_probe_is_not_believed_for_ever_and_a_lost_one_knows_nothing() -
     assert [answer.result.outcome for answer in tools.answers()] == [Outcome.UNKNOWN]
     gone = LocalTools("s1", {}, epoch=7, kept=[_kept(OnDoubt.PROBE, runs=1)])
     (probe,) = gone.to_start()
-    assert await gone.run(probe) == Result("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    assert await gone.run(probe) == ToolResult("c1", UNKNOWN_CONTENT, Outcome.UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from midstream.demo.check import DemoVerdict, Journaled, PrintedText, journal_of, judge
 from midstream.demo.folder import LedgerEntry
-from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, UserMessage
+from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.session.calls import CallPlan
 from midstream.session.records import (
     AttemptStarted,
@@ -34,10 +34,10 @@ RECORDS: list[Record] = [
     MessageAccepted(1, UserMessage.of("hi"), 1.0),
     AttemptStarted(1, 1, 1, 1.0),
     ResponseCompleted(
-        1, 1, 1, Response((Call("c1", "write_note", "{}"),), Finish.CALLS), 1.0, (CallPlan("c1", ""),)
+        1, 1, 1, Response((ToolCall("c1", "write_note", "{}"),), Finish.CALLS), 1.0, (CallPlan("c1", ""),)
     ),
     CallStarted(1, 1, "c1", 1, 1.0),
-    CallEnded(1, 1, Result("c1", "done", Outcome.OK), 2.0),
+    CallEnded(1, 1, ToolResult("c1", "done", Outcome.OK), 2.0),
     StepCommitted(1, 1),
     AttemptStarted(1, 2, 1, 2.0),
     delta("one "),
@@ -98,7 +98,7 @@ def test_an_execution_that_nobody_asked_for_is_found() -> None:
 
 
 def test_a_killed_call_is_no_problem_if_its_outcome_is_known_to_be_unknown() -> None:
-    unknown = CallEnded(1, 1, Result("c1", "may have", Outcome.UNKNOWN), 2.0)
+    unknown = CallEnded(1, 1, ToolResult("c1", "may have", Outcome.UNKNOWN), 2.0)
     verdict = judged(records=[*RECORDS[:5], unknown, *RECORDS[6:]], ledger=LEDGER[:1])
     assert verdict.problems == []
     assert (verdict.executions[0].finished, verdict.executions[0].outcome) == (0, "unknown")

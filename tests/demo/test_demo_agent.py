@@ -12,7 +12,7 @@ from midstream.demo.folder import Folder
 from midstream.engine.agent import Agent
 from midstream.environment import World
 from midstream.errors import UsageError
-from midstream.history.messages import Call, Outcome
+from midstream.history.messages import Outcome, ToolCall
 from midstream.tools.function_tools import CallContext, by_name, run_call
 
 
@@ -23,7 +23,7 @@ class Quick(World):
 
 async def called(folder: Folder, name: str, arguments: str = "{}") -> tuple[Outcome, str]:
     tools = by_name(tools_over(folder, Quick()))
-    result = await run_call(tools[name], Call("c1", name, arguments), CallContext("s", 1, 1, "c1"))
+    result = await run_call(tools[name], ToolCall("c1", name, arguments), CallContext("s", 1, 1, "c1"))
     return result.outcome, result.content
 
 

@@ -10,7 +10,7 @@ from midstream.demo.demo_agent import tools_over
 from midstream.demo.folder import Folder
 from midstream.demo.script import LINES, scripted_model
 from midstream.environment import World
-from midstream.history.messages import Call, Finish, History, Response, Result, Step, UserMessage
+from midstream.history.messages import Finish, History, Response, Step, ToolCall, ToolResult, UserMessage
 from midstream.models.responses import ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.testing.worlds import FakeWorld
 from midstream.tools.function_tools import by_name, plan_call
@@ -34,9 +34,9 @@ async def test_every_message_leads_through_calls_that_fit_to_an_answer(words: st
         asked = [event for event in events if isinstance(event, ToolCallRequested)]
         if not asked:
             break
-        calls = tuple(Call(event.id, event.name, event.arguments) for event in asked)
+        calls = tuple(ToolCall(event.id, event.name, event.arguments) for event in asked)
         assert [plan_call(call, tools).problem for call in calls] == [None] * len(calls)
-        results = tuple(Result(call.id, "done") for call in calls)
+        results = tuple(ToolResult(call.id, "done") for call in calls)
         history = history.then(Step(Response(calls, Finish.CALLS), results))
     assert sum(isinstance(event, TextDelta) for event in events) > 15
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from midstream.dialects.client_histories import transcript_of
 from midstream.history.messages import (
-    Call,
     File,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UserMessage,
 )
 from midstream.history.rendering import render
@@ -31,8 +31,8 @@ HISTORY = History(
         UserMessage.of("a"),
         UserMessage.of("b"),
         Step(
-            Response((Text("I look."), Call("c1", "look", '{"at": 1}'), Call("c2", "look", "{}"))),
-            (Result("c1", "a tree"), Result("c2", "a hill")),
+            Response((Text("I look."), ToolCall("c1", "look", '{"at": 1}'), ToolCall("c2", "look", "{}"))),
+            (ToolResult("c1", "a tree"), ToolResult("c2", "a hill")),
         ),
         Step(Response((Text("Done."),))),
         UserMessage((Text("c"), File("image/png", data=PNG))),
@@ -52,11 +52,11 @@ def test_what_we_render_reads_the_same(form: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "results"),
     [
-        ([{"role": "tool", "tool_call_id": LONG_ID, "content": "a tree"}], [Result(LONG_ID, "a tree")]),
-        ([{"role": "tool", "tool_call_id": LONG_ID, "content": None}], [Result(LONG_ID, "(no output)")]),
+        ([{"role": "tool", "tool_call_id": LONG_ID, "content": "a tree"}], [ToolResult(LONG_ID, "a tree")]),
+        ([{"role": "tool", "tool_call_id": LONG_ID, "content": None}], [ToolResult(LONG_ID, "(no output)")]),
     ],
 )
-def test_ids_stay_as_they_are_however_long(messages: list[Any], results: list[Result]) -> None:
+def test_ids_stay_as_they_are_however_long(messages: list[Any], results: list[ToolResult]) -> None:
     call = {"id": LONG_ID, "type": "function", "function": {"name": "look", "arguments": "{}"}}
     asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     entry = transcript_of([*asked, *messages], "openai-chat").history.entries[1]
@@ -104,7 +104,10 @@ def test_thinking_and_failures_of_anthropics_hosts_are_kept() -> None:
     read = transcript_of(messages, "anthropic", "").history.entries
     assert read == (
         UserMessage.of("a"),
-        Step(Response((Thinking("hm", "s"), Call("t1", "look", "{}"))), (Result("t1", "no", Outcome.ERROR),)),
+        Step(
+            Response((Thinking("hm", "s"), ToolCall("t1", "look", "{}"))),
+            (ToolResult("t1", "no", Outcome.ERROR),),
+        ),
         UserMessage.of("b"),
     )
 
@@ -128,7 +131,8 @@ def test_items_of_a_response_are_one_response_up_to_their_results() -> None:
     assert read.history.entries == (
         UserMessage.of("a"),
         Step(
-            Response((Thinking("hm"), Text("I look."), Call("c1", "look", "{}"))), (Result("c1", "a tree"),)
+            Response((Thinking("hm"), Text("I look."), ToolCall("c1", "look", "{}"))),
+            (ToolResult("c1", "a tree"),),
         ),
     )
 

@@ -17,13 +17,13 @@ from midstream.dialects.conversation_index import (
 )
 from midstream.dialects.dialect import Asked
 from midstream.history.messages import (
-    Call,
     File,
     History,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UserMessage,
 )
@@ -87,9 +87,9 @@ def test_a_conversation_goes_on_where_its_newest_response_stands() -> None:
 @spec("REUSE-73")
 def test_results_belong_to_the_conversation_whose_response_asked_for_them() -> None:
     openings = ConversationIndex()
-    openings.said("s1", place_of("m", told("hi")), Response((Call("c1", "look"),)))
-    asks = Step(Response((Call("c1", "look"),)), (Result("c1", "a tree"),))
-    other = Step(Response((Call("c2", "look"),)), (Result("c2", "a tree"),))
+    openings.said("s1", place_of("m", told("hi")), Response((ToolCall("c1", "look"),)))
+    asks = Step(Response((ToolCall("c1", "look"),)), (ToolResult("c1", "a tree"),))
+    other = Step(Response((ToolCall("c2", "look"),)), (ToolResult("c2", "a tree"),))
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), asks)))) == "s1"
     assert openings.look_up(place_of("m", History((UserMessage.of("hi"), other)))) == ""
 

@@ -10,7 +10,7 @@ import pytest
 from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.dialect_registry import DIALECTS, MESSAGES, RESPONSES
 from midstream.dialects.projection import Projection
-from midstream.history.messages import Call, Finish, Response, Text, Usage, UserMessage
+from midstream.history.messages import Finish, Response, Text, ToolCall, Usage, UserMessage
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -34,7 +34,7 @@ from midstream.session.records import (
 from tests.spec import spec
 
 RESPONSE = ApplicationResponse(1, "r1", "", turn=2, response=1, position=9, entries=1, at=1.0)
-LOOK = Call("c1", "look", "{}")
+LOOK = ToolCall("c1", "look", "{}")
 
 
 def projection(dialect: Dialect, *, is_background: bool = False) -> Projection:

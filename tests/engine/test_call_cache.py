@@ -9,7 +9,7 @@ import pytest
 
 from midstream.engine.call_cache import SUSPENDED, CallBook
 from midstream.errors import CallReusedError, LeaseHeldError, SessionBusyError
-from midstream.history.messages import Call, Outcome, Result
+from midstream.history.messages import Outcome, ToolCall, ToolResult
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, OnDoubt, digest_of
 from midstream.session.records import CallEnded, CallStarted, decode
 from midstream.session.session import fold
@@ -19,10 +19,10 @@ from midstream.testing.worlds import SETTLE_TURNS
 from midstream.tools.function_tools import CallContext
 from tests.spec import spec
 
-CALL = Call("a", "work", "{}")
+CALL = ToolCall("a", "work", "{}")
 
 
-def plan(call: Call = CALL, policy: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
+def plan(call: ToolCall = CALL, policy: OnDoubt = OnDoubt.UNKNOWN) -> CallPlan:
     return CallPlan(call.id, digest_of(call.name, call.arguments), on_doubt=policy)
 
 
@@ -44,12 +44,12 @@ async def test_an_outcome_is_given_again_and_other_arguments_are_refused() -> No
     started = await (first := book(memory)).start("t", CALL, plan())
     assert isinstance(started, CallContext)
     assert started.effect_key == "t/1/1/a"
-    await first.ended(started, Result("a", "1"), "n")
+    await first.ended(started, ToolResult("a", "1"), "n")
     for asked in (first, book(memory)):
         known = await asked.start("t", CALL, plan())
         assert isinstance(known, CallEnded)
         assert (known.result.content, known.native) == ("1", "n")
-        other = Call("a", "work", '{"x":1}')
+        other = ToolCall("a", "work", '{"x":1}')
         with pytest.raises(CallReusedError):
             await asked.start("t", other, plan(other))
 
@@ -83,19 +83,19 @@ async def test_a_call_that_waits_for_somebody_starts_again() -> None:
     first = book(memory)
     started = await first.start("t", CALL, plan())
     assert isinstance(started, CallContext)
-    await first.ended(started, Result("a", "waits", Outcome.CANCELLED), SUSPENDED)
+    await first.ended(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
     again = await book(memory).start("t", CALL, plan())
     assert isinstance(again, CallContext)
 
 
 async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
     memory = Memory()
-    calls = [Call(name, "work", "{}") for name in "abc"]
+    calls = [ToolCall(name, "work", "{}") for name in "abc"]
     asked = book(memory)
     started = await asyncio.gather(*(asked.start("t", call, plan(call)) for call in calls))
     for each in reversed(started):
         assert isinstance(each, CallContext)
-        await asked.ended(each, Result(each.call_id, "1"))
+        await asked.ended(each, ToolResult(each.call_id, "1"))
     records = [(each.epoch, decode(each.body)) for each in memory.sessions["t"].records]
     assert [record.response for _, record in records if isinstance(record, CallStarted)] == [1, 2, 3]
     assert fold(records[:-1]).driver == "graph"
@@ -103,7 +103,7 @@ async def test_siblings_start_in_one_append_and_the_journal_folds() -> None:
 
 
 async def test_siblings_that_come_at_once_to_an_old_thread_share_one_claim(tmp_path: Path) -> None:
-    calls = [Call(name, "work", "{}") for name in "abc"]
+    calls = [ToolCall(name, "work", "{}") for name in "abc"]
     for policy in (OnDoubt.UNKNOWN, OnDoubt.RERUN):
         asked = CallBook("graph", SQLiteStore(tmp_path / "calls.db"))
         await asyncio.gather(*(asked.start("t", call, plan(call, policy)) for call in calls))
@@ -119,14 +119,14 @@ async def test_a_thread_belongs_to_the_process_whose_calls_run() -> None:
     first = book(memory)
     started = await first.start("t", CALL, plan())
     assert isinstance(started, CallContext)
-    other, sibling = CallBook("graph", MemoryStore(memory)), Call("b", "work")
+    other, sibling = CallBook("graph", MemoryStore(memory)), ToolCall("b", "work")
     with pytest.raises(LeaseHeldError):
         await other.start("t", sibling, plan(sibling))
-    await first.ended(started, Result("a", "1"))
+    await first.ended(started, ToolResult("a", "1"))
     await freed(memory)
     there = await other.start("t", sibling, plan(sibling))
     assert isinstance(there, CallContext)
-    await other.ended(there, Result("b", "2"))
+    await other.ended(there, ToolResult("b", "2"))
     await freed(memory)
     known = await first.start("t", sibling, plan(sibling))  # what the other one did is known here
     assert isinstance(known, CallEnded)
@@ -143,13 +143,13 @@ def status_of(memory: Memory) -> tuple[str, int]:
 async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> None:
     memory = Memory()
     asked = book(memory)
-    sibling, later = Call("b", "work"), Call("c", "work")
+    sibling, later = ToolCall("b", "work"), ToolCall("c", "work")
     first, second = [await asked.start("t", call, plan(call)) for call in (CALL, sibling)]
     assert isinstance(first, CallContext)
     assert isinstance(second, CallContext)
-    await asked.ended(first, Result("a", "1"))
+    await asked.ended(first, ToolResult("a", "1"))
     assert status_of(memory) == ("running", 1)
-    await asked.ended(second, Result("b", "2"))
+    await asked.ended(second, ToolResult("b", "2"))
     assert status_of(memory) == ("completed", 1)
 
     third = await asked.start("t", later, plan(later))
@@ -157,7 +157,7 @@ async def test_a_thread_whose_calls_have_all_ended_is_listed_as_completed() -> N
     assert (third.turn, third.response, status_of(memory)) == (2, 1, ("running", 2))
     known = await asked.start("t", CALL, plan())
     assert isinstance(known, CallEnded)
-    await asked.ended(third, Result("c", "3"))
+    await asked.ended(third, ToolResult("c", "3"))
     assert status_of(memory) == ("completed", 2)
     assert isinstance(await book(memory).start("t", later, plan(later)), CallEnded)
     fold([(each.epoch, decode(each.body)) for each in memory.sessions["t"].records])
@@ -168,7 +168,7 @@ async def test_a_thread_with_a_call_that_waits_or_is_in_doubt_is_not_over() -> N
     asked = book(memory)
     started = await asked.start("t", CALL, plan())
     assert isinstance(started, CallContext)
-    await asked.ended(started, Result("a", "waits", Outcome.CANCELLED), SUSPENDED)
+    await asked.ended(started, ToolResult("a", "waits", Outcome.CANCELLED), SUSPENDED)
     assert status_of(memory) == ("running", 1)
     again = await asked.start("t", CALL, plan())
     assert isinstance(again, CallContext)

@@ -20,7 +20,7 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.history.messages import Call, Finish, Response, Result, Text, UserMessage
+from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
     CallEnded,
@@ -41,7 +41,7 @@ from midstream.tools.function_tools import CallContext
 from tests.spec import spec
 
 GO = UserMessage.of("go")
-ASKS = Response((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+ASKS = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
 DONE = Response((Text("done"),))
 
 
@@ -58,7 +58,7 @@ def kinds(records: Sequence[Record]) -> list[str]:
 async def called(turn: DrivenTurn, call_id: str) -> str:
     started = await turn.start(call_id)
     if isinstance(started, CallContext):
-        await turn.ended(Result(started.call_id, f"{call_id} ran"), "")
+        await turn.ended(ToolResult(started.call_id, f"{call_id} ran"), "")
         return f"{call_id} ran"
     return started.result.content
 
@@ -151,7 +151,7 @@ async def test_a_world_that_ends_anywhere_lets_the_next_one_go_on(point: Fault, 
                 continue
             ran.append(call_id)
             answers.append(f"{call_id} ran")
-            await turn.ended(Result(started.call_id, answers[-1]), "")
+            await turn.ended(ToolResult(started.call_id, answers[-1]), "")
         if await turn.ask({}) is None:
             await turn.responded(DONE, (), "")
         await turn.close(TurnStatus.COMPLETED, {})
@@ -185,7 +185,7 @@ async def test_an_outcome_waits_for_a_store_that_is_full() -> None:
     started = await turn.start("a")
     assert isinstance(started, CallContext)
     store.outage = StoreFullError("no room")
-    ending = asyncio.create_task(turn.ended(Result("a", "1"), ""))
+    ending = asyncio.create_task(turn.ended(ToolResult("a", "1"), ""))
     await world.advance(1.0)
     assert not ending.done()
     store.outage = None

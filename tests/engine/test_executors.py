@@ -13,14 +13,14 @@ from midstream.engine.timers import Work
 from midstream.environment import World
 from midstream.errors import ContextOverflowError, ModelCutError
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UpstreamCall,
     UserMessage,
@@ -238,14 +238,14 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
     run: int, *, has_effects: bool, outcome: Outcome
 ) -> None:
     plan = CallPlan("c1", digest_of("put", "{}"), has_effects=has_effects)
-    call = Call("c1", "put", "{}")
+    call = ToolCall("c1", "put", "{}")
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=run, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([])), World(), noted, NOBODY)
     await executor.execute(RunCall(3, 1, "c1", run), Session(turn=running))
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
-    assert isinstance(finished.result, Result)
+    assert isinstance(finished.result, ToolResult)
     assert finished.result.outcome is outcome
     assert "may or may not" in finished.result.content or outcome is Outcome.ERROR
 
@@ -299,7 +299,7 @@ async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None
         return "done"
 
     plan = CallPlan("c1", digest_of("work", "{}"))
-    call = Call("c1", "work", "{}")
+    call = ToolCall("c1", "work", "{}")
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
@@ -308,7 +308,7 @@ async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None
         Stalled(3, 1, StalledOn.TOOL, 60.0, "c1"),
         StallFinished(3, 1, StalledOn.TOOL, 61.0, "c1"),
         CallProgress(3, 1, "c1", 1, "half"),
-        CallFinished(3, 1, Result("c1", "done")),
+        CallFinished(3, 1, ToolResult("c1", "done")),
     ]
 
 
@@ -429,14 +429,14 @@ async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -
         ran.append(what)
         return what
 
-    call = Call("c1", "put", '{"what":"b"}')
+    call = ToolCall("c1", "put", '{"what":"b"}')
     plan = CallPlan("c1", digest_of("put", '{"what":"a"}'))
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
     await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
     assert noted.reports == [
-        CallFinished(3, 1, Result("c1", "The arguments do not match their digest.", Outcome.ERROR))
+        CallFinished(3, 1, ToolResult("c1", "The arguments do not match their digest.", Outcome.ERROR))
     ]
     assert ran == []
 
@@ -446,7 +446,10 @@ async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_
     def put() -> str:
         raise AssertionError
 
-    call, plan = Call("c1", "put"), CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION)
+    call, plan = (
+        ToolCall("c1", "put"),
+        CallPlan("c1", digest_of("put", "{}"), on_doubt=OnDoubt.IN_TRANSACTION),
+    )
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
@@ -491,7 +494,7 @@ def _running(run: int) -> Session:
     return Session(turn=RunningCalls(3, 1, Response((CALL,)), (CallState(CALL, plan, runs=run, epoch=1),)))
 
 
-CALL = Call("c1", "put", "{}")
+CALL = ToolCall("c1", "put", "{}")
 
 
 @spec("TURN-53")
@@ -538,7 +541,7 @@ async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcom
 async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_client() -> None:
     seen: list[tuple[str, Site]] = []
 
-    def approval(call: Call, found: Tool) -> bool | str:
+    def approval(call: ToolCall, found: Tool) -> bool | str:
         seen.append((call.name, found.site))
         return "It costs money." if "100" in call.arguments else False
 

@@ -18,7 +18,7 @@ from midstream.errors import (
     UnavailableError,
     WrongSecretError,
 )
-from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, ToolResult, UserMessage
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import CallFinished, Cancel, Command, Resume, SendMessage
 from midstream.session.turn.states import AwaitingModel
@@ -29,7 +29,7 @@ COMMANDS: list[Command | Received] = [
     SendMessage(UserMessage.of("hi")),
     Cancel(7),
     Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("naïve ☃"))),
-    Received("k", "digest of s", 3, "digest", CallFinished(1, 2, Result("a", "done", Outcome.OK))),
+    Received("k", "digest of s", 3, "digest", CallFinished(1, 2, ToolResult("a", "done", Outcome.OK))),
     Received("k", "digest of s", 4, "digest", None),
     Received("k", "digest of s", 0, "digest", SendMessage(UserMessage.of("hi")), 30.0),
     Received("k", "digest of s", 4, "digest", None, connection=2**53),

@@ -20,7 +20,7 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.history.messages import Outcome, Result, Step, UserMessage
+from midstream.history.messages import Outcome, Step, ToolResult, UserMessage
 from midstream.models.responses import TextDelta
 from midstream.session.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.session.records import (
@@ -590,7 +590,7 @@ async def test_a_damaged_outcome_does_not_cost_the_session() -> None:
     runner = await second.session("s")
     step = runner.state.history.entries[1]
     assert isinstance(step, Step)
-    assert step.results == (Result("c1", DAMAGED_CONTENT, Outcome.UNKNOWN),)
+    assert step.results == (ToolResult("c1", DAMAGED_CONTENT, Outcome.UNKNOWN),)
     records = await run_turn(second, "s", "and now?")
     assert isinstance(records[-1], TurnEnded)
     assert any(isinstance(each, OutcomeDamaged) for each in await records_of(runner))

@@ -9,7 +9,7 @@ from midstream.engine import journal as journal_module
 from midstream.engine.journal import Journal
 from midstream.environment import Fault, World
 from midstream.errors import DrainingError, EventGoneError, JournalMovedError, RecordUndecodableError
-from midstream.history.messages import Result
+from midstream.history.messages import ToolResult
 from midstream.protocol.frames import START, EventId
 from midstream.session.records import (
     VERSION,
@@ -133,7 +133,7 @@ async def test_a_damaged_outcome_costs_only_itself_and_readers_are_told_so(
     monkeypatch.setattr(journal_module, "TAIL_RECORDS_MAX", 1)
     store = MemoryStore()
     journal = await _open(store)
-    damaged = encode(CallEnded(1, 1, Result("a", "x"), 1.0))[:-1]
+    damaged = encode(CallEnded(1, 1, ToolResult("a", "x"), 1.0))[:-1]
     lost = OutcomeDamaged(1, 1, "a")
     await journal.append(_batch(journal, [damaged, *_bodies(1, 2, 3, 4)], Sync.FULL))
     again = Journal(store, "s", World())
@@ -149,7 +149,7 @@ async def test_an_outcome_of_a_newer_version_is_not_damaged_but_refused() -> Non
     store = MemoryStore()
     journal = await _open(store)
     newer = encode(EpochStarted(1, "o", 1.0, version=VERSION + 1))
-    strange = encode(CallEnded(1, 1, Result("a", "x"), 1.0)).replace(b'"content":"x"', b'"content":["x"]')
+    strange = encode(CallEnded(1, 1, ToolResult("a", "x"), 1.0)).replace(b'"content":"x"', b'"content":["x"]')
     await journal.append(_batch(journal, [newer, strange], Sync.FULL))
     with pytest.raises(RecordUndecodableError, match="record 2 of session 's'"):
         await Journal(store, "s", World()).load()

@@ -18,7 +18,7 @@ from midstream.engine.mailbox import (
 )
 from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
-from midstream.history.messages import Result, UserMessage
+from midstream.history.messages import ToolResult, UserMessage
 from midstream.session.records import Delta
 from midstream.session.session import Received
 from midstream.session.turn.commands import CallFinished, Cancel, ModelStreamed, SendMessage
@@ -26,7 +26,7 @@ from midstream.session.turn.pending import RunCall
 from midstream.store.contract import Attempt
 from midstream.testing.worlds import FakeWorld
 
-FINISHED = CallFinished(1, 1, Result("c1", "done"))
+FINISHED = CallFinished(1, 1, ToolResult("c1", "done"))
 
 
 def _said(text: str, attempt: int = 1) -> Envelope:

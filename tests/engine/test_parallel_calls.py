@@ -15,7 +15,7 @@ from midstream.engine.host import Host
 from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import StoreDamagedError
-from midstream.history.messages import Outcome, Result, Step, UserMessage
+from midstream.history.messages import Outcome, Step, ToolResult, UserMessage
 from midstream.session.blobs import BLOB_BYTES_MIN, blob_of
 from midstream.session.records import (
     CallEnded,
@@ -63,7 +63,7 @@ async def _records(runner: Runner, kind: type[Record], count: int = 1) -> list[R
         await runner.wait(end)
 
 
-def _results(records: tuple[Record, ...]) -> dict[str, Result]:
+def _results(records: tuple[Record, ...]) -> dict[str, ToolResult]:
     return {record.result.call_id: record.result for record in records if isinstance(record, CallEnded)}
 
 
@@ -90,7 +90,7 @@ async def test_a_coroutine_says_how_far_it_is_while_it_runs() -> None:
         go.set()
         records = await records_until_end(runner, after=0)
         assert [r.text for r in records if isinstance(r, CallProgressed)] == ["half way", "nearly"]
-        assert _results(records) == {"c1": Result("c1", "built")}
+        assert _results(records) == {"c1": ToolResult("c1", "built")}
 
 
 @spec("TURN-38")
@@ -109,7 +109,7 @@ async def test_a_plain_function_says_from_its_thread_how_far_it_is() -> None:
         assert isinstance(first, CallProgressed)
         assert first.text == "half way"
         go.set()
-        assert _results(await records_until_end(runner, after=0)) == {"c1": Result("c1", "built")}
+        assert _results(await records_until_end(runner, after=0)) == {"c1": ToolResult("c1", "built")}
 
 
 # --- independence and time ------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ async def test_a_plain_function_that_stops_when_it_is_asked_to_keeps_what_it_has
         await asyncio.to_thread(has_begun.wait, 10)
         await runner.submit(Cancel())
         records = await records_until_end(runner, after=0)
-        assert _results(records) == {"c1": Result("c1", "three of five")}
+        assert _results(records) == {"c1": ToolResult("c1", "three of five")}
         assert isinstance(records[-1], TurnEnded)
         assert records[-1].status is TurnStatus.CANCELLED
 
@@ -234,7 +234,7 @@ async def test_what_a_tool_gives_after_the_grace_is_kept_as_late(
         may_end_too.set()
         (late,) = await _records(runner, ResultArrivedLate)
         assert isinstance(late, ResultArrivedLate)
-        assert late.result == Result("c1", "all five")
+        assert late.result == ToolResult("c1", "all five")
         assert runner.state.history == before
         again = await run_turn(host, "s", "and now?")  # nobody waited for it
         assert isinstance(again[-1], TurnEnded)
@@ -284,7 +284,7 @@ async def test_a_large_result_is_small_in_the_session_and_whole_for_the_model() 
         assert memory.sessions["s"].blobs == {digest: LARGE.encode()}
         shown = model.requests[1].history.entries[1]
         assert isinstance(shown, Step)
-        assert shown.results == (Result("c1", LARGE), Result("c2", LARGE))
+        assert shown.results == (ToolResult("c1", LARGE), ToolResult("c2", LARGE))
         kept = (await host.session("s")).state.history.entries[1]
         assert isinstance(kept, Step)
         assert {result.call_id: result for result in kept.results} == _results(records)

@@ -19,7 +19,7 @@ from midstream.errors import (
     SessionBusyError,
     StoreBusyError,
 )
-from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, ToolResult, UserMessage
 from midstream.models.responses import Finished, TextDelta
 from midstream.session.records import (
     AttemptStarted,
@@ -493,7 +493,9 @@ async def test_a_parent_stops_the_child_that_another_process_works_on(places: Pl
     await parent.submit(Cancel())
     records = await records_until_end(parent, after=0)
     ended = next(each for each in records if isinstance(each, CallEnded))
-    assert ended.result == Result("c1", "The sub-agent was stopped. It had said: half ", Outcome.CANCELLED)
+    assert ended.result == ToolResult(
+        "c1", "The sub-agent was stopped. It had said: half ", Outcome.CANCELLED
+    )
     assert child.state.last_turn is not None
     assert child.state.last_turn.status is TurnStatus.CANCELLED
     assert [each.epoch for each in places.records("s::1.1.0") if isinstance(each, EpochStarted)] == [1]

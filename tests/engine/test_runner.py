@@ -23,7 +23,7 @@ from midstream.errors import (
     StoreFullError,
     UnavailableError,
 )
-from midstream.history.messages import Finish, Outcome, Result, Step, ToolSpec, UserMessage
+from midstream.history.messages import Finish, Outcome, Step, ToolResult, ToolSpec, UserMessage
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta
 from midstream.retries import APPEND_ATTEMPTS_MAX
 from midstream.session.records import (
@@ -286,7 +286,7 @@ async def test_a_result_of_a_client_leaves_the_other_calls_their_time(*, has_eff
     await runner.submit(Received("k", "secret", 0, "d0", SendMessage(UserMessage.of("go"), tools)))
     await world.settle()
     await world.advance(5.0)
-    result = CallFinished(1, 1, Result("c1", "here"))
+    result = CallFinished(1, 1, ToolResult("c1", "here"))
     await runner.submit(Received("k", "secret", 1, "d1", result))
     after = [CallStarted] if has_effects else []
     assert _kinds(await _records(runner))[-2 - len(after) :] == [CommandAccepted, CallEnded, *after]

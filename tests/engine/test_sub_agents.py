@@ -22,7 +22,7 @@ from midstream.errors import (
     ToolDefinitionError,
     UsageError,
 )
-from midstream.history.messages import History, Outcome, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import History, Outcome, Response, Step, Text, ToolResult, UserMessage
 from midstream.models.responses import ModelRequest, TextDelta
 from midstream.session import session as sessions
 from midstream.session.calls import Choice
@@ -91,7 +91,7 @@ async def _journal(store: Store, session: str) -> list[Record]:
     return [decode(each.body) for each in await store.read(session, after=0, limit=10_000)]
 
 
-def _outcomes(records: Sequence[Record]) -> list[Result]:
+def _outcomes(records: Sequence[Record]) -> list[ToolResult]:
     return [record.result for record in records if isinstance(record, CallEnded)]
 
 
@@ -100,7 +100,7 @@ async def test_a_child_does_the_work_and_its_records_are_shown_once_and_in_order
     store = MemoryStore()
     host = await _started(_boss(Agent(ScriptedModel([text("it is here")]), name="finder")), store)
     records = await run_turn(host, "s", "where is it?")
-    assert _outcomes(records) == [Result("c1", "it is here")]
+    assert _outcomes(records) == [ToolResult("c1", "it is here")]
 
     shown = [record for record in records if isinstance(record, ChildDelta)]
     places = [record.position for record in shown]
@@ -142,7 +142,7 @@ async def test_after_a_crash_the_same_child_goes_on_and_its_tools_run_once() -> 
     second = await _started(agent(stalls=False), store)
     records = await records_until_end(await second.session("s"), after=0)
     assert ran == ["x"]
-    assert _outcomes(records) == [Result("c1", "all of it")]
+    assert _outcomes(records) == [ToolResult("c1", "all of it")]
     places = [record.position for record in records if isinstance(record, ChildDelta)]
     assert places == sorted(set(places))
     await second.stop()
@@ -205,7 +205,7 @@ async def test_a_child_that_reaches_its_limit_hands_in_what_it_has() -> None:
     store = MemoryStore()
     host = await _started(_boss(Agent(model, tools=[look], name="finder"), responses_max=2), store)
     records = await run_turn(host, "s", "where is it?")
-    assert _outcomes(records) == [Result("c1", "this much I know")]
+    assert _outcomes(records) == [ToolResult("c1", "this much I know")]
     assert len(model.requests) == 3
     assert model.requests[-1].history.entries[-1] == UserMessage.of(HAND_IN)
     await host.stop()
@@ -224,7 +224,7 @@ async def test_a_child_that_takes_too_long_hands_in_what_it_has() -> None:
     child = Agent(ScriptedModel(script), tools=[look], name="finder")
     host = await _started(_boss(child, timeout_s=0.05), store)
     records = await run_turn(host, "s", "where is it?")
-    assert _outcomes(records) == [Result("c1", "this much I know")]
+    assert _outcomes(records) == [ToolResult("c1", "this much I know")]
     await host.stop()
 
 
@@ -238,7 +238,7 @@ async def test_sub_agents_go_only_so_deep() -> None:
     store = MemoryStore()
     host = await _started(agent, store)
     records = await run_turn(host, "s", "where is it?")
-    assert _outcomes(records) == [Result("c1", "done")]
+    assert _outcomes(records) == [ToolResult("c1", "done")]
     sessions = [info.session async for info in store.list()]
     assert max(each.count(PART_MARK) for each in sessions) == DEPTH_MAX
     await host.stop()
@@ -260,7 +260,7 @@ async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
     answer = Answer(asked.turn, asked.response, asked.call_id, asked.digest, Choice.ALLOW)
     await (await host.session(CHILD)).submit(answer)
     records = await records_until_end(runner, after=0)
-    assert _outcomes(records) == [Result("c1", "it is paid")]
+    assert _outcomes(records) == [ToolResult("c1", "it is paid")]
     assert host.children_wait_for("s") == host.children_wait_for("nobody") == []
     await host.stop()
 

@@ -9,7 +9,7 @@ from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.host import Host
 from midstream.engine.toolset import Toolset, read_toolset
 from midstream.errors import ToolsUnavailableError
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 from midstream.session.records import CallEnded, ToolsChanged, TurnEnded, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing import ScriptedModel, calls, run_turn
@@ -152,7 +152,7 @@ async def test_a_tool_that_is_gone_before_it_is_run_gives_an_error_result() -> N
         ("c3", Outcome.OK),
     ]
     assert results[1].content == "The tool 'later' is not there any more, so it was not run."
-    assert results[2] == Result("c3", "here")
+    assert results[2] == ToolResult("c3", "here")
 
 
 async def test_a_source_that_does_not_close_keeps_no_host_from_stopping() -> None:

@@ -15,7 +15,7 @@ from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.host import Host
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, StoreFullError, ToolDefinitionError
-from midstream.history.messages import Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, ToolResult, UserMessage
 from midstream.session.records import (
     CallEnded,
     CallStarted,
@@ -74,7 +74,7 @@ def _notes(path: Path) -> list[tuple[str, str]]:
         return [(str(what), str(key)) for what, key in db.execute("select what, key from app_note")]
 
 
-def _results(records: Sequence[Record]) -> list[Result]:
+def _results(records: Sequence[Record]) -> list[ToolResult]:
     return [record.result for record in records if isinstance(record, CallEnded)]
 
 
@@ -83,7 +83,7 @@ async def test_a_tool_writes_into_the_sessions_own_database(tmp_path: Path) -> N
     path = tmp_path / "x.db"
     async with _hosted(SQLiteStore(path), NOTE, note) as host:
         records = await run_turn(host, "s", "hi")
-        assert _results(records) == [Result("c1", "noted it")]
+        assert _results(records) == [ToolResult("c1", "noted it")]
         assert _notes(path) == [("it", "s/1/1/c1")]
 
 
@@ -95,7 +95,7 @@ async def test_a_tool_that_raises_has_done_nothing_and_the_model_is_told(tmp_pat
         failed, noted, unfit = sorted(
             _results(await run_turn(host, "s", "hi")), key=lambda result: result.call_id
         )
-        assert failed == Result("c1", "ValueError: no\nWhat it had written was undone.", Outcome.ERROR)
+        assert failed == ToolResult("c1", "ValueError: no\nWhat it had written was undone.", Outcome.ERROR)
         assert noted.content == "noted yes"
         assert unfit.outcome is Outcome.ERROR
         assert [what for what, _ in _notes(path)] == ["yes"]
@@ -173,7 +173,7 @@ async def test_a_cancel_while_the_tool_writes_comes_after_its_outcome(tmp_path: 
         records = await records_until_end(runner, after=0)
         kinds = [type(record) for record in records]
         assert kinds.index(CallEnded) < kinds.index(CancelRequested)
-        assert _results(records) == [Result("c1", "noted it")]
+        assert _results(records) == [ToolResult("c1", "noted it")]
         assert len(_notes(tmp_path / "x.db")) == 1
 
 
@@ -199,7 +199,7 @@ async def test_an_effect_that_found_no_room_is_tried_again_and_is_there_once(tmp
     store = FullOnce(tmp_path / "x.db")
     async with _hosted(store, NOTE, note) as host:
         records = await run_turn(host, "s", "hi")
-        assert _results(records) == [Result("c1", "noted it")]
+        assert _results(records) == [ToolResult("c1", "noted it")]
         assert store.left == 0
         assert len(_notes(tmp_path / "x.db")) == 1
 
@@ -265,5 +265,5 @@ async def test_a_tool_that_left_its_transaction_between_two_nodes_is_not_run_wit
     async with _hosted(SQLiteStore(path), NOTE, other) as second:
         records = await records_until_end(await second.session("s"), after=0)
         (result,) = _results(records)
-        assert result == Result("c1", "'note' is another tool by now; it was not run.", Outcome.ERROR)
+        assert result == ToolResult("c1", "'note' is another tool by now; it was not run.", Outcome.ERROR)
         assert ran == []

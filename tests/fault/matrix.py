@@ -23,7 +23,7 @@ from msgspec import Struct, field
 
 from midstream.client.local_tools import offered
 from midstream.environment import Fault
-from midstream.history.messages import Outcome, Result, Text
+from midstream.history.messages import Outcome, Text, ToolResult
 from midstream.protocol.frames import CancelPayload, Payload, ResultPayload, SendPayload, digest_of, encode
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import (
@@ -243,8 +243,8 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     ledger = read_ledger(folder)
     say = SendPayload((Text(QUESTION),), offered(client_tools(Ledger(folder / "ledger"))))
     later: list[Payload] = [
-        ResultPayload(1, 4, Result("a", ANSWER_OF_CLIENT)),
-        ResultPayload(1, 4, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+        ResultPayload(1, 4, ToolResult("a", ANSWER_OF_CLIENT)),
+        ResultPayload(1, 4, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
         CancelPayload(),
         CancelPayload(1),
     ]

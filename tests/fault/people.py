@@ -7,7 +7,7 @@ from pathlib import Path
 
 from midstream.client.local_tools import ALLOWED_ONCE_CONTENT, offered
 from midstream.environment import Fault, World
-from midstream.history.messages import Outcome, Result, Text
+from midstream.history.messages import Outcome, Text, ToolResult
 from midstream.protocol.frames import Payload, ResultPayload, SendPayload
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import decode
@@ -67,9 +67,9 @@ async def _judge(case: Case, folder: Path, sides: tuple[Process, Process], repor
     )
     say = SendPayload((Text(QUESTION),), offered(tools))
     later: list[Payload] = [
-        ResultPayload(1, 1, Result("a", "it was done")),
-        ResultPayload(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
-        ResultPayload(1, 1, Result("a", ALLOWED_ONCE_CONTENT, Outcome.ERROR)),
+        ResultPayload(1, 1, ToolResult("a", "it was done")),
+        ResultPayload(1, 1, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)),
+        ResultPayload(1, 1, ToolResult("a", ALLOWED_ONCE_CONTENT, Outcome.ERROR)),
     ]
     logs = [client_log(folder, stored, sides[1].acked, say, later), reader_log(folder)]
     judge(case, Evidence(journals, logs, read_ledger(folder)), report)

@@ -8,7 +8,7 @@ import pytest
 from langgraph.types import Interrupt
 
 from midstream.frameworks.langgraph_events import InterruptAnswer, answer_of, calls_of, value_of
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 
 ACTION = {"name": "pay", "args": {"sum": 3}, "description": "Approve.\n\nTool: pay\nArgs: ..."}
 ASKS = {
@@ -37,7 +37,7 @@ def test_approvals_are_a_call_each_and_become_decisions() -> None:
     interrupt = Interrupt(ASKS, id="i")
     assert answer_of(interrupt, {}) is None
     decisions = [
-        answer_of(interrupt, {"i.0": Result("i.0", content, outcome)})
+        answer_of(interrupt, {"i.0": ToolResult("i.0", content, outcome)})
         for content, outcome in (
             (json.dumps(shown), Outcome.OK),
             (json.dumps({**shown, "arguments": {"sum": 2}}), Outcome.OK),

@@ -34,13 +34,13 @@ from midstream.errors import (
 )
 from midstream.frameworks.openai_agents_model import OpenAIAgentsModel, spec_of
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     Usage,
     UserMessage,
@@ -72,8 +72,8 @@ from tests.models.responses_server import (
 
 OTHER = ToolSpec("other", "Of a client.", {"type": "object", "properties": {"path": {"type": "string"}}})
 HI = History((UserMessage.of("hi"),))
-CALLED = Response((Text("I look."), Call("c1", "read", '{"path":"a"}')), Finish.CALLS)
-WITH_RESULT = HI.then(Step(CALLED, (Result("c1", "it is empty"),)))
+CALLED = Response((Text("I look."), ToolCall("c1", "read", '{"path":"a"}')), Finish.CALLS)
+WITH_RESULT = HI.then(Step(CALLED, (ToolResult("c1", "it is empty"),)))
 
 
 @function_tool

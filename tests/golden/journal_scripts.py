@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from midstream.history.messages import (
-    Call,
     Entry,
     File,
     Finish,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UpstreamCall,
     Usage,
@@ -92,7 +92,7 @@ from tests.session.stories import (
     writes,
 )
 
-NOTHING: Mapping[str, Result] = {}
+NOTHING: Mapping[str, ToolResult] = {}
 WORK = digest_of("work", "{}")
 
 
@@ -175,7 +175,7 @@ def _streamed() -> Script:
     said = SendMessage(
         UserMessage.of("use my tool"), (client_tool(), client_tool("other", needs_approval=True))
     )
-    late = CallFinished(1, 1, Result("b", "after all"))
+    late = CallFinished(1, 1, ToolResult("b", "after all"))
     story = Script().take(
         command(said, connection=1), heard("I ", "ask"), asks(at_client("a"), at_client("b"))
     )
@@ -262,8 +262,8 @@ def _parts() -> Script:
             Thinking("hm", "signed"),
             Thinking("", "sealed", is_redacted=True),
             Text("I look.\n"),
-            Call("a", "work", '{"word": "x"}', provider_id="", signature="of the call"),
-            Call("b", "wörk it", '{"broken": '),
+            ToolCall("a", "work", '{"word": "x"}', provider_id="", signature="of the call"),
+            ToolCall("b", "wörk it", '{"broken": '),
         ),
         Finish.CALLS,
         "model-1",
@@ -275,7 +275,7 @@ def _parts() -> Script:
         ModelResponded(
             1, 1, 1, response, (reads("a"), impossible("b")), PromptHead("of the system", "of the tools")
         ),
-        CallFinished(1, 1, Result("a", "the beginning", blob="0" * 64, size=70_000)),
+        CallFinished(1, 1, ToolResult("a", "the beginning", blob="0" * 64, size=70_000)),
     )
     story.take(answers("cut", response=2))
     for finish in (Finish.LENGTH, Finish.FILTER):
@@ -359,18 +359,18 @@ def _in_doubt() -> Script:
         if choice is not None:
             story.take(Answer(1, turn, "a", WORK, choice, "said"))
         if policy is OnDoubt.PROBE:
-            story.take(CallProbed(1, turn, "a", Result("a", "it happened")))
-        story.take(CallFinished(1, turn, Result("a", "came back")))
+            story.take(CallProbed(1, turn, "a", ToolResult("a", "it happened")))
+        story.take(CallFinished(1, turn, ToolResult("a", "came back")))
     story.take(asks(writes("a", OnDoubt.PROBE), response=9)).node().take(CallProbed(1, 9, "a", may_run=True))
     return story.take(ended("a", response=9), answers("the end", response=10))
 
 
 def _late() -> Script:
     story = Script().take(say(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
-    story.take(asks(writes("c"), response=3), CallFinished(1, 1, Result("a", "late")))
+    story.take(asks(writes("c"), response=3), CallFinished(1, 1, ToolResult("a", "late")))
     queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
     story.take(queued, Cancel(), queued, CallProgress(1, 3, "c", 1, "almost"), Withdraw())
-    return story.take(CallFinished(1, 2, Result("b", "later")), ended("c", response=3))
+    return story.take(CallFinished(1, 2, ToolResult("b", "later")), ended("c", response=3))
 
 
 def _children() -> Script:
@@ -378,7 +378,7 @@ def _children() -> Script:
     story = Script().take(say(), asks(at_child("a")))
     story.take(
         ChildStreamed(1, 1, "a", "s::1.1.0", tuple(enumerate(inner, 1))),
-        CallFinished(1, 1, Result("a", "helped")),
+        CallFinished(1, 1, ToolResult("a", "helped")),
     )
     return story.take(answers("ok", response=2))
 
@@ -415,12 +415,14 @@ def _damaged() -> Script:
 
 
 def _damaged_late() -> Script:
-    story = Script().take(say(), asks(writes("a"))).node().take(CallFinished(1, 1, Result("a", "too late")))
+    story = (
+        Script().take(say(), asks(writes("a"))).node().take(CallFinished(1, 1, ToolResult("a", "too late")))
+    )
     return story.damage_last().take(answers("ok", response=2))
 
 
 def _driven() -> Script:
-    asked = Response((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+    asked = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
     story = Script().take(
         driven_turn.Begin(UserMessage.of("go"), "pydantic-ai", "key", "digest"),
         driven_turn.RequestModelResponse(1, NOTHING),
@@ -435,11 +437,11 @@ def _driven() -> Script:
         driven_turn.BeginCall("a"),
     )
     story.take(
-        driven_turn.Ended(Result("a", "done"), native='{"kind": "result"}'), driven_turn.BeginCall("b")
+        driven_turn.Ended(ToolResult("a", "done"), native='{"kind": "result"}'), driven_turn.BeginCall("b")
     ).node()
     story.take(
         driven_turn.BeginCall("b", is_approved=True),
-        driven_turn.Ended(Result("b", "done")),
+        driven_turn.Ended(ToolResult("b", "done")),
         driven_turn.RequestModelResponse(2, NOTHING),
     )
     story.take(
@@ -455,7 +457,7 @@ def _driven() -> Script:
 
 
 def _resend(
-    story: Script, *entries: Entry, tools: bool = True, results: tuple[Result, ...] = ()
+    story: Script, *entries: Entry, tools: bool = True, results: tuple[ToolResult, ...] = ()
 ) -> SendTranscript:
     """A client application sends its whole conversation; what the session has of it is kept."""
     application = story.session.application
@@ -490,7 +492,7 @@ def _application() -> Script:
     """A client application calls a tool of its own, brings the result, edits, is cut, and branches."""
     story, hi = Script(agent="claude", version="2"), UserMessage.of("hi")
     story.take(_resend(story, hi))
-    place, look = (1, 1, 1), Call("a", "look", "{}", signature="signed")
+    place, look = (1, 1, 1), ToolCall("a", "look", "{}", signature="signed")
     announced = (
         Delta(*place, 0, "thinking", "", signature="of the thought"),
         Delta(*place, 1, "text", "I look."),
@@ -500,7 +502,7 @@ def _application() -> Script:
     asked = Response((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
     plan = CallPlan("a", digest_of("look", "{}"), Site.CLIENT, has_effects=False)
     story.take(ModelResponded(*place, asked, (plan,))).node()
-    seen = Step(Response((Text("I look."), look)), (Result("a", "a tree"),))
+    seen = Step(Response((Text("I look."), look)), (ToolResult("a", "a tree"),))
     story.take(_resend(story, hi, seen, results=seen.results))
     story.take(ModelResponded(1, 2, 1, Response((Text("A tree."),))))
     said = (hi, seen, Step(Response((Text("A tree."),))))

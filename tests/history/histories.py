@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from midstream.history.messages import (
-    Call,
     Entry,
     File,
     Finish,
@@ -13,10 +12,11 @@ from midstream.history.messages import (
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -90,10 +90,10 @@ def steps(draw: st.DrawFn) -> Step:
         st.lists(st.one_of(_words.map(Text), _thoughts, _ran_elsewhere), max_size=3)
     )
     calls = [
-        Call(call_id, draw(_names), draw(_arguments))
+        ToolCall(call_id, draw(_names), draw(_arguments))
         for call_id in draw(st.lists(_ids, unique=True, max_size=3))
     ]
-    results = tuple(Result(call.id, draw(_words), draw(st.sampled_from(Outcome))) for call in calls)
+    results = tuple(ToolResult(call.id, draw(_words), draw(st.sampled_from(Outcome))) for call in calls)
     finish = draw(st.sampled_from(Finish))
     model = draw(st.sampled_from(["", MODEL, "another"]))
     return Step(Response((*parts, *calls), finish, model), results)

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.history.compaction import FILE_CHARS_MAX, LEFT_OUT, next_cut, shown
-from midstream.history.messages import Call, Entry, File, History, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import (
+    Entry,
+    File,
+    History,
+    Response,
+    Step,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from midstream.history.operations import check_by_name as check
 from midstream.history.profiles import PROFILES
 from midstream.history.rendering import render
@@ -24,7 +34,7 @@ def told(words: str) -> Step:
 
 
 def read(content: str) -> Step:
-    return Step(Response((Call("a", "read"),)), (Result("a", content),))
+    return Step(Response((ToolCall("a", "read"),)), (ToolResult("a", content),))
 
 
 def history(*entries: Entry) -> History:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from midstream.errors import InvalidHistoryError
 from midstream.history.messages import (
-    Call,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
     storable,
@@ -24,11 +24,11 @@ from midstream.history.messages import (
 )
 from tests.spec import spec
 
-TWO_CALLS = Response((Text("let me look"), Call("a", "read"), Call("b", "read")))
+TWO_CALLS = Response((Text("let me look"), ToolCall("a", "read"), ToolCall("b", "read")))
 
 
 def test_a_step_is_a_response_with_the_results_of_all_its_calls_in_order() -> None:
-    step = Step(TWO_CALLS, (Result("a", "1"), Result("b", "2")))
+    step = Step(TWO_CALLS, (ToolResult("a", "1"), ToolResult("b", "2")))
     assert [result.content for result in step.results] == ["1", "2"]
 
 
@@ -38,7 +38,7 @@ def test_a_step_is_a_response_with_the_results_of_all_its_calls_in_order() -> No
 )
 def test_a_step_with_other_results_than_its_calls_cannot_exist(ids: tuple[str, ...]) -> None:
     with pytest.raises(InvalidHistoryError):
-        Step(TWO_CALLS, tuple(Result(call_id, "") for call_id in ids))
+        Step(TWO_CALLS, tuple(ToolResult(call_id, "") for call_id in ids))
 
 
 def test_nor_can_one_be_read_from_json() -> None:
@@ -50,13 +50,13 @@ def test_nor_can_one_be_read_from_json() -> None:
 @pytest.mark.parametrize("ids", [("a", "a"), ("",), ("a", "")])
 def test_the_calls_of_a_response_have_distinct_ids(ids: tuple[str, ...]) -> None:
     with pytest.raises(InvalidHistoryError):
-        Response(tuple(Call(call_id, "read") for call_id in ids))
+        Response(tuple(ToolCall(call_id, "read") for call_id in ids))
 
 
 def test_the_text_of_a_response_is_what_is_said_aloud() -> None:
-    response = Response((Thinking("hm"), Text("yes"), Call("a", "read"), Text(", and no")))
+    response = Response((Thinking("hm"), Text("yes"), ToolCall("a", "read"), Text(", and no")))
     assert response.text == "yes, and no"
-    assert response.calls == (Call("a", "read"),)
+    assert response.calls == (ToolCall("a", "read"),)
 
 
 def test_history_grows_by_copies() -> None:
@@ -66,18 +66,20 @@ def test_history_grows_by_copies() -> None:
 
 
 def test_missing_and_repeated_ids_are_minted_from_their_place_and_keep_the_original() -> None:
-    parts = with_distinct_ids((Call("", "x"), Text("and"), Call("k", "y"), Call("k", "z")), response_no=4)
+    parts = with_distinct_ids(
+        (ToolCall("", "x"), Text("and"), ToolCall("k", "y"), ToolCall("k", "z")), response_no=4
+    )
     assert parts == (
-        Call("call-4-0", "x", provider_id=""),
+        ToolCall("call-4-0", "x", provider_id=""),
         Text("and"),
-        Call("k", "y"),
-        Call("call-4-3", "z", provider_id="k"),
+        ToolCall("k", "y"),
+        ToolCall("call-4-3", "z", provider_id="k"),
     )
 
 
 @given(st.lists(st.sampled_from(["", "a", "b", "call-1-0", "call-1-1", "call-1-2"]), max_size=5))
 def test_any_ids_become_distinct_and_stay_so(ids: list[str]) -> None:
-    parts = with_distinct_ids(tuple(Call(call_id, "x") for call_id in ids), response_no=1)
+    parts = with_distinct_ids(tuple(ToolCall(call_id, "x") for call_id in ids), response_no=1)
     response = Response(parts)
     assert len(response.calls) == len(ids)
     assert with_distinct_ids(parts, response_no=1) == parts

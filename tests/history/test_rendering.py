@@ -13,15 +13,15 @@ from midstream.errors import UsageError
 from midstream.history.codecs.codec_spec import Json
 from midstream.history.codecs.format_registry import FORMATS
 from midstream.history.messages import (
-    Call,
     File,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -108,8 +108,8 @@ def test_instructions_stand_beside_the_messages_where_the_format_keeps_them_ther
 
 
 def test_a_step_is_a_response_and_its_results_in_order() -> None:
-    calls = (Call("a", "read", '{"path":  "x"}'), Call("b", "list", ""))
-    results = (Result("a", "one"), Result("b", "no such folder", Outcome.ERROR))
+    calls = (ToolCall("a", "read", '{"path":  "x"}'), ToolCall("b", "list", ""))
+    results = (ToolResult("a", "one"), ToolResult("b", "no such folder", Outcome.ERROR))
     history = History((HI, Step(Response((Text("I will look."), *calls)), results)))
     assert chat(history)[1:] == [
         {
@@ -126,7 +126,7 @@ def test_a_step_is_a_response_and_its_results_in_order() -> None:
 
 
 def test_a_response_of_calls_alone_has_null_for_its_words() -> None:
-    step = Step(Response((Call("a", "list"),)), (Result("a", ""),))
+    step = Step(Response((ToolCall("a", "list"),)), (ToolResult("a", ""),))
     _, asked, answered = chat(History((HI, step)))
     assert (asked["content"], answered["content"]) == (None, "(no output)")
 
@@ -181,35 +181,37 @@ def test_a_model_asked_by_its_short_name_gets_its_own_thinking_back(name: str) -
 
 
 def test_reasoning_goes_back_to_who_asks_for_it_and_is_replaced_where_it_was_lost() -> None:
-    called = Step(Response((Call("a", "list"),)), (Result("a", "x"),))
-    thought = Step(Response((Thinking("hm"), Call("b", "list"))), (Result("b", "x"),))
+    called = Step(Response((ToolCall("a", "list"),)), (ToolResult("a", "x"),))
+    thought = Step(Response((Thinking("hm"), ToolCall("b", "list"))), (ToolResult("b", "x"),))
     sent = chat(History((HI, called, thought)), "deepseek")
     assert [m.get("reasoning_content") for m in sent if m["role"] == "assistant"] == [NO_REASONING, "hm"]
     assert "reasoning_content" not in chat(History((HI, called)), "kimi")[1]
 
 
 def test_the_first_call_of_a_response_bears_the_stand_in_where_calls_are_signed() -> None:
-    step = Step(Response((Call("a", "x"), Call("b", "x"))), (Result("a", ""), Result("b", "")))
+    step = Step(
+        Response((ToolCall("a", "x"), ToolCall("b", "x"))), (ToolResult("a", ""), ToolResult("b", ""))
+    )
     (_, asked, _) = render(History((HI, step)), "", "gemini-3").messages
     assert [part.get("thoughtSignature") for part in asked["parts"]] == [SENTINEL, None]
 
 
 def test_lost_thinking_in_a_running_loop_turns_thinking_off() -> None:
-    history = History((HI, Step(Response((Call("a", "x"),)), (Result("a", "1"),))))
+    history = History((HI, Step(Response((ToolCall("a", "x"),)), (ToolResult("a", "1"),))))
     assert render(history, "", "anthropic", thinking=True).advice.thinking is False
     assert render(history, "", "anthropic").advice.thinking is None
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_ids_that_come_again_or_cannot_be_taken_are_replaced_in_call_and_result(profile: str) -> None:
-    step = Step(Response((Call("functions.read:0", "x"),)), (Result("functions.read:0", "1"),))
+    step = Step(Response((ToolCall("functions.read:0", "x"),)), (ToolResult("functions.read:0", "1"),))
     rendered = render(History((HI, step, step, step)), "", profile)
     assert findings(rendered, profile) == []
 
 
 def test_a_later_id_never_changes_an_earlier_one() -> None:
     def used(*ids: str) -> list[str]:
-        made = [Step(Response((Call(each, "x"),)), (Result(each, "1"),)) for each in ids]
+        made = [Step(Response((ToolCall(each, "x"),)), (ToolResult(each, "1"),)) for each in ids]
         sent = render(History((HI, *made)), "", "anthropic").messages
         return [message["content"][0]["id"] for message in sent if message["role"] == "assistant"]
 
@@ -219,7 +221,7 @@ def test_a_later_id_never_changes_an_earlier_one() -> None:
 
 @pytest.mark.parametrize("name", ["fs.read", "", "n" * 80, "lies\n"])
 def test_a_name_no_tool_can_have_is_made_one(name: str) -> None:
-    step = Step(Response((Call("a", name),)), (Result("a", "no such tool", Outcome.ERROR),))
+    step = Step(Response((ToolCall("a", name),)), (ToolResult("a", "no such tool", Outcome.ERROR),))
     sent = chat(History((HI, step)))[1]["tool_calls"][0]["function"]["name"]
     assert 0 < len(sent) <= 64
     assert sent.replace("_", "").isalnum()
@@ -227,7 +229,7 @@ def test_a_name_no_tool_can_have_is_made_one(name: str) -> None:
 
 @pytest.mark.parametrize("broken", ['{"path": "x', "[1]", '{"a":' * 300, '{"x": NaN}', '{"x": "\\ud800"}'])
 def test_broken_arguments_travel_whole_inside_an_object(broken: str) -> None:
-    found, text = arguments_of(Call("a", "read", broken))
+    found, text = arguments_of(ToolCall("a", "read", broken))
     assert found == {"_raw": broken} == msgspec.json.decode(text)
 
 
@@ -258,7 +260,7 @@ def test_a_profile_nobody_knows_is_refused() -> None:
 def test_a_signed_call_goes_back_signed_to_its_own_model(
     profile: str, form: str | None, path: list[str]
 ) -> None:
-    signed = Step(Response((Call("a", "x", signature="c2ln"),), model="m"), (Result("a", "1"),))
+    signed = Step(Response((ToolCall("a", "x", signature="c2ln"),), model="m"), (ToolResult("a", "1"),))
 
     def sent(model: str) -> object:
         found: Any = render(History((HI, signed)), "", profile, form=form, model=model).messages[1]

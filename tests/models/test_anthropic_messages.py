@@ -29,16 +29,16 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import (
-    Call,
     Entry,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UpstreamCall,
     Usage,
@@ -84,7 +84,7 @@ from tests.spec import spec
 READ = ToolSpec("read", "Read a file.", {"type": "object", "properties": {"path": {"type": "string"}}})
 WRITE = ToolSpec("write", "Write a file.")
 ASKED = ModelRequest("Be brief.", History((UserMessage.of("hi"),)), (READ,), key="s1/1/1")
-RAN = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+RAN = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
 SAID = Step(Response((Text("It says X."),)))
 EPHEMERAL = {"type": "ephemeral"}
 SHORT = HttpLimits(first_byte_s=0.05, between_bytes_s=0.05)
@@ -234,9 +234,9 @@ async def test_other_servers_get_the_headers_and_fields_they_want() -> None:
 async def test_what_is_sent_is_what_the_sdk_has_types_for(options: dict[str, Any]) -> None:
     thinking = {"type": "enabled", "budget_tokens": 2000}
     signed = Response(
-        (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), Call("a", "read")), model="m"
+        (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True), ToolCall("a", "read")), model="m"
     )
-    history = ASKED.history.then(Step(signed, (Result("a", "X"),))).then(UserMessage.of("thanks"))
+    history = ASKED.history.then(Step(signed, (ToolResult("a", "X"),))).then(UserMessage.of("thanks"))
     async with asked_with(thinking=thinking, **options) as (server, model):
         await answered(model, ModelRequest("Be brief.", history, (READ, WRITE)))
     adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(
@@ -283,7 +283,7 @@ async def test_signed_thinking_goes_back_byte_for_byte_to_the_same_model_and_to_
 
     kept = [decode(each.body) for each in memory.sessions["s"].records]
     response = next(each.body for each in kept if isinstance(each, ResponseCompleted))
-    history = ASKED.history.then(Step(response, (Result("toolu_1", "X"),)))
+    history = ASKED.history.then(Step(response, (ToolResult("toolu_1", "X"),)))
     async with asked_with() as (another, model):
         await answered(model, ModelRequest("", history, (READ,)))
     (_, responded, _) = another.bodies[0]["messages"]

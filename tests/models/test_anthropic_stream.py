@@ -23,13 +23,13 @@ from midstream.errors import (
     ModelUnavailableError,
 )
 from midstream.history.messages import (
-    Call,
     Finish,
     Outcome,
     Response,
     ResponsePart,
     Text,
     Thinking,
+    ToolCall,
     ToolSpec,
     UpstreamCall,
     Usage,
@@ -399,7 +399,7 @@ def parts_of(message: anthropic.types.Message) -> list[ResponsePart]:
             case "redacted_thinking":
                 parts.append(Thinking("", block.data, is_redacted=True))
             case "tool_use":
-                parts.append(Call(block.id, block.name, _dumped(block.input)))
+                parts.append(ToolCall(block.id, block.name, _dumped(block.input)))
             case "server_tool_use":
                 parts.append(UpstreamCall(block.id, block.name, _dumped(block.input)))
             case "web_search_tool_result":
@@ -415,8 +415,8 @@ def _dumped(value: object) -> str:
 
 def compared(part: ResponsePart) -> ResponsePart:
     """Without what the SDK has in another form: the spelling of arguments, the words of a result."""
-    if isinstance(part, Call):
-        return Call(part.id, part.name, _dumped(json.loads(part.arguments or "{}")))
+    if isinstance(part, ToolCall):
+        return ToolCall(part.id, part.name, _dumped(json.loads(part.arguments or "{}")))
     if isinstance(part, UpstreamCall):
         assert (part.content, part.outcome) == (
             '{"type":"web_search_result","title":"T","url":"u"}',
@@ -445,7 +445,7 @@ def test_the_same_bytes_cut_anywhere_are_what_the_sdk_reads(events: list[Json], 
 
     expected, response = parts_of(theirs), response_of(found)
     if response is None:
-        assert not any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in expected)
+        assert not any(isinstance(part, ToolCall | UpstreamCall) or part.text.strip() for part in expected)
     else:
         assert [compared(part) for part in response.parts] == expected
 

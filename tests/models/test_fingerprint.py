@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.history.messages import (
-    Call,
     Entry,
     File,
     History,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UserMessage,
     UserPart,
@@ -44,9 +44,9 @@ PNG = base64.b64encode(bytes(range(250))).decode()
 def test_what_models_and_tools_said_does_not_count() -> None:
     told = sent(said("a"), responded("yes", calls=["c1"]), said("b"))
     response = Response(
-        (Thinking("hm", "sig"), Text("as the host writes it"), Call("c1", "other", "[1]")), model="m"
+        (Thinking("hm", "sig"), Text("as the host writes it"), ToolCall("c1", "other", "[1]")), model="m"
     )
-    rewritten = sent(said("a"), Step(response, (Result("c1", "[cleared]"),)), said("b"))
+    rewritten = sent(said("a"), Step(response, (ToolResult("c1", "[cleared]"),)), said("b"))
     assert rewritten == told
 
 

@@ -23,13 +23,13 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     Usage,
     UserMessage,
@@ -120,7 +120,7 @@ async def test_parallel_calls_split_over_chunks_come_whole() -> None:
 
 
 async def test_the_request_says_everything_and_carries_the_key_of_the_response() -> None:
-    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     history = History((UserMessage.of("hi"), step))
     async with chat_server(HELLO) as server:
         async with OpenAICompatible(server.url, "m", "secret", extra={"temperature": 0.5}) as model:
@@ -146,7 +146,7 @@ async def test_the_request_says_everything_and_carries_the_key_of_the_response()
 @spec("REUSE-58", "REUSE-59")
 async def test_the_body_of_a_turn_begins_with_the_bytes_of_the_turn_before() -> None:
     first = History((UserMessage.of("hi"),))
-    ran = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    ran = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     second = first.then(ran)
     third = second.then(Step(Response((Text("It says X."),)))).then(UserMessage.of("thanks"))
     write = ToolSpec("write", "Write a file.")

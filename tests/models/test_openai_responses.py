@@ -19,12 +19,12 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Response,
-    Result,
     Step,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     Usage,
     UserMessage,
@@ -207,7 +207,7 @@ async def test_an_answer_is_made_as_it_was_wished() -> None:
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:
-    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,), attempt=2, key="s1/1/2")
     async with responses_server(HELLO) as server, model_at(server) as model:
         await answered(model, request)
@@ -225,7 +225,7 @@ async def test_the_wire_carries_the_whole_conversation() -> None:
 
 @spec("REUSE-58", "REUSE-60")
 async def test_a_longer_conversation_begins_with_the_bytes_of_the_shorter_and_carries_its_key() -> None:
-    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     write = ToolSpec("write", "Write a file.")
     shorter = ModelRequest("Be brief.", ASKED.history, (READ, write), session="s1")
     longer = ModelRequest("Be brief.", ASKED.history.then(step), (write, READ), session="s1")

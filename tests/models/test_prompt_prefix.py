@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from midstream.history.codecs.codec_spec import Value
 from midstream.history.messages import (
-    Call,
     Entry,
     File,
     Finish,
     History,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UserMessage,
 )
@@ -141,8 +141,10 @@ def asked(*words: str) -> list[Entry]:
 
 
 def ran(calls: int) -> Step:
-    made = tuple(Call(f"c{number}", "read", "{}") for number in range(calls))
-    return Step(Response((Text("I look."), *made), Finish.CALLS), tuple(Result(c.id, "words") for c in made))
+    made = tuple(ToolCall(f"c{number}", "read", "{}") for number in range(calls))
+    return Step(
+        Response((Text("I look."), *made), Finish.CALLS), tuple(ToolResult(c.id, "words") for c in made)
+    )
 
 
 def body_of(*entries: Entry) -> dict[str, Any]:

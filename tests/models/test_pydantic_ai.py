@@ -36,16 +36,16 @@ from midstream.errors import (
     UsageError,
 )
 from midstream.history.messages import (
-    Call,
     File,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     Usage,
     UserMessage,
@@ -105,7 +105,7 @@ async def test_a_test_model_calls_and_then_answers() -> None:
     assert model.name == "test:test"
     asked = response_of(await answered(model))
     assert [made.name for made in asked.calls] == ["read"]
-    step = Step(asked, (Result(asked.calls[0].id, "X"),))
+    step = Step(asked, (ToolResult(asked.calls[0].id, "X"),))
     told = response_of(await answered(model, ModelRequest("", ASKED.history.then(step), (READ,))))
     assert (told.text, told.finish) == ("all done", Finish.STOP)
 
@@ -181,7 +181,7 @@ async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
     responded = response_of(await answered(model))
     assert responded.parts[:2] == (Thinking("hm", "c2ln"), Thinking("", "c2VhbGVk", is_redacted=True))
 
-    history = ASKED.history.then(Step(responded, (Result("toolu_1", "X"),)))
+    history = ASKED.history.then(Step(responded, (ToolResult("toolu_1", "X"),)))
     await answered(model, ModelRequest("", history, (READ,)))
     (_, said, _) = unmarked(seen.bodies[1]["messages"])
     assert said["content"][:2] == [
@@ -190,7 +190,7 @@ async def test_thinking_in_sealed_words_comes_and_goes_back_as_it_was() -> None:
     ]
 
 
-RAN = Step(Response((Call("a", "read", "{}"),), Finish.CALLS), (Result("a", "X"),))
+RAN = Step(Response((ToolCall("a", "read", "{}"),), Finish.CALLS), (ToolResult("a", "X"),))
 CLAUDES = [
     ModelRequest("Be brief.", ASKED.history, (READ,)),
     ModelRequest("Be brief.", ASKED.history.then(RAN), (READ,)),
@@ -249,12 +249,12 @@ async def test_nothing_is_marked_where_that_is_not_wanted(
 
 
 def test_a_history_is_rendered_whole() -> None:
-    made = (Call("a", "read", '{"path": "x"}'), Call("b", "read", "{broken"))
+    made = (ToolCall("a", "read", '{"path": "x"}'), ToolCall("b", "read", "{broken"))
     responded = Response((Thinking("hm", "sig"), Text("I will look."), *made), Finish.CALLS, "test")
     history = History(
         (
             UserMessage.of("hi"),
-            Step(responded, (Result("a", "X"), Result("b", "no", Outcome.ERROR))),
+            Step(responded, (ToolResult("a", "X"), ToolResult("b", "no", Outcome.ERROR))),
             Step(Response((Thinking("nothing to say"),), model="test")),
             UserMessage.of("go on"),
         )
@@ -349,7 +349,7 @@ async def test_a_tool_loop_that_lost_its_thinking_goes_on_without() -> None:
         profile="anthropic",
     )
     await answered(model)
-    step = Step(Response((Call("a", "read"),)), (Result("a", "X"),))
+    step = Step(Response((ToolCall("a", "read"),)), (ToolResult("a", "X"),))
     await answered(model, ModelRequest("", ASKED.history.then(step), (READ,)))
     assert seen == [thinking, {"type": "disabled"}]
 
@@ -384,7 +384,7 @@ async def test_a_real_model_shows_its_thinking() -> None:
 
 
 async def test_the_wire_carries_the_whole_conversation() -> None:
-    step = Step(Response((Call("a", "read", '{"path": "x"}'),)), (Result("a", "X"),))
+    step = Step(Response((ToolCall("a", "read", '{"path": "x"}'),)), (ToolResult("a", "X"),))
     request = ModelRequest("Be brief.", ASKED.history.then(step), (READ,))
     async with chat_server(HELLO) as server, openai_at(server.url) as model:
         await answered(PydanticAIModel(model), request)
@@ -511,7 +511,7 @@ async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -
         builder.add(event)
     response = builder.response()
     assert response is not None
-    history = History((UserMessage.of("hi"), Step(response, (Result(response.calls[0].id, "X"),))))
+    history = History((UserMessage.of("hi"), Step(response, (ToolResult(response.calls[0].id, "X"),))))
     sent, _ = rendered(history, "", model)
     (back,) = [part for message in sent for part in message.parts if isinstance(part, messages.ToolCallPart)]
     assert (back.provider_name, back.provider_details) == ("google", {"thought_signature": "c2ln"})

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from midstream.errors import ModelForgotError
 from midstream.history.messages import (
     UPSTREAM_CUT,
-    Call,
     Finish,
     Outcome,
     Response,
     Text,
     Thinking,
+    ToolCall,
     UpstreamCall,
     Usage,
 )
@@ -79,7 +79,7 @@ def test_a_response_is_made_of_what_was_said_in_order() -> None:
         Delta(1, 2, 3, 1, "text", "look."),
     ]
     assert response == Response(
-        (Thinking("let me see", "sig"), Text("I will look."), Call("a", "read", '{"path": "x"}')),
+        (Thinking("let me see", "sig"), Text("I will look."), ToolCall("a", "read", '{"path": "x"}')),
         Finish.CALLS,
         "scripted",
         Usage(1, 2),

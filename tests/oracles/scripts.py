@@ -17,7 +17,7 @@ NAMES = ("read_file", "write_file", "bash", "search")
 
 
 @dataclass
-class Call:
+class ToolCall:
     """One tool request and its answer."""
 
     id: str
@@ -34,7 +34,7 @@ class Response:
     number: int
     text: str
     thought: str
-    calls: list[Call]
+    calls: list[ToolCall]
     hosted: str = ""
 
 
@@ -79,11 +79,11 @@ class Plan:
         hosted = self.word() if not calls and chance.random() < 0.1 else ""
         return Response(self.responses, text, thought, calls, hosted)
 
-    def _call(self, at: int) -> Call:
+    def _call(self, at: int) -> ToolCall:
         args: Json = {"path": self.word(), "lines": [1, at]} if self.chance.random() < 0.9 else {}
         self.count += 1
         call_id = f"c{self.count:03d}{self.responses:05d}"
-        return Call(call_id, self.chance.choice(NAMES), args, self.word(), self.chance.random() < 0.15)
+        return ToolCall(call_id, self.chance.choice(NAMES), args, self.word(), self.chance.random() < 0.15)
 
 
 class Writer:
@@ -111,7 +111,7 @@ class Writer:
         """Write what the model says."""
         raise NotImplementedError
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         """Write the results of a response's calls."""
         raise NotImplementedError
 
@@ -170,14 +170,14 @@ class Anthropic(Writer):
         else:
             self.out.append({"role": "assistant", "content": blocks})
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         blocks = [self._result(call) for call in calls]
         if len(blocks) > 1 and self.odds(0.15):
             self.out += [{"role": "user", "content": [block]} for block in blocks]
             return
         self.out.append({"role": "user", "content": blocks})
 
-    def _result(self, call: Call) -> Json:
+    def _result(self, call: ToolCall) -> Json:
         block: Json = {"type": "tool_result", "tool_use_id": call.id, "content": call.output}
         if self.odds(0.3):
             block["content"] = [{"type": "text", "text": call.output}]
@@ -217,7 +217,7 @@ class Bedrock(Writer):
         ]
         self.out.append({"role": "assistant", "content": blocks})
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         blocks: list[Json] = []
         for call in calls:
             content: list[Json] = [{"text": call.output}]
@@ -264,7 +264,7 @@ class Chat(Writer):
             ]
         self.out.append(message)
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         for call in calls:
             content: Any = call.output
             if self.odds(0.1):
@@ -338,7 +338,7 @@ class Responses(Writer):
                 item |= {"id": f"fc_{number}_{at}", "status": "completed"}
             self.out.append(item)
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         for call in calls:
             output: Any = call.output
             if self.odds(0.15):
@@ -376,7 +376,7 @@ class Gemini(Writer):
             parts.append(part)
         self.out.append({"role": "model", "parts": parts})
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         parts = []
         for call in calls:
             key = "error" if call.failed else "result"
@@ -413,7 +413,7 @@ class PydanticAI(Writer):
         message = {"parts": parts, "usage": usage, "model_name": "claude-sonnet-4-5", "timestamp": WHEN}
         self.out.append(message | {"kind": "response", "provider_name": "anthropic", "finish_reason": "stop"})
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         parts: list[Json] = []
         for call in calls:
             made: Json = {"tool_name": call.name, "content": call.output, "tool_call_id": call.id}
@@ -464,7 +464,7 @@ class LangChain(Writer):
             "ai", {"content": content, "tool_calls": calls, "invalid_tool_calls": [], "usage_metadata": None}
         )
 
-    def results(self, calls: list[Call]) -> None:
+    def results(self, calls: list[ToolCall]) -> None:
         for call in calls:
             data: Json = {
                 "content": call.output,

@@ -19,7 +19,7 @@ from midstream.client.checkpoint_file import (
     StreamBegun,
 )
 from midstream.client.local_tools import LocalTools
-from midstream.history.messages import Result
+from midstream.history.messages import ToolResult
 from midstream.protocol import frames
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import ClientStream
@@ -211,7 +211,7 @@ class Process:
         assert kept.state.runs > self.disk.runs.get(place, 0), f"{place} runs without an intent"
         self.disk.runs[place] = self.disk.runs.get(place, 0) + 1
         self.starts = tuple(each for each in self.starts if each != place)
-        self.tools.ended(place, Result(place[2], "done"))
+        self.tools.ended(place, ToolResult(place[2], "done"))
 
     def die(self) -> None:
         """Lose everything that is not on the disk; what was not forgotten is taken up."""

@@ -25,12 +25,12 @@ WITHIN: tuple[type[Struct], ...] = (
     messages.File,
     records.ClientTool,
     messages.ToolSpec,
-    messages.Result,
+    messages.ToolResult,
     frames.EventFrame,
     messages.UserMessage,
     messages.Response,
     messages.Thinking,
-    messages.Call,
+    messages.ToolCall,
     calls.CallPlan,
 )
 _ARGUMENT = re.compile(r"^    (?P<names>[\w, ]+): (?P<text>.+(?:\n {8}.+)*)", re.MULTILINE)

@@ -24,7 +24,7 @@ from midstream.errors import (
     StreamNotFoundError,
     UsageError,
 )
-from midstream.history.messages import Result, Text, UserMessage
+from midstream.history.messages import Text, ToolResult, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.checkpoint import Checkpoint, CommandKept, CommandsAcked, CursorMoved, Forgotten
 from midstream.protocol.client_stream import COMMAND_OVERHEAD_BYTES, STALL_AFTER_S, ClientStream
@@ -67,7 +67,7 @@ from tests.spec import spec
 
 HI = SendPayload((Text("hi"),))
 HI_BODY = frames.encode(HI)
-DONE = ResultPayload(1, 1, Result("c", "done"))
+DONE = ResultPayload(1, 1, ToolResult("c", "done"))
 
 
 @spec("STREAM-11")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from midstream.errors import ConnectionLostError
-from midstream.history.messages import Result
+from midstream.history.messages import ToolResult
 from midstream.protocol import frames
 from midstream.protocol.checkpoint import Forgotten
 from midstream.protocol.client_stream import ClientStream
@@ -29,7 +29,7 @@ from midstream.session.turn.states import LOOK_BACK_S
 from tests.protocol.test_client_stream import begun, due_at, event, receive
 from tests.spec import spec
 
-DONE = ResultPayload(1, 1, Result("c", "done"))
+DONE = ResultPayload(1, 1, ToolResult("c", "done"))
 
 
 @spec("STREAM-29")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import FrameTooLargeError, MalformedFrameError
-from midstream.history.messages import File, Outcome, Result, Text
+from midstream.history.messages import File, Outcome, Text, ToolResult
 from midstream.protocol import frames
 from midstream.protocol.frames import (
     EVENT_NUMBER_MAX,
@@ -51,7 +51,7 @@ FROM_SERVER: list[ServerFrame] = [
 ]
 PAYLOADS: list[Payload] = [
     SendPayload((Text("hi"), File("image/png", url="u"))),
-    ResultPayload(1, 2, Result("c\n1", "\0 ü", Outcome.UNKNOWN)),
+    ResultPayload(1, 2, ToolResult("c\n1", "\0 ü", Outcome.UNKNOWN)),
     CancelPayload(3),
     CancelPayload(),
     SendPayload((Text("hi"),), when_busy=WhenBusy.REFUSE),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, SessionBusyError, StreamFencedError
-from midstream.history.messages import Call, Finish, Response, Result, Text, UserMessage
+from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.frames import (
     START,
@@ -179,10 +179,10 @@ def test_a_command_is_submitted_and_acked_only_when_it_was_appended() -> None:
 @spec("STREAM-16")
 def test_results_and_aborts_become_commands() -> None:
     stream = _admitted(Open("a", SECRET))
-    stream.receive(_command(1, frames.encode(ResultPayload(1, 2, Result("c", "done")))), now=0.0)
+    stream.receive(_command(1, frames.encode(ResultPayload(1, 2, ToolResult("c", "done")))), now=0.0)
     stream.receive(_command(2, frames.encode(CancelPayload(1))), now=0.0)
     commands = [request.received.command for request in stream.requests() if isinstance(request, Submit)]
-    assert commands == [CallFinished(1, 2, Result("c", "done")), Cancel(1)]
+    assert commands == [CallFinished(1, 2, ToolResult("c", "done")), Cancel(1)]
 
 
 @spec("STREAM-16")
@@ -433,7 +433,12 @@ def test_a_sub_agent_is_a_tool_unless_it_rests_on_a_person() -> None:
     assert waiting_on(_with_call(Site.SERVER), ["person"]) == "tool"
 
 
-PAYLOADS: list[frames.Payload] = [HI, SendPayload(()), CancelPayload(2), ResultPayload(1, 1, Result("c", ""))]
+PAYLOADS: list[frames.Payload] = [
+    HI,
+    SendPayload(()),
+    CancelPayload(2),
+    ResultPayload(1, 1, ToolResult("c", "")),
+]
 
 _client_frames = st.one_of(
     st.builds(
@@ -527,7 +532,7 @@ def _said() -> tuple[Record, ...]:
 
 
 def _with_call(site: Site) -> Session:
-    response = Response((Call("c", "look"),), Finish.CALLS)
+    response = Response((ToolCall("c", "look"),), Finish.CALLS)
     plans = (CallPlan("c", "digest", site),)
     return _session(
         *_said(), ResponseCompleted(1, 1, 1, response, 3.0, plans), CallStarted(1, 1, "c", 1, 3.0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.errors import SessionBusyError, StreamNotFoundError
-from midstream.history.messages import Call, Finish, Response, Result, Text
+from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult
 from midstream.protocol import frames
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied, Forget
@@ -72,7 +72,7 @@ class Application:
     def answer(self, link: Link) -> None:
         if self.to_answer and not link.client.is_ended:
             call = self.to_answer.pop()
-            self.say(link, ResultPayload(call.turn, call.response, Result(call.call_id, "done")))
+            self.say(link, ResultPayload(call.turn, call.response, ToolResult(call.call_id, "done")))
 
     def abort(self, link: Link) -> None:
         link.client.abort()
@@ -91,7 +91,7 @@ def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
         said = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
         host.do(ModelStreamed(turn.turn, turn.response_no, turn.attempt, (said,)), at=1.0)
     elif calls:
-        response = Response((Call("c", "look"),), Finish.CALLS)
+        response = Response((ToolCall("c", "look"),), Finish.CALLS)
         plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
         host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response, plans), at=1.0)
     else:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from midstream.errors import FrameTooLargeError, MalformedFrameError, RecordUndecodableError
-from midstream.history.messages import Result, Text, UserMessage
+from midstream.history.messages import Text, ToolResult, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied
@@ -57,7 +57,7 @@ PAYLOADS = [
     frames.encode(payload)
     for payload in (
         SendPayload((Text("hi"),)),
-        ResultPayload(1, 1, Result("c", "done")),
+        ResultPayload(1, 1, ToolResult("c", "done")),
         CancelPayload(),
         AnswerPayload(1, 1, "c", "d", Choice.ALLOW),
         WithdrawPayload(1),

@@ -23,7 +23,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.history.messages import Call, Finish, Response, Text
+from midstream.history.messages import Finish, Response, Text, ToolCall
 from midstream.protocol.frames import START, CommandFrame, EventId, SendPayload, decode_client
 from midstream.protocol.server_stream import Admit, ServerStream, Submit, waiting_on
 from midstream.session import records
@@ -495,7 +495,7 @@ class World:
         assert isinstance(turn, AwaitingModel)
         response, plans = Response((Text("word"),)), tuple[CallPlan, ...]()
         if self.left.has_tool and turn.response_no == 1:
-            response = Response((Call("c", "look"),), Finish.CALLS)
+            response = Response((ToolCall("c", "look"),), Finish.CALLS)
             plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
         self.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response, plans))
 

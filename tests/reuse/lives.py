@@ -24,13 +24,13 @@ from midstream.agents.upstreams import UpstreamEvent
 from midstream.environment import World
 from midstream.errors import ModelError
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     Usage,
     UserMessage,
 )
@@ -311,8 +311,8 @@ class Life:
     def _accept(self, asked: Asked) -> bool:
         """Take an answer into the history, and run the tools it asks for; return whether it was whole."""
         if asked.is_whole:
-            calls = tuple(Call(call_id, "look", "{}") for call_id in asked.calls)
-            results = tuple(Result(call_id, f"found {self._token('t')}") for call_id in asked.calls)
+            calls = tuple(ToolCall(call_id, "look", "{}") for call_id in asked.calls)
+            results = tuple(ToolResult(call_id, f"found {self._token('t')}") for call_id in asked.calls)
             finish = Finish.CALLS if calls else Finish.STOP
             response = Response((Text(asked.text), *calls), finish)
             self.turns[-1].steps.append(Step(response, results))

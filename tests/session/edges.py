@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 from midstream.session import session as sessions
 from midstream.session.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
 from midstream.session.records import EpochStarted, Record, ReuseDecision, TurnEnded
@@ -276,13 +276,15 @@ def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Comman
     """Yield every command about a call."""
     place = (state.turn, state.response_no)
     call_id = call.call.id
-    yield from (CallFinished(*place, Result(call_id, "said", each)) for each in (Outcome.OK, Outcome.UNKNOWN))
+    yield from (
+        CallFinished(*place, ToolResult(call_id, "said", each)) for each in (Outcome.OK, Outcome.UNKNOWN)
+    )
     yield CallExpired(*place, call_id)
     yield CallProgress(*place, call_id, call.runs, "half")
     yield from (kind(*place, StalledOn.TOOL, 30.0, call_id) for kind in (Stalled, StallFinished))
     yield ChildStreamed(*place, call_id, "s::1.1.0", ((call.child_position + 1, b"{}"),))
     yield ChildStreamed(*place, call_id, "s::1.1.0", ((call.child_position, b"{}"),))
-    yield CallProbed(*place, call_id, Result(call_id, "it did"))
+    yield CallProbed(*place, call_id, ToolResult(call_id, "it did"))
     yield from (CallProbed(*place, call_id, may_run=may_run) for may_run in (True, False))
     for choice in Choice:
         yield Answer(*place, call_id, call.plan.digest, choice, "said")
@@ -297,7 +299,7 @@ def strays(session: Session) -> Iterator[Command]:
     place = {"turn": turn, "response": 1, "attempt": 1}
     yield from (heard("stray", **place), answers(turn=turn), fails(turn=turn))
     yield from (Cancel(turn), CancelExpired(turn), TurnExpired(turn), Resume(turn))
-    yield CallFinished(turn, 1, Result("a", "stray"))
+    yield CallFinished(turn, 1, ToolResult("a", "stray"))
     yield CallExpired(turn, 1, "a")
     yield CallProgress(turn, 1, "a", 1, "stray")
     yield ModelResumable(turn, 1, 1, "token")
@@ -311,7 +313,7 @@ def strays(session: Session) -> Iterator[Command]:
     yield PermissionWithdrawn(turn, 1, 1, "a")
     yield UseAnswer(turn, 1, 1, "a")
     for late in session.unsettled[-1:]:
-        yield CallFinished(late.turn, late.response, Result(late.call_id, "late"))
+        yield CallFinished(late.turn, late.response, ToolResult(late.call_id, "late"))
 
 
 # --- when two states are one --------------------------------------------------------------------------------------

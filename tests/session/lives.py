@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from midstream.history.compaction import next_cut
-from midstream.history.messages import Finish, Outcome, Response, Result, Text, Thinking
+from midstream.history.messages import Finish, Outcome, Response, Text, Thinking, ToolResult
 from midstream.session import session as sessions
 from midstream.session.calls import (
     CHOICES,
@@ -170,7 +170,7 @@ def _stray(draw: st.DrawFn) -> Command:
         heard("stray", **ids),
         asks(writes("a"), reads("b"), **ids),
         fails(retriable=True, turn=turn, response=response, attempt=attempt),
-        CallFinished(turn, response, Result(call_id, "stray")),
+        CallFinished(turn, response, ToolResult(call_id, "stray")),
         CallExpired(turn, response, call_id),
         Cancel(turn),
         CancelExpired(turn),
@@ -224,7 +224,7 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
                 call = draw(st.sampled_from(running))
                 if call.plan.site is Site.CLIENT and draw(st.booleans()):
                     return CallExpired(state.turn, state.response_no, call.call.id)
-                result = Result(call.call.id, draw(words), draw(outcomes))
+                result = ToolResult(call.call.id, draw(words), draw(outcomes))
                 return CallFinished(state.turn, state.response_no, result)
             return draw(st.sampled_from(commands))
 
@@ -232,7 +232,7 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
 def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallState) -> Command:
     place = (state.turn, state.response_no, call.call.id)
     if call.asked is None:
-        result = Result(call.call.id, draw(words)) if draw(st.booleans()) else None
+        result = ToolResult(call.call.id, draw(words)) if draw(st.booleans()) else None
         return CallProbed(*place, result, may_run=draw(st.booleans()))
     if draw(_dice) == 0:
         return QuestionExpired(*place)

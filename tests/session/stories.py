@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, UserMessage
+from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.session.records import ClientTool, Delta, Record
 from midstream.session.turn import deciding, folding
@@ -38,7 +38,7 @@ def answers(words: str = "hello", *, turn: int = 1, response: int = 1, attempt: 
 
 
 def asks(*plans: CallPlan, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResponded:
-    parts = tuple(Call(plan.call_id, "work", "{}") for plan in plans)
+    parts = tuple(ToolCall(plan.call_id, "work", "{}") for plan in plans)
     return ModelResponded(turn, response, attempt, Response(parts, Finish.CALLS), plans)
 
 
@@ -141,11 +141,11 @@ def impossible(call_id: str) -> CallPlan:
 
 
 def ended(call_id: str, content: str = "done", *, turn: int = 1, response: int = 1) -> CallFinished:
-    return CallFinished(turn, response, Result(call_id, content))
+    return CallFinished(turn, response, ToolResult(call_id, content))
 
 
-def unknown(call_id: str, content: str) -> Result:
-    return Result(call_id, content, Outcome.UNKNOWN)
+def unknown(call_id: str, content: str) -> ToolResult:
+    return ToolResult(call_id, content, Outcome.UNKNOWN)
 
 
 def decided(

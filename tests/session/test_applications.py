@@ -8,15 +8,15 @@ import pytest
 
 from midstream.errors import JournalMovedError
 from midstream.history.messages import (
-    Call,
     Entry,
     Finish,
     Response,
     ResponsePart,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UserMessage,
 )
 from midstream.session import session as sessions
@@ -96,7 +96,7 @@ class Life:
 
     def response(self, words: str, *ids: str) -> Response:
         """Let the model response."""
-        calls = tuple(Call(each, "look") for each in ids)
+        calls = tuple(ToolCall(each, "look") for each in ids)
         response = Response((Thinking("hm"), Text(words), *calls), Finish.CALLS if ids else Finish.STOP)
         plans = tuple(CallPlan(each, digest_of("look", "{}"), Site.CLIENT, has_effects=False) for each in ids)
         self.take(ModelResponded(*self.place, response, plans))
@@ -111,7 +111,7 @@ def resent(response: Response, *results: str) -> Step:
     """A response as an application sends it back: without the thinking, and with other white space."""
     parts: tuple[ResponsePart, ...] = (Text(f" {response.text} "), *response.calls)
     pairs = zip(response.calls, results, strict=True)
-    return Step(Response(parts), tuple(Result(call.id, content) for call, content in pairs))
+    return Step(Response(parts), tuple(ToolResult(call.id, content) for call, content in pairs))
 
 
 @spec("REUSE-76")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.history.compaction import SHOWN_CHARS_MAX, next_cut
-from midstream.history.messages import Call, History, Outcome, Response, Result, Step, UserMessage
+from midstream.history.messages import History, Outcome, Response, Step, ToolCall, ToolResult, UserMessage
 from midstream.session.blobs import (
     BLOB_BYTES_MIN,
     EXCERPT_CHARS,
@@ -20,13 +20,13 @@ from tests.spec import spec
 LARGE = "é" * BLOB_BYTES_MIN
 
 
-def _history(result: Result) -> History:
-    call = Call(result.call_id, "read")
+def _history(result: ToolResult) -> History:
+    call = ToolCall(result.call_id, "read")
     return History((UserMessage.of("hi"), Step(Response((call,)), (result,))))
 
 
-def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]:
-    (record,), (blob,) = lifted([CallEnded(1, 1, Result("a", content, outcome), 5.0)])
+def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[ToolResult, Blob]:
+    (record,), (blob,) = lifted([CallEnded(1, 1, ToolResult("a", content, outcome), 5.0)])
     assert isinstance(record, CallEnded)
     return record.result, blob
 
@@ -36,10 +36,10 @@ def _excerpt(content: str, outcome: Outcome = Outcome.OK) -> tuple[Result, Blob]
 def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
     kind: type[CallEnded | ResultArrivedLate],
 ) -> None:
-    records, blobs = lifted([kind(1, 1, Result("a", LARGE, Outcome.ERROR), 5.0), StepCommitted(1, 1)])
+    records, blobs = lifted([kind(1, 1, ToolResult("a", LARGE, Outcome.ERROR), 5.0), StepCommitted(1, 1)])
     blob = blob_of(LARGE)
     content = f"{LARGE[:EXCERPT_CHARS]}\n[+{len(LARGE) - EXCERPT_CHARS} characters]"
-    short = Result("a", content, Outcome.ERROR, blob.digest, 2 * BLOB_BYTES_MIN)
+    short = ToolResult("a", content, Outcome.ERROR, blob.digest, 2 * BLOB_BYTES_MIN)
     assert records == (kind(1, 1, short, 5.0), StepCommitted(1, 1))
     assert blobs == (blob,)
     assert blob.body == LARGE.encode()
@@ -49,7 +49,7 @@ def test_a_large_result_leaves_its_beginning_its_digest_and_its_size(
 
 @pytest.mark.parametrize("size", [0, 1, BLOB_BYTES_MIN - 1])
 def test_what_is_not_large_stays_as_it_is(size: int) -> None:
-    record: Record = CallEnded(1, 1, Result("a", "x" * size), 5.0)
+    record: Record = CallEnded(1, 1, ToolResult("a", "x" * size), 5.0)
     (kept,), blobs = lifted([record])
     assert kept is record
     assert blobs == ()
@@ -60,7 +60,7 @@ def test_the_model_is_shown_the_whole_and_nothing_of_how_it_is_kept() -> None:
     short, blob = _excerpt(LARGE)
     history = _history(short)
     assert named(history) == {blob.digest}
-    assert whole(history, {blob.digest: blob.body}) == _history(Result("a", LARGE))
+    assert whole(history, {blob.digest: blob.body}) == _history(ToolResult("a", LARGE))
 
 
 def test_more_than_a_model_can_read_is_cut_for_it_with_a_mark_that_says_so() -> None:
@@ -71,7 +71,7 @@ def test_more_than_a_model_can_read_is_cut_for_it_with_a_mark_that_says_so() -> 
 
 
 def test_a_history_without_large_results_is_the_same_object() -> None:
-    history = _history(Result("a", "short"))
+    history = _history(ToolResult("a", "short"))
     assert named(history) == frozenset()
     assert whole(history, {}) is history
 
@@ -95,5 +95,5 @@ def test_a_digest_has_one_form(text: str) -> None:
 def test_what_is_left_out_of_a_long_conversation_is_measured_by_what_the_model_is_shown() -> None:
     short, _ = _excerpt(LARGE)
     old = _history(short)
-    entries = (*old.entries, *_history(Result("a", "x" * 4000)).entries)
+    entries = (*old.entries, *_history(ToolResult("a", "x" * 4000)).entries)
     assert next_cut(History(entries)) == 2  # the large one counts whole: what follows is the lesser half

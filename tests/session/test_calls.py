@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.history.messages import Call, Outcome, Result
+from midstream.history.messages import Outcome, ToolCall, ToolResult
 from midstream.session.calls import (
     NOT_STARTED_CONTENT,
     RERUNS_MAX,
@@ -25,11 +25,11 @@ from midstream.session.calls import (
 from tests.session.stories import at_client, reads, writes
 from tests.spec import spec
 
-DONE = Result("a", "done")
+DONE = ToolResult("a", "done")
 
 
-def _call(plan: CallPlan, *, runs: int = 0, epoch: int = 0, result: Result | None = None) -> CallState:
-    return CallState(Call(plan.call_id, "work"), plan, runs=runs, epoch=epoch, result=result)
+def _call(plan: CallPlan, *, runs: int = 0, epoch: int = 0, result: ToolResult | None = None) -> CallState:
+    return CallState(ToolCall(plan.call_id, "work"), plan, runs=runs, epoch=epoch, result=result)
 
 
 @spec("TURN-13")
@@ -72,7 +72,7 @@ def test_every_batch_runs_to_its_end_and_effects_run_alone(batch: list[CallPlan]
             before = calls[: calls.index(running[0])]
             assert [call for call in before if call.is_open] == []
         ends = random.choice(running)
-        calls[calls.index(ends)] = _call(ends.plan, runs=1, epoch=1, result=Result(ends.call.id, ""))
+        calls[calls.index(ends)] = _call(ends.plan, runs=1, epoch=1, result=ToolResult(ends.call.id, ""))
     assert [call for call in calls if call.is_open] == []
 
 
@@ -84,7 +84,9 @@ def test_a_digest_binds_name_and_arguments() -> None:
 
 @spec("TURN-8")
 def test_a_call_that_is_closed_says_the_truth_about_itself() -> None:
-    assert closing_result(_call(writes("a"))) == Result("a", NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    assert closing_result(_call(writes("a"), runs=1)) == Result("a", STOPPED_CONTENT, Outcome.UNKNOWN)
-    assert closing_result(_call(writes("a"), runs=1), running="gone") == Result("a", "gone", Outcome.UNKNOWN)
+    assert closing_result(_call(writes("a"))) == ToolResult("a", NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    assert closing_result(_call(writes("a"), runs=1)) == ToolResult("a", STOPPED_CONTENT, Outcome.UNKNOWN)
+    assert closing_result(_call(writes("a"), runs=1), running="gone") == ToolResult(
+        "a", "gone", Outcome.UNKNOWN
+    )
     assert closing_result(_call(writes("a"), runs=1, result=DONE)) is DONE

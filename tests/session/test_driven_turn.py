@@ -7,7 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
-from midstream.history.messages import Call, Finish, Outcome, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import (
+    Finish,
+    Outcome,
+    Response,
+    Step,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from midstream.session import session as sessions
 from midstream.session.calls import NOT_STARTED_CONTENT, RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, OnDoubt
 from midstream.session.driven_turn import (
@@ -45,8 +54,8 @@ from tests.spec import spec
 
 AT = 1000.0
 GO = UserMessage.of("go")
-NOTHING: Mapping[str, Result] = {}
-ASKS = Response((Call("a", "work"), Call("b", "work")), Finish.CALLS)
+NOTHING: Mapping[str, ToolResult] = {}
+ASKS = Response((ToolCall("a", "work"), ToolCall("b", "work")), Finish.CALLS)
 DONE = Response((Text("done"),))
 
 
@@ -138,23 +147,23 @@ def test_calls_start_when_the_loop_says_so_and_the_last_outcome_commits() -> Non
     told = story(RequestModelResponse(1, NOTHING))
     assert told.told(Responded(ASKS)) == (ResponseCompleted(1, 1, 1, ASKS, AT),)
     assert told.told(BeginCall("b")) == (CallStarted(1, 1, "b", 1, AT),)
-    ended = Result("b", "2")
+    ended = ToolResult("b", "2")
     assert told.told(Ended(ended, "n")) == (CallEnded(1, 1, ended, AT, "n"),)
-    assert told.told(Ended(Result("b", "other"))) == ()
+    assert told.told(Ended(ToolResult("b", "other"))) == ()
     told.told(BeginCall("a"))
-    assert told.told(Ended(Result("a", "1"))) == (
-        CallEnded(1, 1, Result("a", "1"), AT),
+    assert told.told(Ended(ToolResult("a", "1"))) == (
+        CallEnded(1, 1, ToolResult("a", "1"), AT),
         StepCommitted(1, 1),
         AttemptStarted(1, 2, 1, AT),
     )
-    assert told.state.history.entries[-1] == Step(ASKS, (Result("a", "1"), ended))
+    assert told.state.history.entries[-1] == Step(ASKS, (ToolResult("a", "1"), ended))
 
 
 @spec("DRIVEN-5")
 def test_what_the_loop_answered_itself_is_in_the_step() -> None:
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS))
-    answer = Result("a", "no such tool", Outcome.ERROR)
-    never = Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    answer = ToolResult("a", "no such tool", Outcome.ERROR)
+    never = ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED)
     assert told.told(RequestModelResponse(2, {"a": answer})) == (
         CallEnded(1, 1, answer, AT),
         CallEnded(1, 1, never, AT),
@@ -186,7 +195,7 @@ def test_a_call_in_doubt_is_judged_when_the_loop_comes_to_it(
         told.told(BeginCall("a"))  # it runs
     assert isinstance(refused.value.error, SessionBusyError)
     told.dies()
-    unknown = Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    unknown = ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN)
     expected = CallStarted(1, 1, "a", runs + 1, AT) if is_run_again else CallEnded(1, 1, unknown, AT)
     assert told.told(BeginCall("a")) == (expected,)
 
@@ -219,8 +228,8 @@ def test_closing_in_the_middle_keeps_words_and_results() -> None:
     )
     told = story(RequestModelResponse(1, NOTHING), Responded(ASKS), BeginCall("a"))
     assert told.told(EndTurn(TurnStatus.CANCELLED, NOTHING)) == (
-        CallEnded(1, 1, Result("a", UNKNOWN_CONTENT, Outcome.UNKNOWN), AT),
-        CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        CallEnded(1, 1, ToolResult("a", UNKNOWN_CONTENT, Outcome.UNKNOWN), AT),
+        CallEnded(1, 1, ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, Usage, UserMessage
+from midstream.history.messages import (
+    Finish,
+    Outcome,
+    Response,
+    Text,
+    ToolCall,
+    ToolResult,
+    Usage,
+    UserMessage,
+)
 from midstream.session.intervals import OPEN_MAX, Interval, IntervalKind, Intervals
 from midstream.session.records import (
     AttemptFailed,
@@ -17,7 +26,7 @@ from midstream.session.records import (
 )
 
 RESPONSE = Response(
-    (Text("words"), Call("c1", "look", '{"where": "words"}')), Finish.CALLS, "m-1", Usage(7, 3, 2)
+    (Text("words"), ToolCall("c1", "look", '{"where": "words"}')), Finish.CALLS, "m-1", Usage(7, 3, 2)
 )
 TURN: list[Record] = [
     MessageAccepted(1, UserMessage.of("words"), 10.0),
@@ -26,7 +35,7 @@ TURN: list[Record] = [
     AttemptStarted(1, 1, 2, 13.0),
     ResponseCompleted(1, 1, 2, RESPONSE, 15.0),
     CallStarted(1, 1, "c1", 1, 15.0),
-    CallEnded(1, 1, Result("c1", "words", Outcome.OK), 19.0),
+    CallEnded(1, 1, ToolResult("c1", "words", Outcome.OK), 19.0),
     TurnEnded(1, TurnStatus.FAILED, 20.0, "model_access", "words"),
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Response, UserMessage
+from midstream.history.messages import Finish, Response, ToolCall, UserMessage
 from midstream.session.calls import CallPlan, Choice, QuestionKind, Site
 from midstream.session.questions import Question, questions_of
 from midstream.session.records import (
@@ -17,7 +17,7 @@ from midstream.session.records import (
 )
 from midstream.session.session import fold
 
-ASKS = Response((Call("a", "pay", '{"sum":3}'), Call("b", "ask_user", "{}")), Finish.CALLS)
+ASKS = Response((ToolCall("a", "pay", '{"sum":3}'), ToolCall("b", "ask_user", "{}")), Finish.CALLS)
 PLANS = (
     CallPlan("a", "da", needs_approval=True, question="It is a lot."),
     CallPlan("b", "db", Site.PERSON, has_effects=False, question="To whom?", answer_s=60.0),

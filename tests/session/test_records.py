@@ -7,15 +7,15 @@ import pytest
 
 from midstream.errors import RecordUndecodableError
 from midstream.history.messages import (
-    Call,
     File,
     Finish,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UpstreamCall,
     Usage,
@@ -107,7 +107,7 @@ EVERY_RECORD: tuple[Record, ...] = (
         "Be brief.",
         (ToolSpec("look"),),
     ),
-    Delta(1, 1, 2, 1, "thinking", "", requested=Call("a", "look"), signature="sig=="),
+    Delta(1, 1, 2, 1, "thinking", "", requested=ToolCall("a", "look"), signature="sig=="),
     AttemptStarted(1, 1, 2, 1000.5, 1001.5),
     Delta(1, 1, 2, 0, "thinking", "hm \u2603 \U0001f600 \u0000"),
     Delta(1, 1, 2, 1, "thinking", "", UpstreamCall("u", "grep", '{"for": "x"}')),
@@ -124,7 +124,7 @@ EVERY_RECORD: tuple[Record, ...] = (
                 Thinking("hm", "sig=="),
                 UpstreamCall("u", "grep", '{"for": "x"}', "none", Outcome.OK),
                 Text("so"),
-                Call("a", "read", '{"path": "x"}', provider_id=""),
+                ToolCall("a", "read", '{"path": "x"}', provider_id=""),
             ),
             Finish.CALLS,
             "scripted",
@@ -143,8 +143,8 @@ EVERY_RECORD: tuple[Record, ...] = (
     ),
     QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, 1000.5),
     AnswerUsed(1, 1, 2, "leave-1", 1000.5),
-    CallEnded(1, 1, Result("a", "it says", Outcome.ERROR), 1000.5),
-    ResultArrivedLate(1, 1, Result("a", "it said"), 1000.5),
+    CallEnded(1, 1, ToolResult("a", "it says", Outcome.ERROR), 1000.5),
+    ResultArrivedLate(1, 1, ToolResult("a", "it said"), 1000.5),
     OutcomeDamaged(1, 1, "a"),
     StepCommitted(1, 1),
     CancelRequested(1, 1000.5, 1005.5),
@@ -210,7 +210,7 @@ def test_the_start_of_an_effect_is_on_disk_before_the_tool_is_touched() -> None:
     assert sync_of([]) is Sync.NORMAL
 
 
-OUTCOME = encode(CallEnded(3, 2, Result('a"é\\', "it says", Outcome.ERROR), 1000.5))
+OUTCOME = encode(CallEnded(3, 2, ToolResult('a"é\\', "it says", Outcome.ERROR), 1000.5))
 
 
 @spec("TURN-72")

@@ -20,7 +20,7 @@ from midstream.errors import (
     WrongSecretError,
 )
 from midstream.history.compaction import shown
-from midstream.history.messages import History, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import History, Response, Step, Text, ToolResult, UserMessage
 from midstream.session import session as sessions
 from midstream.session.blobs import BLOB_BYTES_MIN, lifted, named
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
@@ -432,9 +432,14 @@ def _deed(data: st.DataObject, node: Node) -> Command:
             choices = CHOICES[call.asked]
             possible += (Answer(*place, call.plan.digest, choice, "said") for choice in choices)
         elif call.is_open and call.is_in_doubt:
-            possible += (CallProbed(*place, may_run=True), CallProbed(*place, Result(call.call.id, "it did")))
+            possible += (
+                CallProbed(*place, may_run=True),
+                CallProbed(*place, ToolResult(call.call.id, "it did")),
+            )
         elif call.is_running and call.plan.site is not Site.SERVER:
-            possible.append(CallFinished(state.turn, state.response_no, Result(call.call.id, "elsewhere")))
+            possible.append(
+                CallFinished(state.turn, state.response_no, ToolResult(call.call.id, "elsewhere"))
+            )
     possible += (ended(each.call_id, turn=each.turn, response=each.response_no) for each in node.running)
     return data.draw(st.sampled_from(possible)) if possible else Cancel()
 

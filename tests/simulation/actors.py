@@ -17,7 +17,7 @@ from midstream.errors import (
     SessionBusyError,
     SessionNotFoundError,
 )
-from midstream.history.messages import Result, UserMessage
+from midstream.history.messages import ToolResult, UserMessage
 from midstream.protocol.frames import EventId
 from midstream.session.calls import CHOICES, Choice, QuestionKind, Site
 from midstream.session.questions import Question, questions_of
@@ -122,7 +122,7 @@ class Speaker:
         self._lab.outside.ledger.append(run)
         is_late = self._chance.random() < 0.1
         await pass_time(CLIENT_TOOL_S + 10.0 if is_late else self._chance.expovariate(1.0))
-        await self._send(CallFinished(turn, response, Result(call_id, "from the client")))
+        await self._send(CallFinished(turn, response, ToolResult(call_id, "from the client")))
 
 
 class PassingSpeaker(Speaker):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from midstream.history.messages import Call, Finish, Outcome, Response, Result, Text, UserMessage
+from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind, Site
 from midstream.session.records import (
     AttemptStarted,
@@ -47,7 +47,7 @@ from midstream.testing.history_checker import (
 )
 from tests.session.lives import Life, lives
 
-ASKED = Response((Text("let me"), Call("w", "write"), Call("r", "read")), Finish.CALLS)
+ASKED = Response((Text("let me"), ToolCall("w", "write"), ToolCall("r", "read")), Finish.CALLS)
 PLANS = (CallPlan("w", "d"), CallPlan("r", "d", has_effects=False, on_doubt=OnDoubt.RERUN))
 # A turn that was cut while `r` ran and ended under the next node; position 1 is the first.
 JOURNAL: tuple[tuple[int, Record], ...] = (
@@ -59,11 +59,11 @@ JOURNAL: tuple[tuple[int, Record], ...] = (
     (1, Delta(1, 1, 1, 0, "text", "let me")),
     (1, ResponseCompleted(1, 1, 1, ASKED, 0.0, PLANS)),
     (1, CallStarted(1, 1, "w", 1, 0.0)),
-    (1, CallEnded(1, 1, Result("w", "written"), 0.0)),
+    (1, CallEnded(1, 1, ToolResult("w", "written"), 0.0)),
     (1, CallStarted(1, 1, "r", 1, 0.0, has_effects=False)),
     (2, EpochStarted(2, "second", 0.0)),
     (2, CallStarted(1, 1, "r", 2, 0.0, has_effects=False)),
-    (2, CallEnded(1, 1, Result("r", "read"), 0.0)),
+    (2, CallEnded(1, 1, ToolResult("r", "read"), 0.0)),
     (2, StepCommitted(1, 1)),
     (2, AttemptStarted(1, 2, 1, 0.0)),
     (2, ResponseCompleted(1, 2, 1, Response((Text("done"),)), 0.0)),
@@ -153,7 +153,7 @@ def test_what_people_allowed_confirmed_and_resumed_is_no_violation() -> None:
     case.insert(8, QuestionAnswered(1, 1, "w", QuestionKind.APPROVAL, "d", Choice.ALLOW, 0.0), epoch=1)
     case.insert(14, QuestionAnswered(1, 1, "r", QuestionKind.DOUBT, "d", Choice.HAPPENED, 0.0), epoch=2)
     case.ledger = case.ledger[:2]
-    case.insert(21, ResultArrivedLate(1, 1, Result("r", "late"), 0.0), epoch=2)
+    case.insert(21, ResultArrivedLate(1, 1, ToolResult("r", "late"), 0.0), epoch=2)
     case.insert(22, TurnResumed(1, 3, 0.0), epoch=2)
     case.insert(23, TurnEnded(1, TurnStatus.CANCELLED, 0.0), epoch=2)
     case.ledger = [
@@ -270,7 +270,7 @@ def _a_record_after_the_end(case: Case) -> None:
 
 
 def _two_outcomes(case: Case) -> None:
-    case.insert(14, CallEnded(1, 1, Result("w", "written again"), 0.0), epoch=2)
+    case.insert(14, CallEnded(1, 1, ToolResult("w", "written again"), 0.0), epoch=2)
 
 
 def _a_success_that_never_happened(case: Case) -> None:
@@ -359,7 +359,7 @@ def _another_record_than_the_childs(case: Case) -> None:
 
 def _other_words_than_the_childs(case: Case) -> None:
     case.show_child(2, 3, 4, 5, 6)
-    case.rewrite(18, CallEnded(1, 1, Result("r", "invented"), 0.0))
+    case.rewrite(18, CallEnded(1, 1, ToolResult("r", "invented"), 0.0))
 
 
 def _an_outcome_before_the_child_has_ended(case: Case) -> None:
@@ -464,6 +464,6 @@ def test_a_violation_reads_like_a_sentence() -> None:
 
 def test_an_unknown_outcome_needs_no_execution() -> None:
     case = Case()
-    case.rewrite(9, CallEnded(1, 1, Result("w", "who knows", Outcome.UNKNOWN), 0.0))
+    case.rewrite(9, CallEnded(1, 1, ToolResult("w", "who knows", Outcome.UNKNOWN), 0.0))
     case.ledger[0] = replace(case.ledger[0], has_ended=False)
     assert check_ended(case.evidence()) == []

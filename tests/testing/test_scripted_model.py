@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from midstream.errors import ModelUnavailableError
-from midstream.history.messages import Call, History, Response, Result, Step, UserMessage
+from midstream.history.messages import History, Response, Step, ToolCall, ToolResult, UserMessage
 from midstream.models.responses import Finished, ModelEvent, ModelRequest, TextDelta, ToolCallRequested
 from midstream.testing import Gate, Pause, ScriptedModel, calls, text
 from midstream.testing.scripted_model import steps_since_user
@@ -19,7 +19,7 @@ async def _all(model: ScriptedModel, request: ModelRequest = ASKED) -> list[Mode
 
 async def test_the_script_is_followed_by_the_place_in_the_conversation_not_by_memory() -> None:
     script = [calls(("read", "{}"), say="look"), text("seen")]
-    step = Step(Response((Call("c1", "read"),)), (Result("c1", "x"),))
+    step = Step(Response((ToolCall("c1", "read"),)), (ToolResult("c1", "x"),))
     later = ModelRequest("", ASKED.history.then(step))
     assert steps_since_user(later.history) == 1
     for model in (ScriptedModel(script), ScriptedModel(script)):  # a restarted process

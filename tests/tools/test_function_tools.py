@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct
 
 from midstream.errors import ToolDefinitionError, UsageError
-from midstream.history.messages import Call, Outcome, Result, ToolSpec
+from midstream.history.messages import Outcome, ToolCall, ToolResult, ToolSpec
 from midstream.session.calls import OnDoubt
 from midstream.tools import function_tools
 from midstream.tools.function_tools import (
@@ -61,8 +61,8 @@ def weather(place: Place, unit: Unit = Unit.C, days: int | None = None, mode: Li
     return f"{place.city} {unit.value} {days} {mode}"
 
 
-async def _run(found: Tool, arguments: str = "{}") -> Result:
-    return await run_call(found, Call("c1", found.name, arguments), CONTEXT)
+async def _run(found: Tool, arguments: str = "{}") -> ToolResult:
+    return await run_call(found, ToolCall("c1", found.name, arguments), CONTEXT)
 
 
 def test_a_tool_is_described_by_its_hints_and_docstring() -> None:
@@ -77,20 +77,22 @@ def test_a_tool_is_described_by_its_hints_and_docstring() -> None:
 
 
 async def test_arguments_are_converted_to_the_hinted_types() -> None:
-    assert await _run(weather, '{"place":{"city":"Oslo"},"unit":"f","days":3}') == Result("c1", "Oslo f 3 a")
+    assert await _run(weather, '{"place":{"city":"Oslo"},"unit":"f","days":3}') == ToolResult(
+        "c1", "Oslo f 3 a"
+    )
 
 
 @pytest.mark.parametrize(
     "arguments", ['{"place":', '{"place":{}}', "[]", "{}", '{"place":{"city":"a"},"days":"x"}']
 )
 def test_arguments_that_do_not_fit_are_a_problem_the_model_reads(arguments: str) -> None:
-    plan = plan_call(Call("c", "weather", arguments), {"weather": weather})
+    plan = plan_call(ToolCall("c", "weather", arguments), {"weather": weather})
     assert plan.problem is not None
     assert "'weather' do not fit its schema" in plan.problem
 
 
 def test_an_unknown_tool_is_answered_with_the_known_ones() -> None:
-    plan = plan_call(Call("c", "whether", "{}"), {"weather": weather})
+    plan = plan_call(ToolCall("c", "whether", "{}"), {"weather": weather})
     assert plan.problem == "There is no tool named 'whether'. Known tools: weather."
 
 
@@ -99,7 +101,7 @@ async def test_a_tool_that_raises_gives_an_error_result() -> None:
     def broken() -> str:
         raise FileNotFoundError("no such file: x")
 
-    assert await _run(broken) == Result("c1", "FileNotFoundError: no such file: x", Outcome.ERROR)
+    assert await _run(broken) == ToolResult("c1", "FileNotFoundError: no such file: x", Outcome.ERROR)
 
 
 @pytest.mark.parametrize(("has_effects", "outcome"), [(True, Outcome.UNKNOWN), (False, Outcome.ERROR)])
@@ -300,13 +302,13 @@ FOREIGN = Tool(ToolSpec("echo", "", {"type": "object"}), _echo, None)
 
 
 async def test_a_tool_with_a_foreign_schema_gets_any_object_as_it_is() -> None:
-    assert await _run(FOREIGN, '{"self": 1, "odd name": [2, {}]}') == Result(
+    assert await _run(FOREIGN, '{"self": 1, "odd name": [2, {}]}') == ToolResult(
         "c1", '{"self":1,"odd name":[2,{}]}'
     )
-    assert await _run(FOREIGN, "") == Result("c1", "{}")
-    assert plan_call(Call("c1", "echo", '{"a": 1}'), {"echo": FOREIGN}).problem is None
+    assert await _run(FOREIGN, "") == ToolResult("c1", "{}")
+    assert plan_call(ToolCall("c1", "echo", '{"a": 1}'), {"echo": FOREIGN}).problem is None
     for arguments in ("[1]", "{", "3"):
-        problem = plan_call(Call("c1", "echo", arguments), {"echo": FOREIGN}).problem
+        problem = plan_call(ToolCall("c1", "echo", arguments), {"echo": FOREIGN}).problem
         assert problem is not None
         assert problem.startswith("The arguments of 'echo' do not fit its schema")
 
@@ -317,7 +319,7 @@ async def test_a_tool_may_say_itself_how_its_call_ended() -> None:
         """Send."""
         return StatedOutcome("the line went dead", Outcome.UNKNOWN)
 
-    assert await _run(send) == Result("c1", "the line went dead", Outcome.UNKNOWN)
+    assert await _run(send) == ToolResult("c1", "the line went dead", Outcome.UNKNOWN)
 
 
 # --- in a transaction -------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ async def test_a_tool_without_a_transaction_is_told_how_to_get_one() -> None:
 
     with pytest.raises(LookupError):
         transaction()
-    result = await run_call(tool(note), Call("c1", "note"), CallContext("s", 1, 1, "c1"))
+    result = await run_call(tool(note), ToolCall("c1", "note"), CallContext("s", 1, 1, "c1"))
     assert result.outcome is Outcome.ERROR
     assert "on_doubt='in_transaction'" in result.content
 
@@ -355,7 +357,8 @@ def test_whatever_a_tool_in_a_transaction_raises_is_its_answer(error: BaseExcept
     def note() -> str:
         raise error
 
-    result = call_within(note, Call("c1", "note"), CallContext("s", 1, 1, "c1"), lambda effect: effect(None))  # type: ignore[arg-type]
+    context = CallContext("s", 1, 1, "c1")
+    result = call_within(note, ToolCall("c1", "note"), context, lambda effect: effect(None))  # type: ignore[arg-type]
     assert result.outcome is Outcome.ERROR
     assert result.content.startswith(f"{type(error).__name__}: no")
     assert result.content.endswith("was undone.")
@@ -369,7 +372,7 @@ def test_arguments_that_do_not_fit_open_no_transaction() -> None:
     def attempt(effect: object) -> object:
         raise AssertionError(effect)
 
-    result = call_within(note, Call("c1", "note", '{"what":3.5}'), CallContext("s", 1, 1, "c1"), attempt)
+    result = call_within(note, ToolCall("c1", "note", '{"what":3.5}'), CallContext("s", 1, 1, "c1"), attempt)
     assert "do not fit its schema" in result.content
 
 

@@ -22,7 +22,7 @@ from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.environment import World
 from midstream.errors import ToolsUnavailableError, UsageError
-from midstream.history.messages import Call, Outcome, Result, UserMessage
+from midstream.history.messages import Outcome, ToolCall, ToolResult, UserMessage
 from midstream.retries import Backoff
 from midstream.session.calls import OnDoubt
 from midstream.session.records import CallEnded, Record, ToolsChanged, TurnEnded, TurnStatus
@@ -193,13 +193,13 @@ async def _tools(server: McpServer) -> dict[str, Tool]:
         return {each.name: each for each in await server.tools()}
 
 
-async def _call(server: McpServer, name: str, arguments: str = "{}", *, run: int = 1) -> Result:
+async def _call(server: McpServer, name: str, arguments: str = "{}", *, run: int = 1) -> ToolResult:
     found = (await _tools(server))[f"files__{name}"]
     async with asyncio.timeout(WAIT_S):
-        return await run_call(found, Call("c1", found.name, arguments), CallContext("s", 1, 1, "c1", run))
+        return await run_call(found, ToolCall("c1", found.name, arguments), CallContext("s", 1, 1, "c1", run))
 
 
-def _results(records: tuple[Record, ...]) -> list[Result]:
+def _results(records: tuple[Record, ...]) -> list[ToolResult]:
     return [record.result for record in records if isinstance(record, CallEnded)]
 
 
@@ -255,7 +255,7 @@ async def test_a_call_returns_what_the_server_says_and_secrets_go_nowhere(
         await _call(stdio, "picture"),
     ]
     expected = ["3", "put grüße ☃", "look:\n[image image/png, 1200 bytes, not shown]"]
-    assert answered == [Result("c1", content) for content in expected]
+    assert answered == [ToolResult("c1", content) for content in expected]
     await _bounded(stdio.close())
     line = ("midstream.tools.mcp", logging.INFO, "files: token of a fool: hunter2")
     await _until(lambda: line in caplog.record_tuples)  # its stderr
@@ -288,7 +288,9 @@ async def test_a_server_gets_the_effect_key_and_its_progress_is_heard(
     for run in (1, 2):
         context = CallContext("s", 1, 1, "c1", run, heard.append)
         async with asyncio.timeout(WAIT_S):
-            assert await run_call(send, Call("c1", "x", '{"text": "a"}'), context) == Result("c1", "sent")
+            assert await run_call(send, ToolCall("c1", "x", '{"text": "a"}'), context) == ToolResult(
+                "c1", "sent"
+            )
     assert [line for line in shared.ledger.lines if line.startswith("send")] == ["send a s/1/1/c1"] * 2
     assert heard == ["1 of 2: half"] * 2
 
@@ -323,7 +325,7 @@ async def test_a_server_that_dies_while_it_reads_is_an_error_and_is_started_agai
 ) -> None:
     died = await _call(stdio, "die_reading")
     assert (died.outcome, "went away" in died.content) == (Outcome.ERROR, True)
-    assert await _call(stdio, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
+    assert await _call(stdio, "add", '{"a": 1, "b": 2}') == ToolResult("c1", "3")
     assert len(ledger.pids) == 2
 
 
@@ -339,12 +341,12 @@ async def test_an_http_server_that_dies_in_a_call_is_left_out_until_it_is_back(
     program.end()
     with pytest.raises(ToolsUnavailableError, match="'files'"):
         await _tools(server)
-    not_run = await run_call(tools["files__send"], Call("c1", "x", "{}"), CallContext("s", 1, 1, "c1"))
+    not_run = await run_call(tools["files__send"], ToolCall("c1", "x", "{}"), CallContext("s", 1, 1, "c1"))
     assert (not_run.outcome, not_run.content[:8]) == (Outcome.ERROR, "Not run:")
-    again = await run_call(tools["files__send"], Call("c1", "x", "{}"), CallContext("s", 1, 1, "c1", 2))
+    again = await run_call(tools["files__send"], ToolCall("c1", "x", "{}"), CallContext("s", 1, 1, "c1", 2))
     assert (again.outcome, again.content[:14]) == (Outcome.UNKNOWN, "Not run again:")
     program.start()
-    assert await _call(server, "add", '{"a": 1, "b": 2}') == Result("c1", "3")
+    assert await _call(server, "add", '{"a": 1, "b": 2}') == ToolResult("c1", "3")
     await _bounded(server.close())
 
 
@@ -353,11 +355,11 @@ async def test_a_call_that_hangs_is_given_up_and_cancelled_at_a_server_of_the_ol
     old: McpServer, ledger: Ledger
 ) -> None:
     assert sorted(await _tools(old)) == ["files__quick", "files__slow"]
-    assert await _call(old, "quick") == Result("c1", "done")
+    assert await _call(old, "quick") == ToolResult("c1", "done")
     hung = await _call(old, "slow")
     assert (hung.outcome, "no answer within 2 s" in hung.content) == (Outcome.UNKNOWN, True)
     await ledger.has("notifications/cancelled")
-    assert await _call(old, "quick") == Result("c1", "done")
+    assert await _call(old, "quick") == ToolResult("c1", "done")
     assert len(ledger.pids) == 1  # it was not restarted for that
 
 

@@ -48,7 +48,7 @@ from midstream.errors import (
     UpstreamGoneError,
 )
 from midstream.extras import extra
-from midstream.history.messages import History, Result
+from midstream.history.messages import History, ToolResult
 from midstream.history.rendering import render
 from midstream.models.http_limits import WRITE_S, HttpLimits
 from midstream.models.openai_responses_stream import ResponsesReader, render_tools
@@ -423,7 +423,7 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _output(result: Result) -> dict[str, str]:
+def _output(result: ToolResult) -> dict[str, str]:
     # The call lives at the server: it is named, not repeated.
     return {"type": "function_call_output", "call_id": result.call_id, "output": result.content}
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, without_base64
 from midstream.history.messages import (
-    Call,
     Entry,
     Finish,
     History,
@@ -25,6 +24,7 @@ from midstream.history.messages import (
     ResponsePart,
     Step,
     Text,
+    ToolCall,
     UpstreamCall,
 )
 from midstream.history.upstream_calls import closed, ended, started
@@ -198,7 +198,7 @@ def _parts(parts: Sequence[ResponsePart], answer: AnswerCalls) -> tuple[Response
             merged += [Text(text)] if text else []
             at += len(text)
             continue
-        if isinstance(part, Call):
+        if isinstance(part, ToolCall):
             merged += [closed(own.call) for own in left]
             left.clear()
         merged.append(part)

@@ -16,7 +16,7 @@ from midstream.agents.pool_entries import Claim
 from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
 from midstream.errors import ModelError
-from midstream.history.messages import Entry, History, Result, Step, Text, Thinking, Usage, UserMessage
+from midstream.history.messages import Entry, History, Step, Text, Thinking, ToolResult, Usage, UserMessage
 from midstream.models.fingerprint import LINK_BYTES, Outline
 from midstream.models.responses import ModelRequest
 from midstream.session.records import ReuseDecision
@@ -355,7 +355,7 @@ def _told(
     return [UpstreamMessage(opening, answers), *map(UpstreamMessage, others)]
 
 
-def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[Result, ...]:
+def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[ToolResult, ...]:
     if not wanted or not isinstance(last, Step):
         return ()
     return tuple(result for result in last.results if result.call_id in wanted)

@@ -16,7 +16,6 @@ from msgspec import Struct
 
 from midstream.history.codecs.file_parts import file_words
 from midstream.history.messages import (
-    Call,
     Entry,
     File,
     Finish,
@@ -24,6 +23,7 @@ from midstream.history.messages import (
     Outcome,
     Step,
     Text,
+    ToolCall,
     UpstreamCall,
     UserMessage,
 )
@@ -221,7 +221,7 @@ def _step(number: int, step: Step, budget: TranscriptBudget) -> Iterator[_Piece]
         if isinstance(part, Text):
             heading = f"{number} the assistant said{_STOPPED.get(step.response.finish, '')}"
             yield _Piece(heading, without_base64(part.text), _RESPONSE_CHARS_MIN)
-        elif isinstance(part, Call):
+        elif isinstance(part, ToolCall):
             calls[part.id] = called = f"{number}.{len(calls) + 1}"
             heading = f"{called} the assistant called the tool {_name(part.name)}, with"
             yield _capped(heading, part.arguments or "{}", budget.arguments_chars)

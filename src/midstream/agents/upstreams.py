@@ -34,7 +34,7 @@ from msgspec import Struct
 
 from midstream.agents.abilities import Abilities
 from midstream.errors import ModelError, ModelUnavailableError, UpstreamBusyError, UpstreamFailedError
-from midstream.history.messages import History, Result, ToolSpec, UserMessage
+from midstream.history.messages import History, ToolResult, ToolSpec, UserMessage
 from midstream.models.responses import ModelEvent
 from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
 from midstream.session.permissions import Person
@@ -83,7 +83,7 @@ class UpstreamMessage(Struct, frozen=True):
     """
 
     message: UserMessage
-    results: tuple[Result, ...] = ()
+    results: tuple[ToolResult, ...] = ()
     before: History | None = None
     settings: ModelSettings = DEFAULT_SETTINGS
     person: Person | None = None

@@ -11,7 +11,7 @@ from midstream.cli.subagents import SubAgents
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.client import PlaybackLost
-from midstream.history.messages import Call, UpstreamCall
+from midstream.history.messages import ToolCall, UpstreamCall
 from midstream.protocol.answer_text import text_of
 from midstream.protocol.frames import Gone, SnapshotFrame
 from midstream.session.records import (
@@ -128,7 +128,7 @@ class Screen:
             case ResponseCompleted():
                 self.pause()
                 self._settle(record)
-                calls = [part for part in record.body.parts if isinstance(part, Call)]
+                calls = [part for part in record.body.parts if isinstance(part, ToolCall)]
                 for call in calls:
                     self._calls[record.turn, record.response, call.id] = Called(call.name, call.arguments)
             case CallStarted():

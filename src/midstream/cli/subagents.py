@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from midstream.cli.terminal import Ink, clean, indented, shortened
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere
-from midstream.history.messages import Call, Text, UpstreamCall
+from midstream.history.messages import Text, ToolCall, UpstreamCall
 from midstream.session.records import (
     CallEnded,
     CallStarted,
@@ -54,7 +54,7 @@ class SubAgents:
                 for part in record.body.parts:
                     if isinstance(part, Text):
                         yield from self._words(part.text)
-                    elif isinstance(part, Call):
+                    elif isinstance(part, ToolCall):
                         self._calls[child, record.response, part.id] = Called(part.name, part.arguments)
                     elif isinstance(part, UpstreamCall):
                         line = call_line(ran_elsewhere(part), self._ink, self._room)

@@ -12,13 +12,13 @@ from msgspec import UNSET, Struct, UnsetType, field
 
 from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
 from midstream.history.messages import (
-    Call,
     File,
     Outcome,
     Response,
     Step,
     Text,
     Thinking,
+    ToolCall,
     UpstreamCall,
     UserMessage,
 )
@@ -238,7 +238,7 @@ class _Reading:
                     turn.entries.append(SpokenText("agent", part.text))
                 case Thinking():
                     turn.entries.append(SpokenText("thinking", part.text))
-                case Call():
+                case ToolCall():
                     called = self._calls[number, part.id] = Called(part.name, part.arguments)
                     turn.entries.append(called)
                 case UpstreamCall():

@@ -32,7 +32,7 @@ from midstream.client.secret_store import Keeper, SecretKey, SecretStore
 from midstream.client.sqlite_checks import is_laid_out, lay_out, transaction, translated
 from midstream.environment import Fault, World
 from midstream.errors import MidstreamError, ProtocolError, UsageError
-from midstream.history.messages import Call, Result
+from midstream.history.messages import ToolCall, ToolResult
 from midstream.protocol.checkpoint import (
     FILLER,
     Checkpoint,
@@ -84,7 +84,7 @@ class CallNoted(Struct, frozen=True):
 
     turn: int
     response: int
-    call: Call
+    call: ToolCall
     plan: CallPlan
 
 
@@ -111,7 +111,7 @@ class CallAnswered(Struct, frozen=True):
 
     turn: int
     response: int
-    result: Result
+    result: ToolResult
 
 
 CallWrite = CallNoted | CallAsked | CallIntended | CallAnswered
@@ -574,28 +574,28 @@ def _event_id_of(text: str, damaged: list[str]) -> EventId | None:
         return None
 
 
-def _call_of(place: Place, columns: Sequence[Any], sent: Result | None) -> KeptCall:
+def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> KeptCall:
     """Read a call. `sent` is its outcome as a command has it, which stands in for a damaged one."""
     call, plan, is_asked, runs, epoch, body = columns
     turn, response, call_id = place
     where = f"a call of turn {turn}, response {response}"
     result = sent if body is None else _kept_result(body, where) or sent
     try:
-        known, planned = msgspec.json.decode(call, type=Call), msgspec.json.decode(plan, type=CallPlan)
+        known, planned = msgspec.json.decode(call, type=ToolCall), msgspec.json.decode(plan, type=CallPlan)
         runs, epoch = msgspec.convert((runs, epoch), type=tuple[int, int])
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
         _log.warning("%s in the state file is damaged: it is not run again", where)
         # As one that was started and may not be started again, whatever its policy was.
-        known, planned, runs, epoch = Call(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
+        known, planned, runs, epoch = ToolCall(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
     return KeptCall(
         turn, response, CallState(known, planned, runs=runs, epoch=epoch, result=result), bool(is_asked)
     )
 
 
-def _kept_result(body: bytes, place: str) -> Result | None:
+def _kept_result(body: bytes, place: str) -> ToolResult | None:
     """Return an outcome; None where it cannot be read any more, so that its call alone is in doubt."""
     try:
-        return msgspec.json.decode(body, type=Result)
+        return msgspec.json.decode(body, type=ToolResult)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
         _log.warning("the outcome of %s in the state file is damaged: the call is in doubt", place)
         return None

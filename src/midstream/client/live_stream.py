@@ -15,7 +15,7 @@ from midstream.client.checkpoint_file import BeginningSeen, CheckpointFile, File
 from midstream.client.local_tools import LocalTools, StartLocally
 from midstream.client.stream_carrier import Carrier, Connect, ReadSecrets, RingingTasks
 from midstream.environment import Fault, World
-from midstream.history.messages import Result
+from midstream.history.messages import ToolResult
 from midstream.protocol.client_stream import ClientStream
 from midstream.protocol.event_inbox import Applied, ClientEvent, Replaced
 
@@ -56,7 +56,7 @@ class Attachment:
         self._tasks = RingingTasks(world)
         self._carrier = Carrier(stream, connect, read_secrets, self._tasks, world)
         self._tools = tools
-        self._calls: dict[Place, asyncio.Task[Result | None]] = {}
+        self._calls: dict[Place, asyncio.Task[ToolResult | None]] = {}
         self._status = _StatusReport(stream, on_reconnecting, on_stalled)
         self._unread: deque[ClientEvent] = deque()
         self._in_hand: ClientEvent | None = None
@@ -191,7 +191,7 @@ class Attachment:
             self.stream.submit(payload)
         return self._tools.writes()
 
-    async def _run_tool(self, tools: LocalTools, start: StartLocally) -> Result | None:
+    async def _run_tool(self, tools: LocalTools, start: StartLocally) -> ToolResult | None:
         self._world.reach(Fault.BEFORE_TOOL)
         result = await tools.run(start)
         self._world.reach(Fault.AFTER_TOOL)

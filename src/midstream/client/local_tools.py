@@ -25,7 +25,7 @@ from midstream.client.checkpoint_file import (
     Place,
 )
 from midstream.errors import ToolDefinitionError
-from midstream.history.messages import Call, Outcome, Result
+from midstream.history.messages import Outcome, ToolCall, ToolResult
 from midstream.protocol.frames import FRAME_BYTES_MAX, ResultPayload, encode
 from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, CallVerdict, OnDoubt, Site, judge
 from midstream.session.records import CallEnded, CallStarted, ClientTool, Record, ResponseCompleted
@@ -43,7 +43,7 @@ class StartLocally(Struct, frozen=True):
     """Run this call now: its intent is kept. Or, for one in doubt, ask first whether it happened."""
 
     place: Place
-    call: Call
+    call: ToolCall
     run: int
     is_probe: bool = False
 
@@ -120,7 +120,7 @@ class LocalTools:
             case _:
                 pass
 
-    def ended(self, place: Place, result: Result | None) -> None:
+    def ended(self, place: Place, result: ToolResult | None) -> None:
         """A call was run or asked about; `result` is its one outcome; None means that it did not happen."""
         call = self._calls[place]
         if call.result is not None:
@@ -128,27 +128,27 @@ class LocalTools:
         if (
             result is None and call.plan.needs_approval
         ):  # TURN-35: and only the server can ask for another one
-            self._answer(place, Result(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
+            self._answer(place, ToolResult(call.call.id, ALLOWED_ONCE_CONTENT, Outcome.ERROR))
         elif result is None and call.runs <= RERUNS_MAX:
             self._run(place)
         else:
-            self._answer(place, result or Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
+            self._answer(place, result or ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
 
-    async def run(self, start: StartLocally) -> Result | None:
+    async def run(self, start: StartLocally) -> ToolResult | None:
         """Run a call with its tool, or its probe, within the tool's timeout. Never raises but for cancellation."""
         found = self._tools.get(start.call.name)
         turn, response, call_id = start.place
         context = CallContext(self._session, turn, response, call_id, start.run)
         if found is None and start.is_probe:
-            return Result(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+            return ToolResult(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         if found is None:
             known = ", ".join(sorted(self._tools)) or "none"
             message = f"This client has no tool named {start.call.name!r} any more. Known tools: {known}."
-            return Result(start.call.id, message, Outcome.ERROR)
+            return ToolResult(start.call.id, message, Outcome.ERROR)
         if not start.is_probe:
             return await run_call(found, start.call, context)
         result, may_run = await probe_call(found, start.call, context)
-        unknown = Result(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+        unknown = ToolResult(start.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         return None if may_run else result or unknown
 
     # --- judgement ----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class LocalTools:
                 self._starts.append(StartLocally(place, call.call, call.runs, is_probe=True))
             case CallVerdict.GIVE_UP | CallVerdict.ASK:
                 # A person is asked by the server, about calls of its own: here what is held stays unknown.
-                self._answer(place, Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
+                self._answer(place, ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN))
             case CallVerdict.LEAVE | CallVerdict.DONE:
                 pass
             case never:
@@ -200,7 +200,7 @@ class LocalTools:
         self._calls[place] = replace(state, call=call)
         self._writes.append(CallNoted(place[0], place[1], call, state.plan))
 
-    def _answer(self, place: Place, result: Result) -> None:
+    def _answer(self, place: Place, result: ToolResult) -> None:
         turn, response, _ = place
         fitting = _shortened(ResultPayload(turn, response, result))
         self._calls[place] = replace(self._calls[place], result=fitting.result)

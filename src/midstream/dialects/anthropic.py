@@ -13,7 +13,7 @@ from midstream.dialects.dialect import Asked, Dialect, Form, Writer
 from midstream.dialects.fields import Fields, bad_field, field, texts_of
 from midstream.dialects.tool_specs import tools_of
 from midstream.history.codecs.codec_spec import Value
-from midstream.history.messages import Call, Finish, Usage
+from midstream.history.messages import Finish, ToolCall, Usage
 from midstream.history.rendering import arguments_of
 from midstream.history.repair.system_prompts import words_of_system
 from midstream.models.responses import Finished, ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested
@@ -180,7 +180,7 @@ class MessagesWriter(Writer):
         return [*pieces, self._delta({"type": f"{kind}_delta", kind: words})]
 
     def _call(self, event: ToolCallRequested) -> list[bytes]:
-        _, arguments = arguments_of(Call(event.id, event.name, event.arguments))
+        _, arguments = arguments_of(ToolCall(event.id, event.name, event.arguments))
         block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
         pieces = [
             self._start(block),

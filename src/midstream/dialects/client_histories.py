@@ -26,16 +26,16 @@ from midstream.history.codecs.codec_spec import (
 )
 from midstream.history.codecs.format_registry import format_named
 from midstream.history.messages import (
-    Call,
     Entry,
     History,
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UserMessage,
     UserPart,
     storable,
@@ -157,7 +157,7 @@ class _Reader:
         self._instructions = [instructions] if instructions.strip() else []
         self._entries: list[Entry] = []
         self._parts: list[ResponsePart] = []
-        self._results: dict[str, Result] = {}
+        self._results: dict[str, ToolResult] = {}
 
     def plain(self, role: str, words: str) -> None:
         """Take a message of one text, as `read` would."""
@@ -238,11 +238,11 @@ class _Reader:
         if part.is_by_name:
             call_id = self._call_named(part.name) or call_id
         outcome = Outcome.ERROR if part.failed else Outcome.OK
-        self._results.setdefault(call_id, Result(call_id, storable(words), outcome))
+        self._results.setdefault(call_id, ToolResult(call_id, storable(words), outcome))
 
     def _call_named(self, name: str) -> str:
         """Return the id of the first open call of a tool, for results that name no call."""
-        calls = (part for part in self._parts if isinstance(part, Call))
+        calls = (part for part in self._parts if isinstance(part, ToolCall))
         return next((call.id for call in calls if call.name == name and call.id not in self._results), "")
 
     def _close(self) -> None:
@@ -252,20 +252,20 @@ class _Reader:
         if not parts:
             return
         answered = tuple(
-            results.get(call.id) or Result(call.id, _LOST, Outcome.UNKNOWN)
+            results.get(call.id) or ToolResult(call.id, _LOST, Outcome.UNKNOWN)
             for call in parts
-            if isinstance(call, Call)
+            if isinstance(call, ToolCall)
         )
         self._entries.append(Step(Response(parts), answered))
 
 
-def _call(part: Part) -> Call:
+def _call(part: Part) -> ToolCall:
     body = part.body
     arguments = body if isinstance(body, str) else as_words({} if body is None else body)
     call_id = part.id if isinstance(part.id, str) else ""
     if part.is_by_name and not call_id:
         call_id = f"call-{part.name}"
-    return Call(storable(call_id), storable(part.name), storable(arguments) or "{}")
+    return ToolCall(storable(call_id), storable(part.name), storable(arguments) or "{}")
 
 
 def _thought(part: Part) -> str:

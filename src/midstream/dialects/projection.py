@@ -5,7 +5,7 @@ from __future__ import annotations
 from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
 from midstream.dialects.dialect import Writer
 from midstream.dialects.event_filter import shown_call
-from midstream.history.messages import Call, Finish, Response, ResponsePart, Text, Usage
+from midstream.history.messages import Finish, Response, ResponsePart, Text, ToolCall, Usage
 from midstream.models.responses import (
     Finished,
     ModelEvent,
@@ -59,7 +59,7 @@ class Projection:
         self._finished = Finished()
         self._usage: Usage | None = None
         self._texts: list[str] = []
-        self._calls: list[Call] = []
+        self._calls: list[ToolCall] = []
 
     @property
     def model_response(self) -> Response | None:

@@ -9,7 +9,7 @@ import msgspec
 
 from midstream.engine.watchdog import OnStall
 from midstream.errors import AgentNotFoundError, ToolDefinitionError, UsageError
-from midstream.history.messages import Call
+from midstream.history.messages import ToolCall
 from midstream.models.model import Model
 from midstream.session.calls import Site
 from midstream.timing import StallBudgets
@@ -214,7 +214,7 @@ class SubAgent(Tool, frozen=True, kw_only=True):
     agent: Agent
     responses_max: int
 
-    def task_of(self, call: Call) -> str:
+    def task_of(self, call: ToolCall) -> str:
         """Return what the model asked the sub-agent to do."""
         return msgspec.json.decode(call.arguments or "{}", type=_Task, strict=False).task
 

@@ -19,7 +19,7 @@ from midstream.engine.driven_sessions import DrivenJournal
 from midstream.engine.journal import require_session_id
 from midstream.environment import Fault, World
 from midstream.errors import CallReusedError, SessionBusyError
-from midstream.history.messages import Call, Outcome, Response, Result, UserMessage
+from midstream.history.messages import Outcome, Response, ToolCall, ToolResult, UserMessage
 from midstream.observability.observers import Observer, Observers
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, CallVerdict, digest_of, judge
 from midstream.session.records import (
@@ -82,7 +82,7 @@ class CallBook:
             self._journals.clear()
             await self._store.close()
 
-    async def start(self, session: str, call: Call, plan: CallPlan) -> CallEnded | CallContext:
+    async def start(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
         """Announce a call: return its outcome where there is one, else the context to run it in.
 
         Raises:
@@ -97,7 +97,7 @@ class CallBook:
             self._starting[session] -= 1
             self._let_go_if_idle(session)
 
-    async def _started(self, session: str, call: Call, plan: CallPlan) -> CallEnded | CallContext:
+    async def _started(self, session: str, call: ToolCall, plan: CallPlan) -> CallEnded | CallContext:
         journal = await self._journal(session)
         journal.is_wanted = True
         entries = self._entries[session]
@@ -114,7 +114,7 @@ class CallBook:
         self._world.reach(Fault.BEFORE_TOOL)
         return CallContext(session, entry.turn, entry.response_no, call.id, entry.state.runs)
 
-    async def ended(self, context: CallContext, result: Result, native: str = "") -> None:
+    async def ended(self, context: CallContext, result: ToolResult, native: str = "") -> None:
         """Journal the outcome of a call that `start` let run."""
         self._world.reach(Fault.AFTER_TOOL)
         session = context.session
@@ -140,7 +140,7 @@ class CallBook:
             journal.let_go()
 
     def _decide_start(
-        self, state: Session, session: str, call: Call, plan: CallPlan, *, epoch: int, at: float
+        self, state: Session, session: str, call: ToolCall, plan: CallPlan, *, epoch: int, at: float
     ) -> Sequence[Record]:
         entry = self._entries[session].get(call.id)
         if entry is None:
@@ -167,7 +167,9 @@ class CallBook:
         if verdict in (CallVerdict.START, CallVerdict.RERUN):
             run = entry.state.runs + 1
             return (CallStarted(entry.turn, entry.response_no, call.id, run, at, plan.has_effects),)
-        lost = CallEnded(entry.turn, entry.response_no, Result(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN), at)
+        lost = CallEnded(
+            entry.turn, entry.response_no, ToolResult(call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN), at
+        )
         return (lost, *self._closing(session, state, lost))
 
     def _closing(self, session: str, state: Session, ended: CallEnded) -> Sequence[Record]:

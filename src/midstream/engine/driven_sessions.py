@@ -27,7 +27,7 @@ from midstream.errors import (
     UnavailableError,
     UsageError,
 )
-from midstream.history.messages import Call, Response, Result, Text, UserMessage
+from midstream.history.messages import Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.models.responses import merge_deltas
 from midstream.observability.observers import Observer, Observers
 from midstream.retries import APPEND_ATTEMPTS_MAX, APPEND_BACKOFF
@@ -305,7 +305,7 @@ class DrivenTurn:
         known = self.recorded.get(responses)
         self._response = known.body if known else None
 
-    async def ask(self, answers: Mapping[str, Result]) -> ResponseCompleted | None:
+    async def ask(self, answers: Mapping[str, ToolResult]) -> ResponseCompleted | None:
         """Request the next response: return it where it is in the journal, else announce an attempt.
 
         Args:
@@ -371,12 +371,12 @@ class DrivenTurn:
                 )
         raise UsageError(f"call {call_id!r} has ended already")
 
-    async def ended(self, result: Result, native: str) -> None:
+    async def ended(self, result: ToolResult, native: str) -> None:
         """Journal the outcome of a call that `start` let run; `result` carries the id of its context."""
         self._world.reach(Fault.AFTER_TOOL)
         await self._submit(Ended(result, native))
 
-    async def close(self, status: TurnStatus, answers: Mapping[str, Result]) -> None:
+    async def close(self, status: TurnStatus, answers: Mapping[str, ToolResult]) -> None:
         """End the turn, where it has not ended."""
         if not self._is_over:
             await self._submit(EndTurn(status, self._by_our_ids(answers)))
@@ -392,7 +392,7 @@ class DrivenTurn:
         self._response_no, self._response = number, response
         self._taken = set()
 
-    def _call_of(self, call_id: str) -> Call:
+    def _call_of(self, call_id: str) -> ToolCall:
         """Find a call by the loop's id; where the provider gave one id twice, the first that was not taken yet."""
         calls = self._response.calls if self._response else ()
         for call in calls:
@@ -402,12 +402,12 @@ class DrivenTurn:
             f"there is no call {call_id!r} in response {self._response_no} of turn {self.number}"
         )
 
-    def _by_our_ids(self, answers: Mapping[str, Result]) -> dict[str, Result]:
-        ours: dict[str, Result] = {}
+    def _by_our_ids(self, answers: Mapping[str, ToolResult]) -> dict[str, ToolResult]:
+        ours: dict[str, ToolResult] = {}
         for call in self._response.calls if self._response else ():
             found = answers.get(call.id) or answers.get(call.provider_id or "")
             if found is not None:
-                ours[call.id] = Result(call.id, found.content, found.outcome)
+                ours[call.id] = ToolResult(call.id, found.content, found.outcome)
         return ours
 
 

@@ -32,12 +32,12 @@ from midstream.errors import (
 )
 from midstream.history.compaction import next_cut
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
+    ToolCall,
+    ToolResult,
     ToolSpec,
     UserMessage,
     storable,
@@ -379,15 +379,17 @@ class Executor:
             async with watch:
                 result = await self._result_of(pending_work, state, found, watch)
         except asyncio.CancelledError:
-            self._report_stopped(pending_work, Result(pending_work.call_id, STOPPED_CONTENT, Outcome.UNKNOWN))
+            self._report_stopped(
+                pending_work, ToolResult(pending_work.call_id, STOPPED_CONTENT, Outcome.UNKNOWN)
+            )
             raise
         self._world.reach(Fault.AFTER_TOOL)
         self._finish(pending_work, result)
 
-    def _finish(self, pending_work: RunCall | RunChild, result: Result) -> None:
+    def _finish(self, pending_work: RunCall | RunChild, result: ToolResult) -> None:
         self._reports.report(CallFinished(pending_work.turn, pending_work.response_no, result))
 
-    def _report_stopped(self, pending_work: RunCall, result: Result) -> None:
+    def _report_stopped(self, pending_work: RunCall, result: ToolResult) -> None:
         """End a call that was cancelled by a user; let go by the process, it stays open for the next node."""
         if not self._reports.is_closing:
             self._finish(pending_work, result)
@@ -405,13 +407,13 @@ class Executor:
 
         try:
             if (why := self._refused(state, found)) is not None:
-                self._finish(pending_work, Result(pending_work.call_id, why, Outcome.ERROR))
+                self._finish(pending_work, ToolResult(pending_work.call_id, why, Outcome.ERROR))
             else:
                 await self._reports.report_within(pending_work, run)
         except asyncio.CancelledError:
             # It has not run, and now it will not.
             self._report_stopped(
-                pending_work, Result(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+                pending_work, ToolResult(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
             )
             raise
 
@@ -432,7 +434,7 @@ class Executor:
         found = self._agent.tools.get(state.call.name)
         if not isinstance(found, SubAgent):  # the agent changed between two nodes
             gone = f"The tool {state.call.name!r} no longer exists."
-            self._finish(pending_work, Result(pending_work.call_id, gone, Outcome.ERROR))
+            self._finish(pending_work, ToolResult(pending_work.call_id, gone, Outcome.ERROR))
             return
         try:
             finished = await run_child(
@@ -454,11 +456,11 @@ class Executor:
 
     async def _result_of(
         self, pending_work: RunCall, state: CallState, found: Tool | None, watch: Watch
-    ) -> Result:
+    ) -> ToolResult:
         if found is None:  # the agent changed between two nodes: never a stuck turn
             return _gone(pending_work, state)
         if (why := self._refused(state, found)) is not None:
-            return Result(pending_work.call_id, why, Outcome.ERROR)
+            return ToolResult(pending_work.call_id, why, Outcome.ERROR)
         context = self._context(pending_work, pending_work.run, watch)
         if is_plain(found):
             return await self._result_of_plain(found, state.call, context)
@@ -471,7 +473,7 @@ class Executor:
             found = self._toolset.tools.get(name)
         return found
 
-    async def _result_of_plain(self, found: Tool, call: Call, context: CallContext) -> Result:
+    async def _result_of_plain(self, found: Tool, call: ToolCall, context: CallContext) -> ToolResult:
         """Run a plain function. On a cancel it is asked to stop; what it then returns is its outcome, late or not."""
         stopped = threading.Event()
         known = replace(context, stopped=stopped)
@@ -554,7 +556,7 @@ def _of_application(request: ModelRequest, session: Session, asked: ApplicationR
     )
 
 
-def _passed_on(call: Call) -> CallPlan:
+def _passed_on(call: ToolCall) -> CallPlan:
     """Return the plan of a call that a client application runs."""
     return CallPlan(call.id, digest_of(call.name, call.arguments), Site.CLIENT, has_effects=False)
 
@@ -562,25 +564,27 @@ def _passed_on(call: Call) -> CallPlan:
 def _without_cut(response: Response, plans: tuple[CallPlan, ...]) -> tuple[CallPlan, ...]:
     """Let a call that the length limit cut off not run: also one cut before its arguments, which look like none."""
     last = response.parts[-1] if response.parts else None
-    if not isinstance(last, Call) or (last.arguments.strip() and plans[-1].problem is None):
+    if not isinstance(last, ToolCall) or (last.arguments.strip() and plans[-1].problem is None):
         return plans
     return (*plans[:-1], replace(plans[-1], problem=CUT_CONTENT))
 
 
-def _gone(pending_work: RunCall, state: CallState) -> Result:
+def _gone(pending_work: RunCall, state: CallState) -> ToolResult:
     """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
     message = f"The tool {state.call.name!r} is not there any more, so it was not run."
     if pending_work.run == 1 or not state.plan.has_effects:
-        return Result(pending_work.call_id, message, Outcome.ERROR)
+        return ToolResult(pending_work.call_id, message, Outcome.ERROR)
     again = f"{message} An earlier run of this call may or may not have taken effect."
-    return Result(pending_work.call_id, again, Outcome.UNKNOWN)
+    return ToolResult(pending_work.call_id, again, Outcome.UNKNOWN)
 
 
-def _untouched(pending_work: RunCall) -> Result:
+def _untouched(pending_work: RunCall) -> ToolResult:
     """Return the result of a run that was stopped before its tool was called."""
     if pending_work.run == 1:
-        return Result(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    return Result(pending_work.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN)  # of an earlier run nobody knows
+        return ToolResult(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    return ToolResult(
+        pending_work.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN
+    )  # of an earlier run nobody knows
 
 
 def _state_of(pending_work: RunCall | RunChild | ProbeCall, session: Session) -> CallState:

@@ -15,7 +15,7 @@ from typing import Protocol
 from midstream.engine.agent import SubAgent
 from midstream.environment import World
 from midstream.errors import LeaseHeldError, LeaseLostError, MidstreamError, UnavailableError
-from midstream.history.messages import Outcome, Result, Step, UserMessage
+from midstream.history.messages import Outcome, Step, ToolResult, UserMessage
 from midstream.retries import STOP_CHILD_ATTEMPTS_MAX
 from midstream.session.calls import CallState, Site
 from midstream.session.child_names import PART_MARK
@@ -99,7 +99,7 @@ async def run_child(
     if len(place.path) > DEPTH_MAX:
         return _finished(
             pending_work,
-            Result(pending_work.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR),
+            ToolResult(pending_work.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR),
         )
     task = found.task_of(state.call)
     shown = state.child_position
@@ -124,10 +124,10 @@ async def run_child(
             await world.sleep(POLL_S)
         except MidstreamError as error:
             why = f"The sub-agent could not go on: {error.message}"
-            return _finished(pending_work, Result(pending_work.call_id, why, Outcome.ERROR))
+            return _finished(pending_work, ToolResult(pending_work.call_id, why, Outcome.ERROR))
 
 
-def _finished(pending_work: RunChild, result: Result, *, is_suspect: bool = False) -> CallFinished:
+def _finished(pending_work: RunChild, result: ToolResult, *, is_suspect: bool = False) -> CallFinished:
     return CallFinished(pending_work.turn, pending_work.response_no, result, is_suspect)
 
 
@@ -172,21 +172,21 @@ async def stop_child(
     return _finished(pending_work, result_of(pending_work.call_id, child.state))
 
 
-def result_of(call_id: str, child: Session) -> Result:
+def result_of(call_id: str, child: Session) -> ToolResult:
     """Return the outcome of a call whose child has ended: its last words, and how it ended."""
     last = child.history.entries[-1] if child.history.entries else None
     words = last.response.text if isinstance(last, Step) else ""
     end = child.last_turn
     if end is None:
-        return Result(call_id, "The sub-agent never began.", Outcome.CANCELLED)
+        return ToolResult(call_id, "The sub-agent never began.", Outcome.CANCELLED)
     match end.status:
         case TurnStatus.COMPLETED:
-            return Result(call_id, words)
+            return ToolResult(call_id, words)
         case TurnStatus.CANCELLED:
-            return Result(call_id, f"The sub-agent was stopped. It had said: {words}", Outcome.CANCELLED)
+            return ToolResult(call_id, f"The sub-agent was stopped. It had said: {words}", Outcome.CANCELLED)
         case TurnStatus.FAILED | TurnStatus.INTERRUPTED:
             why = end.message or end.code or end.status.value
-            return Result(call_id, f"The sub-agent failed: {why}. It had said: {words}", Outcome.ERROR)
+            return ToolResult(call_id, f"The sub-agent failed: {why}. It had said: {words}", Outcome.ERROR)
 
 
 async def _follow(child: ChildRunner, shows: Shows, pending_work: RunChild, name: str, after: int) -> int:

@@ -23,7 +23,7 @@ from midstream.engine.journal import require_session_id
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.extras import extra
-from midstream.history.messages import Call, Outcome, Result, storable
+from midstream.history.messages import Outcome, ToolCall, ToolResult, storable
 from midstream.observability.observers import Observer
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, digest_of
 from midstream.session.records import CallEnded
@@ -85,11 +85,11 @@ def at_most_once(
             with running(started):
                 value = await execute(request)
         except GraphBubbleUp:  # an interrupt: a person is asked, then the tool begins anew
-            waits = Result(call.id, "It waits for somebody.", Outcome.CANCELLED)
+            waits = ToolResult(call.id, "It waits for somebody.", Outcome.CANCELLED)
             await book.ended(started, waits, SUSPENDED)
             raise
         except Exception as error:
-            failed = Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
+            failed = ToolResult(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
             await book.ended(started, failed)
             raise
         except BaseException:
@@ -114,7 +114,7 @@ def _session_of(request: ToolCallRequest) -> str:
     return name
 
 
-def _call_of(request: ToolCallRequest) -> Call:
+def _call_of(request: ToolCallRequest) -> ToolCall:
     """Return the call under an id that is its own in the whole thread: providers use one again in a later response."""
     asked = request.tool_call
     call_id = str(asked["id"] or "")
@@ -125,18 +125,18 @@ def _call_of(request: ToolCallRequest) -> Call:
             call_id = f"{message.id}/{call_id}"
             break
     arguments = msgspec.json.encode(asked["args"], order="deterministic").decode()
-    return Call(storable(call_id) or "call", storable(str(asked["name"])), arguments)
+    return ToolCall(storable(call_id) or "call", storable(str(asked["name"])), arguments)
 
 
-def _result_of(call_id: str, value: object) -> tuple[Result, str]:
+def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
     if not isinstance(value, ToolMessage):
-        return Result(call_id, _NOT_KEPT, Outcome.ERROR), ""
+        return ToolResult(call_id, _NOT_KEPT, Outcome.ERROR), ""
     outcome = Outcome.ERROR if value.status == "error" else Outcome.OK
     try:
         native = storable(value.model_dump_json())
     except ValueError:  # an artifact that is no JSON stays with this run
         native = storable(value.model_copy(update={"artifact": None}).model_dump_json())
-    return Result(call_id, storable(str(value.text)), outcome), native
+    return ToolResult(call_id, storable(str(value.text)), outcome), native
 
 
 def _message_of(ended: CallEnded, request: ToolCallRequest) -> ToolMessage:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from midstream.extras import extra
 from midstream.frameworks.langgraph_gate import ASKED
-from midstream.history.messages import File, History, Outcome, Result, Step, Text, Usage, UserMessage
+from midstream.history.messages import File, History, Outcome, Step, Text, ToolResult, Usage, UserMessage
 from midstream.models.responses import ModelEvent, TextDelta, ThinkingDelta, ToolCallRequested, Working
 from midstream.session.calls import NOT_STARTED_CONTENT
 
@@ -151,7 +151,7 @@ class TurnSoFar(Struct, frozen=True):
     """
 
     shown: frozenset[str]
-    results: dict[str, Result]
+    results: dict[str, ToolResult]
     answers: dict[str, list[Any]]
     asking: frozenset[str]
 
@@ -160,7 +160,7 @@ class TurnSoFar(Struct, frozen=True):
         """Read it from a history, given the number of the response that is asked for."""
         steps = [each for each in history.entries if isinstance(each, Step)]
         shown: set[str] = set()
-        results: dict[str, Result] = {}
+        results: dict[str, ToolResult] = {}
         answers: dict[str, list[Any]] = {}
         asking: set[str] = set()
         for step in steps[len(steps) - (response - 1) :] if response > 1 else ():
@@ -209,7 +209,7 @@ def calls_of(interrupt_id: str, value: Any) -> Iterator[ToolCallRequested]:  # n
         yield ToolCallRequested(f"{interrupt_id}.{number}", APPROVE, _json(shown))
 
 
-def answer_of(interrupt: Any, results: Mapping[str, Result]) -> InterruptAnswer | None:  # noqa: ANN401 - LangGraph's
+def answer_of(interrupt: Any, results: Mapping[str, ToolResult]) -> InterruptAnswer | None:  # noqa: ANN401 - LangGraph's
     """Return what people answered to an interrupt; None where the answer is not there."""
     actions = _actions_in(interrupt.value)
     if not actions:
@@ -244,7 +244,7 @@ def _actions_in(value: Any) -> Sequence[Mapping[str, Any]]:  # noqa: ANN401 - th
     return actions if all({"approve", "reject"} <= each for each in choices) else ()
 
 
-def _decision(action: Mapping[str, Any], result: Result) -> dict[str, Any]:
+def _decision(action: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
     if result.outcome is not Outcome.OK:
         return {"type": "reject", "message": result.content}
     allowed = msgspec.json.decode(result.content.splitlines()[-1])

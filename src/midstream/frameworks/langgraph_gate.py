@@ -21,7 +21,7 @@ from msgspec import Struct
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.extras import extra
-from midstream.history.messages import Outcome, Result, storable
+from midstream.history.messages import Outcome, ToolResult, storable
 from midstream.tools.function_tools import CallContext, running
 
 with extra("langgraph"):
@@ -126,7 +126,7 @@ class GraphPass:
 
     def __init__(
         self,
-        results: Mapping[str, Result] | None = None,
+        results: Mapping[str, ToolResult] | None = None,
         returned: Mapping[str, tuple[str, Any]] | None = None,
         asking: Mapping[str, InterruptRaised] | None = None,
     ) -> None:
@@ -218,7 +218,7 @@ def can_repeat(metadata: Mapping[str, Any]) -> bool:
     return bool(metadata.get(POLICY_KEY, "rerun" if hinted else "") == "rerun")
 
 
-def message_of(call: Any, result: Result) -> ToolMessage:  # noqa: ANN401 - LangGraph's
+def message_of(call: Any, result: ToolResult) -> ToolMessage:  # noqa: ANN401 - LangGraph's
     """Return a result as the graph reads it."""
     status = "success" if result.outcome is Outcome.OK else "error"
     return ToolMessage(result.content, tool_call_id=call["id"], name=call["name"], status=status)

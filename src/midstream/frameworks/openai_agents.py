@@ -29,13 +29,13 @@ from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.extras import extra
 from midstream.history.messages import (
-    Call,
     Finish,
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Text,
+    ToolCall,
+    ToolResult,
     UserMessage,
     storable,
     with_distinct_ids,
@@ -240,7 +240,7 @@ def _durable(tool: FunctionTool) -> FunctionTool:
                 value = await tool.on_invoke_tool(context, arguments)
         except Exception as error:
             failed = storable(f"{type(error).__name__}: {error}")
-            await turn.ended(Result(started.call_id, failed, Outcome.ERROR), "")
+            await turn.ended(ToolResult(started.call_id, failed, Outcome.ERROR), "")
             raise
         await turn.ended(*_result_of(started.call_id, value))
         return value
@@ -248,22 +248,22 @@ def _durable(tool: FunctionTool) -> FunctionTool:
     return dataclasses.replace(tool, on_invoke_tool=invoke)
 
 
-def _result_of(call_id: str, value: object) -> tuple[Result, str]:
+def _result_of(call_id: str, value: object) -> tuple[ToolResult, str]:
     if isinstance(value, str):
-        return Result(call_id, storable(value)), ""
+        return ToolResult(call_id, storable(value)), ""
     try:
         plain = TypeAdapter(Any).dump_json(value).decode()
     except ValueError:
         lost = "This tool finished, but its answer has no JSON form and was lost when the process died."
-        return Result(call_id, lost, Outcome.ERROR), ""
-    return Result(call_id, plain), plain
+        return ToolResult(call_id, lost, Outcome.ERROR), ""
+    return ToolResult(call_id, plain), plain
 
 
-def _answers(items: object) -> dict[str, Result]:
+def _answers(items: object) -> dict[str, ToolResult]:
     """Return what the input of a request answers to calls, by call id."""
     found = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
     return {
-        item["call_id"]: Result(item["call_id"], storable(str(item.get("output", ""))))
+        item["call_id"]: ToolResult(item["call_id"], storable(str(item.get("output", ""))))
         for item in found
         if item.get("type") == "function_call_output"
     }
@@ -276,9 +276,9 @@ def _our_response_of(response: ModelResponse, number: int) -> Response:
             text = "".join(each.text for each in item.content if each.type == "output_text")
             parts.append(Text(storable(text)))
         elif item.type == "function_call":
-            parts.append(Call(storable(item.call_id), storable(item.name), storable(item.arguments)))
+            parts.append(ToolCall(storable(item.call_id), storable(item.name), storable(item.arguments)))
     distinct = with_distinct_ids(tuple(parts), response_no=number)
-    finish = Finish.CALLS if any(isinstance(part, Call) for part in distinct) else Finish.STOP
+    finish = Finish.CALLS if any(isinstance(part, ToolCall) for part in distinct) else Finish.STOP
     usage = Tokens(response.usage.input_tokens, response.usage.output_tokens)
     return Response(distinct, finish, usage=usage)
 

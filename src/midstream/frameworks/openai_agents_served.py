@@ -24,7 +24,7 @@ from midstream.errors import ToolsUnavailableError, UsageError
 from midstream.extras import extra
 from midstream.frameworks.open_contexts import HeldContext, run_bounded
 from midstream.frameworks.openai_agents_model import OpenAIAgentsModel, spec_of
-from midstream.history.messages import Call, Outcome
+from midstream.history.messages import Outcome, ToolCall
 from midstream.session.calls import OnDoubt, OnDoubtName
 from midstream.tools.function_tools import TIMEOUT_S, StatedOutcome, Tool, current_call
 
@@ -198,10 +198,10 @@ def _policy(name: str, policy: str) -> OnDoubt:
 # --- approvals ------------------------------------------------------------------------------------------------
 
 
-def _approval(context: object) -> Callable[[Call, Tool], bool]:
+def _approval(context: object) -> Callable[[ToolCall, Tool], bool]:
     """Return the rule that decides about calls of tools whose `needs_approval` is a function."""
 
-    def needs_approval(call: Call, tool: Tool) -> bool:
+    def needs_approval(call: ToolCall, tool: Tool) -> bool:
         sdk_tool = getattr(tool.function, "sdk_tool", None)
         if sdk_tool is None or not callable(sdk_tool.needs_approval):
             return False
@@ -210,7 +210,7 @@ def _approval(context: object) -> Callable[[Call, Tool], bool]:
     return needs_approval
 
 
-def _judged(tool: FunctionTool, context: RunContextWrapper[Any], call: Call) -> bool:
+def _judged(tool: FunctionTool, context: RunContextWrapper[Any], call: ToolCall) -> bool:
     """Evaluate a function as the SDK does; one that has to wait for something means that a person is asked.
 
     The SDK itself asks a person where the arguments that the tool gets are not those that the model wrote.

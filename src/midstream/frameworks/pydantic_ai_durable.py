@@ -36,15 +36,15 @@ from midstream.environment import World
 from midstream.errors import LeaseLostError, UsageError
 from midstream.extras import extra
 from midstream.history.messages import (
-    Call,
     File,
     Finish,
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     Usage,
     UserMessage,
     UserPart,
@@ -372,7 +372,7 @@ class _Run:
         kind = type(error).__name__
         await self.turn.lost("model_failed", f"{kind} ({status})" if status else kind)
 
-    def _plan(self, call: Call, tool: ToolDefinition | None) -> CallPlan:
+    def _plan(self, call: ToolCall, tool: ToolDefinition | None) -> CallPlan:
         metadata = (tool.metadata if tool else None) or {}
         hints = metadata.get("annotations") or {}
         is_reading = hints.get("readOnlyHint") is True
@@ -542,32 +542,32 @@ class _DurableToolset(WrapperToolset[AgentDepsT]):
         return value
 
 
-def _success(call_id: str, name: str, value: object) -> tuple[Result, str]:
+def _success(call_id: str, name: str, value: object) -> tuple[ToolResult, str]:
     """Return a tool's value as readers see it, and as it comes back; text is both."""
     if isinstance(value, str) and value == storable(value):
-        return Result(call_id, value), ""
+        return ToolResult(call_id, value), ""
     returned = value if isinstance(value, ToolReturn) else ToolReturn(return_value=value)
     try:
         part = ToolReturnPart(name, returned.return_value, call_id)
         content = storable(part.model_response_str())
         raw = msgspec.Raw(_tool_returns.dump_json(returned))
     except (TypeError, ValueError, RecursionError):
-        return Result(call_id, _NO_JSON, Outcome.ERROR), ""
+        return ToolResult(call_id, _NO_JSON, Outcome.ERROR), ""
     if len(content) > RESULT_CHARS_MAX:
         content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
     native = _Native("return" if value is returned else "value", raw)
-    return Result(call_id, content), msgspec.json.encode(native).decode()
+    return ToolResult(call_id, content), msgspec.json.encode(native).decode()
 
 
-def _failure(call_id: str, error: Exception) -> tuple[Result, str]:
+def _failure(call_id: str, error: Exception) -> tuple[ToolResult, str]:
     """Return how a tool failed. Its exception ends this run; when the turn is replayed, the model gets it as a
     result instead.
     """
     if isinstance(error, ModelRetry | ToolFailed):
         native = _Native("retry" if isinstance(error, ModelRetry) else "failed")
         content = storable(error.message)
-        return Result(call_id, content, Outcome.ERROR), msgspec.json.encode(native).decode()
-    return Result(call_id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR), ""
+        return ToolResult(call_id, content, Outcome.ERROR), msgspec.json.encode(native).decode()
+    return ToolResult(call_id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR), ""
 
 
 def _value_of(ended: CallEnded) -> object:
@@ -632,14 +632,14 @@ def _our_response_of(response: ModelResponse, number: int) -> Response:
                 parts.append(Thinking(storable(part.content), part.signature))
             case ToolCallPart():
                 arguments = storable(part.args_as_json_str())
-                parts.append(Call(storable(part.tool_call_id), storable(part.tool_name), arguments))
+                parts.append(ToolCall(storable(part.tool_call_id), storable(part.tool_name), arguments))
             case _:
                 pass  # the native form has it
     used = response.usage
     usage = Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens)
     distinct = with_distinct_ids(tuple(parts), response_no=number)
     finish = _FINISHES.get(response.finish_reason or "", Finish.STOP)
-    if finish is Finish.STOP and any(isinstance(part, Call) for part in distinct):
+    if finish is Finish.STOP and any(isinstance(part, ToolCall) for part in distinct):
         finish = Finish.CALLS
     return Response(distinct, finish, response.model_name or "", usage)
 
@@ -650,9 +650,9 @@ def _response_of(native: str) -> ModelResponse:
     return response
 
 
-def _answers(messages: Sequence[ModelMessage]) -> dict[str, Result]:
+def _answers(messages: Sequence[ModelMessage]) -> dict[str, ToolResult]:
     """Return what the last requests of a history answer to calls, by call id."""
-    answers: dict[str, Result] = {}
+    answers: dict[str, ToolResult] = {}
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
             break
@@ -660,10 +660,10 @@ def _answers(messages: Sequence[ModelMessage]) -> dict[str, Result]:
             if isinstance(part, ToolReturnPart):
                 outcome = Outcome.OK if part.outcome == "success" else Outcome.ERROR
                 content = storable(part.model_response_str())
-                answers[part.tool_call_id] = Result(part.tool_call_id, content, outcome)
+                answers[part.tool_call_id] = ToolResult(part.tool_call_id, content, outcome)
             elif isinstance(part, RetryPromptPart):
                 content = storable(part.model_response())
-                answers[part.tool_call_id] = Result(part.tool_call_id, content, Outcome.ERROR)
+                answers[part.tool_call_id] = ToolResult(part.tool_call_id, content, Outcome.ERROR)
     return answers
 
 
@@ -718,7 +718,7 @@ def _recorded_response(record: ResponseCompleted) -> ModelResponse:
     return ModelResponse(said, timestamp=datetime.fromtimestamp(record.at, UTC))
 
 
-def _return_of(call: Call, ended: CallEnded) -> ToolReturnPart:
+def _return_of(call: ToolCall, ended: CallEnded) -> ToolReturnPart:
     """Return the result of a call; one that failed has that in its text and in its outcome."""
     try:
         value = _value_of(ended)

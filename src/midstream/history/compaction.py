@@ -8,13 +8,13 @@ whatever the cut. Nothing here is random or measured twice: the same history and
 from __future__ import annotations
 
 from midstream.history.messages import (
-    Call,
     Entry,
     History,
     ResponsePart,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
 )
@@ -88,9 +88,9 @@ def _size(entry: Entry) -> int:
 def _part_size(part: ResponsePart) -> int:
     if isinstance(part, UpstreamCall):
         return len(part.name) + len(part.arguments) + len(part.content)
-    return len(part.name) + len(part.arguments) if isinstance(part, Call) else len(part.text)
+    return len(part.name) + len(part.arguments) if isinstance(part, ToolCall) else len(part.text)
 
 
-def _result_size(result: Result) -> int:
+def _result_size(result: ToolResult) -> int:
     # A model is shown the whole of a large one, which the record does not hold.
     return min(result.size, SHOWN_CHARS_MAX) if result.blob else len(result.content)

@@ -57,7 +57,7 @@ class File(Struct, frozen=True, gc=False, tag="file", omit_defaults=True):
     name: str | None = None
 
 
-class Call(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
+class ToolCall(Struct, frozen=True, gc=False, tag="call", omit_defaults=True):
     """A tool request.
 
     `id` is unique within its response; where the provider gave none or gave one twice, it was minted and
@@ -112,10 +112,10 @@ UPSTREAM_CHARS_MAX = 16 * 1024
 UPSTREAM_CUT = "The agent that ran this tool did not say how it ended."
 """The content of a call that ran upstream and was still open when the response ended."""
 
-ResponsePart = Text | Thinking | Call | UpstreamCall
+ResponsePart = Text | Thinking | ToolCall | UpstreamCall
 
 
-class Result(Struct, frozen=True, gc=False, omit_defaults=True):
+class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     """The answer to one call. `content` is what the model reads: plain text or JSON text.
 
     A large one is kept apart, once for each session (`session/blobs.py`): then `content` is only its beginning,
@@ -185,14 +185,14 @@ class Response(Struct, frozen=True, gc=False, omit_defaults=True):
     usage: Usage | None = None
 
     def __post_init__(self) -> None:
-        ids = [part.id for part in self.parts if isinstance(part, Call)]
+        ids = [part.id for part in self.parts if isinstance(part, ToolCall)]
         if len(set(ids)) != len(ids) or "" in ids:
             raise InvalidHistoryError(f"the calls of one response need distinct, non-empty ids, got {ids!r}")
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[ToolCall, ...]:
         """The tool requests, in the model's order; not those that the upstream ran itself."""
-        return tuple(part for part in self.parts if isinstance(part, Call))
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
     @property
     def text(self) -> str:
@@ -208,7 +208,7 @@ class Step(Struct, frozen=True, gc=False, tag="step", omit_defaults=True):
     """
 
     response: Response
-    results: tuple[Result, ...] = ()
+    results: tuple[ToolResult, ...] = ()
 
     def __post_init__(self) -> None:
         asked = [call.id for call in self.response.calls]
@@ -248,11 +248,11 @@ def with_distinct_ids(parts: tuple[ResponsePart, ...], *, response_no: int) -> t
     Providers send empty ids (MiniMax) and repeat them; the minted id follows from the place of the call, so
     that it is the same whenever the same response is parsed again.
     """
-    taken = {part.id for part in parts if isinstance(part, Call)}
+    taken = {part.id for part in parts if isinstance(part, ToolCall)}
     seen: set[str] = set()
     distinct: list[ResponsePart] = []
     for index, part in enumerate(parts):
-        if isinstance(part, Call):
+        if isinstance(part, ToolCall):
             if not part.id or part.id in seen:
                 minted = f"call-{response_no}-{index}"
                 while minted in taken:  # models copy ids they have seen

@@ -30,16 +30,16 @@ from midstream.history.codecs.file_parts import file_part, file_words
 from midstream.history.codecs.format_registry import format_named
 from midstream.history.codecs.media import thinking_for
 from midstream.history.messages import (
-    Call,
     File,
     History,
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Step,
     Text,
     Thinking,
+    ToolCall,
+    ToolResult,
     UpstreamCall,
     UserMessage,
     UserPart,
@@ -210,7 +210,7 @@ class _Writer:
             parts.append(form.text(said, Role.ASSISTANT))
         has_thought = False
         for part in response.parts:
-            if isinstance(part, Call):
+            if isinstance(part, ToolCall):
                 calls[part.id] = made = self._call(part)
                 self._sign(made, part, is_own=_is_of(response, self._model), is_first=len(calls) == 1)
                 parts.append(made)
@@ -246,7 +246,7 @@ class _Writer:
         thought = Part(PartKind.THINKING, None, body=part.text, signature=part.signature)
         return thinking_for(form, "anthropic", thought)
 
-    def _call(self, call: Call) -> Part:
+    def _call(self, call: ToolCall) -> Part:
         self._calls += 1
         call_id, seen = call.id, self._namer.seen
         if not self._takes_id(call_id) or call_id in seen or call_id in self._namer.taken:
@@ -262,7 +262,7 @@ class _Writer:
         inner["args" if self._form.name == "pydantic-ai" else "arguments"] = text
         return made
 
-    def _sign(self, made: Part, call: Call, *, is_own: bool, is_first: bool) -> None:
+    def _sign(self, made: Part, call: ToolCall, *, is_own: bool, is_first: bool) -> None:
         """Give a call its provider's signature back; where one is wanted and lost, Google's stand-in for it."""
         signature = call.signature if is_own else None
         if self._form.spec.matches_by_name:
@@ -275,7 +275,7 @@ class _Writer:
         elif signature is not None and self._form.name == "pydantic-ai":
             made.raw["provider_details"] = {"thought_signature": signature}
 
-    def _result(self, result: Result, call: Part) -> Part:
+    def _result(self, result: ToolResult, call: Part) -> Part:
         is_ok = result.outcome is Outcome.OK
         words = result.content
         if not words.strip():
@@ -301,7 +301,7 @@ _OUTCOMES = {
 """pydantic-ai's words for how a call ended."""
 
 
-def arguments_of(call: Call) -> tuple[Json, str]:
+def arguments_of(call: ToolCall) -> tuple[Json, str]:
     """Return a call's arguments as an object and as its text; what is no object travels inside one, whole."""
     text = storable(call.arguments) or "{}"
     if _depth_of(text) > ARGUMENTS_DEPTH_MAX:
@@ -362,7 +362,7 @@ def _in_words(response: Response) -> Response:
             parts.append(Text(f"\n{part.text}"))
         else:
             parts.append(part)
-        last = last if isinstance(part, Thinking | Call) else part
+        last = last if isinstance(part, Thinking | ToolCall) else part
     return replace(response, parts=tuple(parts))
 
 

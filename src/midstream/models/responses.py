@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from midstream.errors import ModelForgotError, ModelUnavailableError
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Outcome,
@@ -22,6 +21,7 @@ from midstream.history.messages import (
     ResponsePart,
     Text,
     Thinking,
+    ToolCall,
     ToolSpec,
     UpstreamCall,
     Usage,
@@ -237,7 +237,7 @@ class ResponseBuilder:
                 self._close_part()
                 signature = None if event.signature is None else storable(event.signature)
                 named = (storable(event.id), storable(event.name), storable(event.arguments))
-                call = Call(*named, signature=signature)
+                call = ToolCall(*named, signature=signature)
                 self._parts.append(call)
                 return self._announced(len(self._parts) - 1, requested=call)
             case UpstreamCallStarted() if event.id not in self._open:
@@ -252,7 +252,9 @@ class ResponseBuilder:
                 pass
         return ()
 
-    def _announced(self, part: int, *, requested: Call | None = None, signature: str = "") -> Sequence[Delta]:
+    def _announced(
+        self, part: int, *, requested: ToolCall | None = None, signature: str = ""
+    ) -> Sequence[Delta]:
         self._has_begun = True
         if not self.is_announcing:
             return ()
@@ -267,7 +269,7 @@ class ResponseBuilder:
             return None
         self._close_part()
         parts = with_distinct_ids(tuple(self._parts), response_no=self._ids[1])
-        has_content = any(isinstance(part, Call | UpstreamCall) or part.text.strip() for part in parts)
+        has_content = any(isinstance(part, ToolCall | UpstreamCall) or part.text.strip() for part in parts)
         if not (has_content or self.is_announcing):
             return None
         return Response(parts, self._finished.finish, self._finished.model, self._finished.usage)

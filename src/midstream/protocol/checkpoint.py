@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 from midstream.protocol.durable_positions import KnownEpoch
 from midstream.protocol.frames import (
     AnswerPayload,
@@ -19,7 +19,7 @@ from midstream.protocol.frames import (
     encode,
 )
 
-FILLER = encode(ResultPayload(0, 0, Result("", "", Outcome.UNKNOWN)))
+FILLER = encode(ResultPayload(0, 0, ToolResult("", "", Outcome.UNKNOWN)))
 """Sent under the number of a command that cannot be read: an outcome of no call, which a server takes and drops. It is
 sent after the welcome only: a server that has taken the command itself is not sent it."""
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from midstream.errors import FrameTooLargeError, MalformedFrameError
-from midstream.history.messages import Result, UserPart
+from midstream.history.messages import ToolResult, UserPart
 from midstream.session.calls import Choice
 from midstream.session.records import ClientTool
 from midstream.session.turn.commands import WhenBusy
@@ -178,7 +178,7 @@ class ResultPayload(Struct, frozen=True, gc=False, tag="result", tag_field="type
 
     turn: int
     response: int
-    result: Result
+    result: ToolResult
 
 
 class CancelPayload(Struct, frozen=True, gc=False, tag="cancel", tag_field="type", omit_defaults=True):

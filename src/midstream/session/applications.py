@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.errors import JournalMovedError
-from midstream.history.messages import Entry, Finish, History, Result, Step, ToolSpec, UserMessage
+from midstream.history.messages import Entry, Finish, History, Step, ToolResult, ToolSpec, UserMessage
 from midstream.session.records import (
     AttemptStarted,
     CallEnded,
@@ -142,7 +142,7 @@ def _cancelled(state: TurnState, *, epoch: int, at: float) -> tuple[Record, ...]
     return decided
 
 
-def answered(state: RunningCalls, results: Sequence[Result]) -> bool:
+def answered(state: RunningCalls, results: Sequence[ToolResult]) -> bool:
     """Whether these are the results of all open calls, in order."""
     return [call.call.id for call in state.calls] == [result.call_id for result in results]
 
@@ -239,7 +239,7 @@ class Comparison(Struct, frozen=True):
 
     keep: int
     tail: tuple[Entry, ...]
-    results: tuple[Result, ...] = ()
+    results: tuple[ToolResult, ...] = ()
     links: tuple[bytes, ...] = ()
 
 
@@ -252,7 +252,7 @@ def compared(chain: EntryChain, state: TurnState, before: Beginning, tail: Seque
     """
     links = linked(before.link, tail)
     keep = _kept(chain, before.count, links)
-    results: tuple[Result, ...] = ()
+    results: tuple[ToolResult, ...] = ()
     if keep == len(chain.entries) and isinstance(state, RunningCalls):
         results = _results_of(state, tail[keep - before.count :])
         if results:
@@ -271,7 +271,7 @@ def _kept(chain: EntryChain, count: int, links: Sequence[bytes]) -> int:
     return count
 
 
-def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[Result, ...]:
+def _results_of(state: RunningCalls, entries: Sequence[Entry]) -> tuple[ToolResult, ...]:
     """Return the results that the next entry of a transcript has for the open calls; () where it answers others."""
     first = entries[0] if entries else None
     return first.results if isinstance(first, Step) and answered(state, first.results) else ()

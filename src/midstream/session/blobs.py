@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.history.compaction import SHOWN_CHARS_MAX
-from midstream.history.messages import History, Result, Step
+from midstream.history.messages import History, Step, ToolResult
 from midstream.session.records import CallEnded, Record, ResultArrivedLate
 
 BLOB_BYTES_MIN = 64 * 1024
@@ -58,7 +58,7 @@ def lifted(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[Blob, .
 _WITH_RESULT = (CallEnded, ResultArrivedLate)
 
 
-def is_large(result: Result) -> bool:
+def is_large(result: ToolResult) -> bool:
     """Whether a result is to be kept apart, and is not yet."""
     # Four bytes are the most a character takes: most results need not be encoded to know.
     is_short = len(result.content) * 4 < BLOB_BYTES_MIN or result.blob
@@ -93,17 +93,17 @@ def whole(history: History, bodies: Mapping[str, bytes]) -> History:
     )
 
 
-def _excerpt(result: Result, blob: Blob) -> Result:
+def _excerpt(result: ToolResult, blob: Blob) -> ToolResult:
     head = result.content[:EXCERPT_CHARS]
     content = f"{head}\n[+{len(result.content) - len(head)} characters]"
     return replace(result, content=content, blob=blob.digest, size=len(blob.body))
 
 
-def _shown(result: Result, bodies: Mapping[str, bytes]) -> Result:
+def _shown(result: ToolResult, bodies: Mapping[str, bytes]) -> ToolResult:
     body = bodies.get(result.blob) if result.blob else None
     if body is None:
         return result
     text = body.decode()
     if len(text) > SHOWN_CHARS_MAX:
         text = f"{text[:SHOWN_CHARS_MAX]}\n[+{len(text) - SHOWN_CHARS_MAX} characters]"
-    return Result(result.call_id, text, result.outcome)
+    return ToolResult(result.call_id, text, result.outcome)

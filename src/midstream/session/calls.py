@@ -20,7 +20,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from midstream.history.messages import Call, Outcome, Result
+from midstream.history.messages import Outcome, ToolCall, ToolResult
 
 RERUNS_MAX = 2
 """Automatic reruns of one call; a tool that kills its process must not do so for ever."""
@@ -142,7 +142,7 @@ class CallPlan(Struct, frozen=True, gc=False, omit_defaults=True):
 class CallState(Struct, frozen=True, gc=False):
     """One call of the running batch, as folded from the journal."""
 
-    call: Call
+    call: ToolCall
     plan: CallPlan
     runs: int = 0
     epoch: int = 0
@@ -163,7 +163,7 @@ class CallState(Struct, frozen=True, gc=False):
     """A person changed the arguments; `call` and `plan` hold the new ones, the response the model's."""
     is_outcome_lost: bool = False
     """It ended, and the record of its outcome cannot be read any more."""
-    result: Result | None = None
+    result: ToolResult | None = None
 
     @property
     def is_open(self) -> bool:
@@ -266,18 +266,18 @@ def digest_of(name: str, arguments: str) -> str:
     return hasher.hexdigest()
 
 
-def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> Result:
+def closing_result(call: CallState, *, running: str = STOPPED_CONTENT) -> ToolResult:
     """Return the result of a call that ends without an outcome of its own; `running` is the reason, if it ran."""
     if call.result is not None:
         return call.result
     if call.is_outcome_lost:
         return lost_result(call)
     if call.runs == 0:
-        return Result(call.call.id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
-    return Result(call.call.id, UNKNOWN_CONTENT if call.is_in_doubt else running, Outcome.UNKNOWN)
+        return ToolResult(call.call.id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+    return ToolResult(call.call.id, UNKNOWN_CONTENT if call.is_in_doubt else running, Outcome.UNKNOWN)
 
 
-def lost_result(call: CallState) -> Result:
+def lost_result(call: CallState) -> ToolResult:
     """Return the result of a call in doubt that must not run again, with the reason."""
     content = DAMAGED_CONTENT if call.is_outcome_lost else UNKNOWN_CONTENT
-    return Result(call.call.id, content, Outcome.UNKNOWN)
+    return ToolResult(call.call.id, content, Outcome.UNKNOWN)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.errors import SessionBusyError, UsageError
-from midstream.history.messages import Outcome, Response, Result, UserMessage
+from midstream.history.messages import Outcome, Response, ToolResult, UserMessage
 from midstream.session import session as sessions
 from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallVerdict, closing_result, judge
 from midstream.session.records import (
@@ -64,7 +64,7 @@ class RequestModelResponse(Struct, frozen=True):
     """
 
     response_no: int
-    answers: Mapping[str, Result]
+    answers: Mapping[str, ToolResult]
 
 
 class AddOutput(Struct, frozen=True):
@@ -98,7 +98,7 @@ class BeginCall(Struct, frozen=True):
 class Ended(Struct, frozen=True):
     """A tool ended."""
 
-    result: Result
+    result: ToolResult
     native: str = ""
 
 
@@ -106,7 +106,7 @@ class EndTurn(Struct, frozen=True):
     """The turn is over."""
 
     status: TurnStatus
-    answers: Mapping[str, Result]
+    answers: Mapping[str, ToolResult]
 
 
 DrivenCommand = (
@@ -206,7 +206,7 @@ def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) ->
     if verdict is CallVerdict.LEAVE:
         raise Refused(SessionBusyError(f"call {command.call_id!r} is running already"))
     # DRIVEN-6: nobody may run it again, or only a person could say so, whom this loop has no way to ask.
-    lost = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+    lost = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
     return _settled(state, CallEnded(state.turn, state.response_no, lost, at), epoch=epoch, at=at)
 
 
@@ -261,7 +261,7 @@ def _partial(state: AwaitingModel, *, at: float) -> tuple[Record, ...]:
 
 
 def _answered(
-    state: RunningCalls | Cancelling, answers: Mapping[str, Result], *, at: float
+    state: RunningCalls | Cancelling, answers: Mapping[str, ToolResult], *, at: float
 ) -> tuple[Record, ...]:
     """Close what is open: with the loop's own answer, or truthfully without one."""
     return tuple(

@@ -16,7 +16,15 @@ import msgspec
 from msgspec import Struct
 
 from midstream.errors import RecordUndecodableError
-from midstream.history.messages import Call, Entry, Response, Result, ToolSpec, UpstreamCall, UserMessage
+from midstream.history.messages import (
+    Entry,
+    Response,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    UpstreamCall,
+    UserMessage,
+)
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice, OnDoubt, QuestionKind
 from midstream.timing import StalledOn
@@ -275,7 +283,7 @@ class Delta(Struct, frozen=True, gc=False, tag="delta", tag_field="type", omit_d
     kind: Literal["text", "thinking"]
     text: str
     call: UpstreamCall | None = None
-    requested: Call | None = None
+    requested: ToolCall | None = None
     """A tool call that the model requests, as soon as it is whole."""
     signature: str = ""
     """The provider's signature of this part, which ends it."""
@@ -569,7 +577,7 @@ class CallEnded(Struct, frozen=True, gc=False, tag="call_ended", tag_field="type
 
     turn: int
     response: int
-    result: Result
+    result: ToolResult
     at: float
     native: str = ""
     """The outcome in the JSON of the turn's driver, where `result` cannot hold all of it."""
@@ -580,7 +588,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
 
     turn: int
     response: int
-    result: Result
+    result: ToolResult
     at: float
 
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from midstream.errors import ToolDefinitionError, UsageError
-from midstream.history.messages import Call, Outcome, Result, ToolSpec, storable
+from midstream.history.messages import Outcome, ToolCall, ToolResult, ToolSpec, storable
 from midstream.session.calls import CallPlan, OnDoubt, OnDoubtName, Site, digest_of
 from midstream.session.records import ClientTool
 from midstream.store.contract import Transaction
@@ -314,11 +314,11 @@ def _nothing_runs(**_: object) -> None:
     raise AssertionError("a person or a client answers this call")
 
 
-Approval = Callable[[Call, Tool], "bool | str"]
+Approval = Callable[[ToolCall, Tool], "bool | str"]
 """A host's own rule: whether a person must allow a call, or in words why."""
 
 
-def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:
+def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | None = None) -> CallPlan:
     """Look a call up and check its arguments; what cannot be run gets a `problem` for the model to read."""
     digest = digest_of(call.name, call.arguments)
     found = tools.get(call.name)
@@ -348,7 +348,9 @@ def plan_call(call: Call, tools: Mapping[str, Tool], approval: Approval | None =
     )
 
 
-def _why_ask(call: Call, found: Tool, keywords: Mapping[str, Any], approval: Approval | None) -> str | None:
+def _why_ask(
+    call: ToolCall, found: Tool, keywords: Mapping[str, Any], approval: Approval | None
+) -> str | None:
     """Return what to ask a person before this call, perhaps nothing; None where no approval is needed."""
     if found.site is Site.PERSON:
         return str(keywords.get("question", ""))
@@ -364,7 +366,7 @@ def _why_ask(call: Call, found: Tool, keywords: Mapping[str, Any], approval: App
     return "" if needed or asked else None
 
 
-async def probe_call(found: Tool, call: Call, context: CallContext) -> tuple[Result | None, bool]:
+async def probe_call(found: Tool, call: ToolCall, context: CallContext) -> tuple[ToolResult | None, bool]:
     """Ask the outside world whether a call in doubt happened; whatever the probe does, this does not raise.
 
     Returns:
@@ -397,7 +399,7 @@ def _is_coroutine_function(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function)  # it unwraps and looks at flags: several microseconds
 
 
-async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
+async def run_call(found: Tool, call: ToolCall, context: CallContext) -> ToolResult:
     """Call a tool within its timeout and return its result; whatever the tool does, this does not raise.
 
     Cancelling this cancels a coroutine tool; a plain function's thread is abandoned. The cancellation goes on
@@ -416,8 +418,8 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
         if limit.expired():
             message = f"{call.name!r} gave no answer within {found.timeout_s:g} s."
             outcome = Outcome.UNKNOWN if found.has_effects else Outcome.ERROR
-            return Result(call.id, f"{message} It may or may not have taken effect.", outcome)
-        return Result(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
+            return ToolResult(call.id, f"{message} It may or may not have taken effect.", outcome)
+        return ToolResult(call.id, storable(f"{type(error).__name__}: {error}"), Outcome.ERROR)
     finally:
         _current.reset(token)
     return _result_of(call, value)
@@ -425,10 +427,10 @@ async def run_call(found: Tool, call: Call, context: CallContext) -> Result:
 
 def call_within(
     found: Tool,
-    call: Call,
+    call: ToolCall,
     context: CallContext,
     attempt: Callable[[Callable[[Transaction], object]], object],
-) -> Result:
+) -> ToolResult:
     """Call a tool in the transaction of its outcome, at once and in this thread, and return its result.
 
     Whatever the tool does, this does not raise; where it raised, `attempt` has undone what it wrote.
@@ -449,15 +451,17 @@ def call_within(
         value = attempt(effect)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code: whatever it raises is its answer
         undone = "What it had written was undone."
-        return Result(call.id, storable(f"{type(error).__name__}: {error}\n{undone}"), Outcome.ERROR)
+        return ToolResult(call.id, storable(f"{type(error).__name__}: {error}\n{undone}"), Outcome.ERROR)
     return _result_of(call, value)
 
 
-def _unfit(call: Call, error: Exception) -> Result:
-    return Result(call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR)
+def _unfit(call: ToolCall, error: Exception) -> ToolResult:
+    return ToolResult(
+        call.id, f"The arguments of {call.name!r} do not fit its schema: {error}", Outcome.ERROR
+    )
 
 
-def _read_arguments(found: Tool, call: Call) -> dict[str, Any]:
+def _read_arguments(found: Tool, call: ToolCall) -> dict[str, Any]:
     if found.arguments is None:
         return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     arguments = msgspec.json.decode(call.arguments or "{}", type=found.arguments, strict=False)
@@ -515,7 +519,7 @@ async def _in_thread(work: Callable[[], object]) -> object:
     return await ended
 
 
-def _result_of(call: Call, value: object) -> Result:
+def _result_of(call: ToolCall, value: object) -> ToolResult:
     outcome = Outcome.OK
     if isinstance(value, StatedOutcome):
         content, outcome = value.content, value.outcome
@@ -527,10 +531,10 @@ def _result_of(call: Call, value: object) -> Result:
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
             # The tool has run: the model must know that only its answer is lost.
             problem = f"{call.name!r} finished, but its answer has no JSON form ({error})."
-            return Result(call.id, problem, Outcome.ERROR)
+            return ToolResult(call.id, problem, Outcome.ERROR)
     if len(content) > RESULT_CHARS_MAX:
         content = f"{content[:RESULT_CHARS_MAX]}\n[+{len(content) - RESULT_CHARS_MAX} characters]"
-    return Result(call.id, storable(content), outcome)
+    return ToolResult(call.id, storable(content), outcome)
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:

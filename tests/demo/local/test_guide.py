@@ -23,7 +23,16 @@ from midstream.demo.local.guide import (
     instructions_of,
     is_circling,
 )
-from midstream.history.messages import Call, Finish, History, Response, Result, Step, Text, UserMessage
+from midstream.history.messages import (
+    Finish,
+    History,
+    Response,
+    Step,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from midstream.models.responses import ModelRequest
 from midstream.tools.function_tools import tool
 
@@ -65,8 +74,8 @@ def request(text: str, *results: str, earlier: tuple[tuple[str, str], ...] = ())
         history = history.then(UserMessage.of(said)).then(Step(Response((Text(answered),))))
     history = history.then(UserMessage.of(text))
     for number, result in enumerate(results):
-        call = Call(f"c{number}", "read_file")
-        history = history.then(Step(Response((call,), Finish.CALLS), (Result(call.id, result),)))
+        call = ToolCall(f"c{number}", "read_file")
+        history = history.then(Step(Response((call,), Finish.CALLS), (ToolResult(call.id, result),)))
     return ModelRequest("", history, TOOLS)
 
 

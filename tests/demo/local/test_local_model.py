@@ -15,14 +15,14 @@ import pytest
 from midstream.demo.local import LocalModel
 from midstream.errors import ModelMissingError, ModelRejectedError
 from midstream.history.messages import (
-    Call,
     Finish,
     History,
     Outcome,
     Response,
-    Result,
     Step,
     Text,
+    ToolCall,
+    ToolResult,
     UserMessage,
 )
 from midstream.models.model import Model
@@ -104,10 +104,10 @@ async def steps_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[
     pytest.fail("the turn did not end")
 
 
-async def result_of(call: Call, known: dict[str, Tool], number: int) -> Result:
+async def result_of(call: ToolCall, known: dict[str, Tool], number: int) -> ToolResult:
     problem = plan_call(call, known).problem
     if problem:
-        return Result(call.id, problem, Outcome.ERROR)
+        return ToolResult(call.id, problem, Outcome.ERROR)
     return await run_call(known[call.name], call, CallContext("s", 1, number, call.id))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.history.messages import Call, Finish, Response, Result, Text, UserMessage
+from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.server.api.session_snapshot import CallSnapshot, RunningTurn, SessionSnapshot, snapshot_of
 from midstream.session.calls import CallPlan, Choice, QuestionKind
 from midstream.session.records import (
@@ -24,7 +24,9 @@ from midstream.session.records import (
 from midstream.session.session import fold
 
 HI = UserMessage.of("hi")
-ASKS = Response((Text("look"), Call("a", "read"), Call("b", "write"), Call("c", "write")), Finish.CALLS)
+ASKS = Response(
+    (Text("look"), ToolCall("a", "read"), ToolCall("b", "write"), ToolCall("c", "write")), Finish.CALLS
+)
 OPENED: tuple[Record, ...] = (
     EpochStarted(1, "me", 1.0),
     MessageAccepted(1, HI, 2.0),
@@ -71,7 +73,7 @@ def test_words_of_an_attempt_that_was_given_up_are_gone() -> None:
 
 
 def test_calls_are_shown_as_far_as_they_have_come() -> None:
-    result = Result("a", "contents")
+    result = ToolResult("a", "contents")
     snapshot = shown(*RUNNING, CallEnded(1, 1, result, 4.5))
     assert (snapshot.status, snapshot.waiting_on, snapshot.history) == ("running", "tool", (HI,))
     assert snapshot.running == RunningTurn(
@@ -79,9 +81,9 @@ def test_calls_are_shown_as_far_as_they_have_come() -> None:
         1,
         said=ASKS,
         calls=(
-            CallSnapshot(Call("a", "read"), "server", "ended", 3.5, result),
-            CallSnapshot(Call("b", "write"), "server", "running", 4.0),
-            CallSnapshot(Call("c", "write"), "server", "waiting"),
+            CallSnapshot(ToolCall("a", "read"), "server", "ended", 3.5, result),
+            CallSnapshot(ToolCall("b", "write"), "server", "running", 4.0),
+            CallSnapshot(ToolCall("c", "write"), "server", "waiting"),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.errors import AnswerMismatchError, QuestionClosedError
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 from midstream.session.calls import (
     DAMAGED_CONTENT,
     DENIED_CONTENT,
@@ -114,7 +114,8 @@ def test_reading_calls_before_it_do_not_wait_for_a_person() -> None:
 def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
     records, state = decided(told(say(), asks(needs_approval("a"))), responses("a", Choice.DENY, "too dear"))
     assert (
-        CallEnded(1, 1, Result("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT) in records
+        CallEnded(1, 1, ToolResult("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT)
+        in records
     )
     assert pending_work(state) == (CallModel(1, 2, 1),)
 
@@ -173,7 +174,7 @@ def test_a_question_expires_where_it_has_a_limit() -> None:
     assert pending_work(state) == (AwaitPerson(1, 1, "a", AT + 60.0),)
     assert decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 59.0) == ()
     records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
-    assert records[0] == CallEnded(1, 1, Result("a", NO_DECISION_CONTENT, Outcome.CANCELLED), AT + 60.0)
+    assert records[0] == CallEnded(1, 1, ToolResult("a", NO_DECISION_CONTENT, Outcome.CANCELLED), AT + 60.0)
 
 
 @spec("TURN-35")
@@ -198,7 +199,7 @@ def test_a_permission_is_used_up_by_the_start() -> None:
 @spec("TURN-8", "TURN-32")
 def test_a_cancel_closes_what_waits_for_a_person() -> None:
     records, state = decided(told(say(), asks(needs_approval("a"))), Cancel())
-    assert CallEnded(1, 1, Result("a", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT) in records
+    assert CallEnded(1, 1, ToolResult("a", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT) in records
     assert state == Idle()
 
 
@@ -211,14 +212,14 @@ def test_a_question_is_answered_in_words() -> None:
     assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
     assert pending_work(state) == (RunCall(1, 1, "b", 1),)
     records, _ = decided(state, responses("a", Choice.RESPOND, "the blue one"))
-    assert records[1] == CallEnded(1, 1, Result("a", "the blue one"), AT)
+    assert records[1] == CallEnded(1, 1, ToolResult("a", "the blue one"), AT)
 
 
 @spec("TURN-34")
 def test_a_question_nobody_answers_is_closed() -> None:
     state = told(say(), asks(at_person("a", answer_s=60.0)))
     records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
-    assert records[0] == CallEnded(1, 1, Result("a", NO_RESPONSE_CONTENT, Outcome.CANCELLED), AT + 60.0)
+    assert records[0] == CallEnded(1, 1, ToolResult("a", NO_RESPONSE_CONTENT, Outcome.CANCELLED), AT + 60.0)
 
 
 # --- in doubt ---------------------------------------------------------------------------------------------------
@@ -228,12 +229,12 @@ def test_a_question_nobody_answers_is_closed() -> None:
 @pytest.mark.parametrize(
     ("choice", "text", "result"),
     [
-        (Choice.HAPPENED, "", Result("a", HAPPENED_CONTENT)),
-        (Choice.HAPPENED, "sent at noon", Result("a", "sent at noon")),
+        (Choice.HAPPENED, "", ToolResult("a", HAPPENED_CONTENT)),
+        (Choice.HAPPENED, "sent at noon", ToolResult("a", "sent at noon")),
         (Choice.SKIP, "", unknown("a", SKIPPED_CONTENT)),
     ],
 )
-def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str, result: Result) -> None:
+def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str, result: ToolResult) -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.HOLD))
     records, state = decided(state, responses("a", choice, text), epoch=2)
     assert CallEnded(1, 1, result, AT) in records
@@ -252,7 +253,7 @@ def test_a_held_call_runs_again_where_a_person_says_so() -> None:
 def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE), writes("b"))
     assert pending_work(state) == (ProbeCall(1, 1, "a"),)
-    _, state = decided(state, CallProbed(1, 1, "a", Result("a", "sent")), epoch=2)
+    _, state = decided(state, CallProbed(1, 1, "a", ToolResult("a", "sent")), epoch=2)
     assert pending_work(state) == (RunCall(1, 1, "b", 1),)
 
 
@@ -370,17 +371,17 @@ def test_a_call_whose_outcome_was_lost_is_in_doubt_and_one_that_surely_happened_
     if content is None:
         assert (first.result, first.runs, first.is_outcome_lost) == (None, 2, False)
     else:
-        assert first.result == Result("a", content, Outcome.UNKNOWN)
+        assert first.result == ToolResult("a", content, Outcome.UNKNOWN)
     assert second.runs == 2
 
 
 @spec("TURN-72")
 def test_a_lost_outcome_of_a_step_that_was_committed_leaves_the_history_whole() -> None:
     began = told(say(), asks(reads("a"), reads("b")))
-    lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, Result("b", "it says"), AT))
+    lost = after(began, OutcomeDamaged(1, 1, "a"), CallEnded(1, 1, ToolResult("b", "it says"), AT))
     step = step_of(lost)
     assert step is not None
-    assert step.results == (Result("a", DAMAGED_CONTENT, Outcome.UNKNOWN), Result("b", "it says"))
+    assert step.results == (ToolResult("a", DAMAGED_CONTENT, Outcome.UNKNOWN), ToolResult("b", "it says"))
 
 
 @spec("TURN-72")

@@ -11,9 +11,9 @@ from midstream.history.messages import (
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Step,
     Text,
+    ToolResult,
     ToolSpec,
     UpstreamCall,
     UserMessage,
@@ -259,18 +259,18 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
     assert pending_work(state) == (RunCall(1, 1, "a", 1), RunCall(1, 1, "b", 1))
 
     records, state = decided(state, ended("b", "2"))
-    assert records == (CallEnded(1, 1, Result("b", "2"), AT),)
+    assert records == (CallEnded(1, 1, ToolResult("b", "2"), AT),)
     assert pending_work(state) == (RunCall(1, 1, "a", 1),)
 
     records = decide(state, ended("a", "1"), epoch=1, at=AT)
     assert records == (
-        CallEnded(1, 1, Result("a", "1"), AT),
+        CallEnded(1, 1, ToolResult("a", "1"), AT),
         StepCommitted(1, 1),
         AttemptStarted(1, 2, attempt=1, at=AT),
     )
     assert step_of(after(state, records[0])) == Step(
         state.response if isinstance(state, RunningCalls) else Response(()),
-        (Result("a", "1"), Result("b", "2")),
+        (ToolResult("a", "1"), ToolResult("b", "2")),
     )
     assert pending_work(after(state, *records)) == (CallModel(1, 2, 1),)
 
@@ -289,14 +289,14 @@ def test_calls_with_effects_run_alone_and_in_order() -> None:
 @spec("TURN-10")
 def test_the_start_of_the_next_call_stands_in_the_append_of_the_outcome_before_it() -> None:
     records, _ = decided(told(say(), asks(writes("a"), writes("b"))), ended("a"))
-    assert records == (CallEnded(1, 1, Result("a", "done"), AT), CallStarted(1, 1, "b", 1, AT))
+    assert records == (CallEnded(1, 1, ToolResult("a", "done"), AT), CallStarted(1, 1, "b", 1, AT))
 
 
 @spec("TURN-11")
 def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
     records, state = decided(told(say()), asks(impossible("a"), writes("b")))
     assert records[1:] == (
-        CallEnded(1, 1, Result("a", "There is no such tool.", Outcome.ERROR), AT),
+        CallEnded(1, 1, ToolResult("a", "There is no such tool.", Outcome.ERROR), AT),
         CallStarted(1, 1, "b", 1, AT),
     )
     assert pending_work(state) == (RunCall(1, 1, "b", 1),)
@@ -421,8 +421,8 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
 
     records, state = decided(state, ended("a", "it was done"))
     assert records == (
-        CallEnded(1, 1, Result("a", "it was done"), AT),
-        CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        CallEnded(1, 1, ToolResult("a", "it was done"), AT),
+        CallEnded(1, 1, ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
@@ -433,7 +433,7 @@ def test_an_outcome_during_a_cancel_is_kept() -> None:
 def test_a_cancel_waits_for_every_tool_that_runs() -> None:
     state = told(say(), asks(reads("a"), reads("b")), Cancel())
     records, state = decided(state, ended("b"))
-    assert records == (CallEnded(1, 1, Result("b", "done"), AT),)
+    assert records == (CallEnded(1, 1, ToolResult("b", "done"), AT),)
     assert pending_work(state) == (AwaitCancelled(1, AT + CANCEL_GRACE_S),)
 
 
@@ -445,7 +445,7 @@ def test_a_tool_that_does_not_stop_is_left_behind() -> None:
     records, state = decided(state, CancelExpired(1))
     assert records == (
         CallEnded(1, 1, unknown("a", STOPPED_CONTENT), AT),
-        CallEnded(1, 1, Result("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        CallEnded(1, 1, ToolResult("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
@@ -578,7 +578,7 @@ def test_a_turn_that_lay_too_long_is_ended() -> None:
     records, state = decided(_taken_over(state), Recover(), epoch=2, at=late)
     assert records == (
         CallEnded(1, 1, unknown("b", UNKNOWN_CONTENT), late),
-        CallEnded(1, 1, Result("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), late),
+        CallEnded(1, 1, ToolResult("c", NOT_STARTED_CONTENT, Outcome.CANCELLED), late),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.INTERRUPTED, late),
     )
@@ -627,7 +627,7 @@ def test_a_call_at_a_client_survives_its_server() -> None:
     assert pending_work(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
 
     records, _ = decided(state, ended("a", "yes"), epoch=2)
-    assert records[0] == CallEnded(1, 1, Result("a", "yes"), AT)
+    assert records[0] == CallEnded(1, 1, ToolResult("a", "yes"), AT)
 
 
 @spec("TURN-8", "TURN-13")
@@ -636,7 +636,7 @@ def test_a_cancel_is_finished_by_the_next_node() -> None:
     records, state = decided(state, Recover(), epoch=2)
     assert records == (
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
-        CallEnded(1, 1, Result("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
+        CallEnded(1, 1, ToolResult("b", NOT_STARTED_CONTENT, Outcome.CANCELLED), AT),
         StepCommitted(1, 1),
         TurnEnded(1, TurnStatus.CANCELLED, AT),
     )
@@ -726,7 +726,7 @@ def test_every_state_decides_every_command_and_goes_on_owing_something(command: 
 @spec("TURN-87")
 def test_a_sub_agent_that_killed_its_servers_ends_the_turn_of_its_parent() -> None:
     running = told(say(), asks(reads("a"), reads("b")))
-    result = Result("a", "The sub-agent failed: it killed its server.", Outcome.ERROR)
+    result = ToolResult("a", "The sub-agent failed: it killed its server.", Outcome.ERROR)
     records, ended_state = decided(running, CallFinished(1, 1, result, is_suspect=True))
     assert records == (
         CallEnded(1, 1, result, AT),

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from midstream.history.messages import Call, Entry, Response, Result, UserMessage
+from midstream.history.messages import Entry, Response, ToolCall, ToolResult, UserMessage
 from midstream.protocol.server_stream import waiting_on
 from midstream.session.calls import CHOICES, CallState, Choice, QuestionKind
 from midstream.session.records import QuestionAsked, SessionStatus
@@ -57,11 +57,11 @@ class CallSnapshot(Struct, frozen=True, omit_defaults=True):
         question: What a person is being asked about it.
     """
 
-    call: Call
+    call: ToolCall
     site: str
     status: str
     started_at: float = 0.0
-    result: Result | None = None
+    result: ToolResult | None = None
     question: QuestionSnapshot | None = None
 
 

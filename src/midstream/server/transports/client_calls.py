@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 from midstream.session.calls import NO_ANSWER_CONTENT, Site
 from midstream.session.session import Session
 from midstream.session.turn.commands import CallFinished
@@ -81,5 +81,5 @@ def overdue(session: Session, stream: str, *, connected_s: float, now: float) ->
         limit_s = call.plan.timeout_s + UNNOTICED_S
         is_timed = call.plan.site is Site.CLIENT and call.is_running and call.plan.timeout_s > 0
         if is_timed and min(connected_s, now - call.started_at) >= limit_s:
-            result = Result(call.call.id, NO_ANSWER_CONTENT, Outcome.UNKNOWN)
+            result = ToolResult(call.call.id, NO_ANSWER_CONTENT, Outcome.UNKNOWN)
             yield CallFinished(turn.turn, turn.response_no, result)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from midstream.errors import AnswerMismatchError
-from midstream.history.messages import Outcome, Result
+from midstream.history.messages import Outcome, ToolResult
 from midstream.session.calls import (
     CHOICES,
     DENIED_CONTENT,
@@ -95,12 +95,12 @@ def and_then_settle(
     return (*records, committed, AttemptStarted(after.turn, after.response_no + 1, attempt=1, at=at))
 
 
-def ended(state: Batch | AwaitingModel, result: Result, *, at: float) -> CallEnded:
+def ended(state: Batch | AwaitingModel, result: ToolResult, *, at: float) -> CallEnded:
     """Return the record of a call's one outcome."""
     return CallEnded(state.turn, state.response_no, result, at)
 
 
-def end_call(state: RunningCalls, result: Result, *, epoch: int, at: float) -> tuple[Record, ...]:
+def end_call(state: RunningCalls, result: ToolResult, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Take the outcome of a call that ran."""
     taken = (ended(state, _told(state, result), at=at),)
     others = [call.runs for call in state.calls if call.result is None and call.call.id != result.call_id]
@@ -109,7 +109,7 @@ def end_call(state: RunningCalls, result: Result, *, epoch: int, at: float) -> t
     return and_then_settle(state, taken, epoch=epoch, at=at)
 
 
-def end_with_suspect(state: RunningCalls, result: Result, *, at: float) -> tuple[Record, ...]:
+def end_with_suspect(state: RunningCalls, result: ToolResult, *, at: float) -> tuple[Record, ...]:
     """Take the outcome of a sub-agent that killed its servers, and end the turn: it would start another one."""
     last = ended(state, _told(state, result), at=at)
     *closed, _ = close(
@@ -118,7 +118,7 @@ def end_with_suspect(state: RunningCalls, result: Result, *, at: float) -> tuple
     return (last, *closed, _suspected(state, at=at))
 
 
-def end_call_while_stopping(state: Cancelling, result: Result, *, at: float) -> tuple[Record, ...]:
+def end_call_while_stopping(state: Cancelling, result: ToolResult, *, at: float) -> tuple[Record, ...]:
     """Take an outcome that came during a cancel; the last one of a tool that ran here closes the step."""
     last = ended(state, _told(state, result), at=at)
     after = with_result(state.calls, last.result)
@@ -140,7 +140,7 @@ def show_child(state: Batch, spoke: ChildStreamed) -> tuple[Record, ...]:
 
 def give_up_client(state: RunningCalls, call_id: str, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Close a call whose client did not answer in time."""
-    return end_call(state, Result(call_id, NO_ANSWER_CONTENT, Outcome.UNKNOWN), epoch=epoch, at=at)
+    return end_call(state, ToolResult(call_id, NO_ANSWER_CONTENT, Outcome.UNKNOWN), epoch=epoch, at=at)
 
 
 def close(state: Batch, status: TurnStatus, *, at: float, is_lost: bool = False) -> tuple[Record, ...]:
@@ -206,7 +206,7 @@ def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float
     if probed.result is not None:
         return end_call(state, probed.result, epoch=epoch, at=at)
     if not probed.may_run or call.runs > RERUNS_MAX:
-        unknown = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+        unknown = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         return end_call(state, unknown, epoch=epoch, at=at)
     if call.plan.needs_approval:  # its permission was used up by the start
         asked = _asked(state, call, QuestionKind.APPROVAL, at=at)
@@ -267,27 +267,27 @@ def expire_question(
         return ()  # TURN-9
     match call.asked:
         case QuestionKind.DOUBT:
-            result = Result(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
+            result = ToolResult(call.call.id, UNKNOWN_CONTENT, Outcome.UNKNOWN)
         case QuestionKind.QUESTION:
-            result = Result(call.call.id, NO_RESPONSE_CONTENT, Outcome.CANCELLED)
+            result = ToolResult(call.call.id, NO_RESPONSE_CONTENT, Outcome.CANCELLED)
         case _:
-            result = Result(call.call.id, NO_DECISION_CONTENT, Outcome.CANCELLED)
+            result = ToolResult(call.call.id, NO_DECISION_CONTENT, Outcome.CANCELLED)
     return end_call(state, result, epoch=epoch, at=at)
 
 
-def _result_of(call: CallState, answer: Answer) -> Result | None:
+def _result_of(call: CallState, answer: Answer) -> ToolResult | None:
     """Return the outcome that an answer itself gives to a call, or None where the call goes on."""
     call_id = call.call.id
     match answer.choice:
         case Choice.RESPOND:
-            return Result(call_id, answer.text)
+            return ToolResult(call_id, answer.text)
         case Choice.DENY:
             why = f" They said: {answer.text}" if answer.text else ""
-            return Result(call_id, f"{DENIED_CONTENT}{why}", Outcome.DENIED)
+            return ToolResult(call_id, f"{DENIED_CONTENT}{why}", Outcome.DENIED)
         case Choice.HAPPENED:
-            return Result(call_id, answer.text or HAPPENED_CONTENT)
+            return ToolResult(call_id, answer.text or HAPPENED_CONTENT)
         case Choice.SKIP:
-            return Result(call_id, SKIPPED_CONTENT, Outcome.UNKNOWN)
+            return ToolResult(call_id, SKIPPED_CONTENT, Outcome.UNKNOWN)
         case Choice.ALLOW | Choice.RERUN:
             return None
 
@@ -318,7 +318,7 @@ def has_running_tools(calls: Iterable[CallState]) -> bool:
     return any(call.is_running and call.plan.site in (Site.SERVER, Site.CHILD) for call in calls)
 
 
-def with_result(calls: tuple[CallState, ...], result: Result) -> tuple[CallState, ...]:
+def with_result(calls: tuple[CallState, ...], result: ToolResult) -> tuple[CallState, ...]:
     """Return the calls with the outcome of one of them."""
     return tuple(replace(call, result=result) if call.call.id == result.call_id else call for call in calls)
 
@@ -341,7 +341,7 @@ def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:
     return CallStarted(state.turn, state.response_no, call.call.id, call.runs + 1, at, has_effects, arguments)
 
 
-def _told(state: Batch, result: Result) -> Result:
+def _told(state: Batch, result: ToolResult) -> ToolResult:
     """Return a result that informs the model that a call did not run with its arguments."""
     for call in state.calls:
         if call.is_edited and call.runs and call.call.id == result.call_id:

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from midstream.errors import MidstreamError
-from midstream.history.messages import Entry, Response, Result, ToolSpec, UserMessage
+from midstream.history.messages import Entry, Response, ToolResult, ToolSpec, UserMessage
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice
 from midstream.session.records import ClientTool, Delta, Parent, PromptHead, ReuseDecision
@@ -68,7 +68,7 @@ class SendTranscript(Struct, frozen=True, gc=False):
     tail: tuple[Entry, ...] = ()
     instructions: str = ""
     tools: tuple[ToolSpec, ...] = ()
-    results: tuple[Result, ...] = ()
+    results: tuple[ToolResult, ...] = ()
 
 
 class Withdraw(Struct, frozen=True, gc=False):
@@ -182,7 +182,7 @@ class CallFinished(Struct, frozen=True, gc=False):
 
     turn: int
     response_no: int
-    result: Result
+    result: ToolResult
     is_suspect: bool = False
 
 
@@ -203,7 +203,7 @@ class CallProbed(Struct, frozen=True, gc=False):
     turn: int
     response_no: int
     call_id: str
-    result: Result | None = None
+    result: ToolResult | None = None
     may_run: bool = False
 
 

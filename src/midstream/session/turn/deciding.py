@@ -17,9 +17,9 @@ from midstream.history.messages import (
     Outcome,
     Response,
     ResponsePart,
-    Result,
     Text,
     Thinking,
+    ToolResult,
     UpstreamCall,
 )
 from midstream.history.upstream_calls import Words, closed
@@ -328,7 +328,9 @@ def _take_response(
     place = (state.turn, state.response_no, state.attempt)
     completed = ResponseCompleted(*place, command.response, at, command.plans, prompt=command.prompt)
     if state.is_last or not command.response.calls:
-        not_run = (Result(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.response.calls)
+        not_run = (
+            ToolResult(call.id, HANDED_IN_CONTENT, Outcome.CANCELLED) for call in command.response.calls
+        )
         return (
             completed,
             *(call_batches.ended(state, result, at=at) for result in not_run),
@@ -337,7 +339,7 @@ def _take_response(
         )
     # A call that cannot start (unknown tool, bad arguments) goes back to the model as an error result.
     impossible = tuple(
-        call_batches.ended(state, Result(plan.call_id, plan.problem, Outcome.ERROR), at=at)
+        call_batches.ended(state, ToolResult(plan.call_id, plan.problem, Outcome.ERROR), at=at)
         for plan in command.plans
         if plan.problem is not None
     )

@@ -51,7 +51,7 @@ export interface UpstreamCallPart {
   content?: string;
   outcome?: "ok" | "error" | "cancelled" | "denied" | "unknown";
 }
-export interface Result {
+export interface ToolResult {
   call_id: string;
   content: string;
   outcome?: "ok" | "error" | "cancelled" | "denied" | "unknown";
@@ -230,8 +230,8 @@ export type JournalRecord =
       by?: string;
     })
   /** What a call gave after it was closed as unknown. */
-  | { type: "result_arrived_late"; turn: number; response: number; result: Result; at: number }
-  | { type: "call_ended"; turn: number; response: number; result: Result; at: number }
+  | { type: "result_arrived_late"; turn: number; response: number; result: ToolResult; at: number }
+  | { type: "call_ended"; turn: number; response: number; result: ToolResult; at: number }
   /** In the place of an outcome whose record cannot be read any more. */
   | { type: "outcome_damaged"; turn: number; response: number; call_id: string }
   | { type: "step_committed"; turn: number; response: number }
