@@ -10,5 +10,5 @@ def test_a_name_is_loaded_from_its_module_and_another_one_is_an_attribute_error(
     assert load("UsageError").__name__ == "UsageError"  # type: ignore[attr-defined]  # it is a class
     assert public == ["MidstreamError", "UsageError"]
     assert set(public) <= set(names())
-    with pytest.raises(AttributeError, match="module 'midstream.example' has no attribute 'Other'"):
+    with pytest.raises(AttributeError, match=r"midstream\.example.*Other"):
         load("Other")

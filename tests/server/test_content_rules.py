@@ -37,7 +37,8 @@ from midstream.server.api.problems import problem_of
 from midstream.server.auth.access import Access, proxy_user
 from midstream.server.auth.principals import Principal
 from midstream.server.pages import FOLDER
-from midstream.server.transports.connection import SEND_S, Connection, Connections
+from midstream.server.transports.connection import Connection, Connections
+from midstream.server.transports.frame_sending import SEND_S
 from midstream.server.uvicorn_server import serve
 from midstream.session.turn.commands import SendMessage
 from midstream.store.contract import SessionInfo

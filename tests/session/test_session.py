@@ -432,14 +432,10 @@ def _deed(data: st.DataObject, node: Node) -> Command:
             choices = CHOICES[call.asked]
             possible += (Answer(*place, call.plan.digest, choice, "said") for choice in choices)
         elif call.is_open and call.is_in_doubt:
-            possible += (
-                CallProbed(*place, may_run=True),
-                CallProbed(*place, ToolResult(call.call.id, "it did")),
-            )
+            possible.append(CallProbed(*place, may_run=True))
+            possible.append(CallProbed(*place, ToolResult(call.call.id, "it did")))
         elif call.is_running and call.plan.site is not Site.SERVER:
-            possible.append(
-                CallFinished(state.turn, state.response_no, ToolResult(call.call.id, "elsewhere"))
-            )
+            possible.append(CallFinished(*place[:2], ToolResult(call.call.id, "elsewhere")))
     possible += (ended(each.call_id, turn=each.turn, response=each.response_no) for each in node.running)
     return data.draw(st.sampled_from(possible)) if possible else Cancel()
 

@@ -20,7 +20,8 @@ from midstream.errors import DrainingError, MidstreamError, OverloadedError, Pro
 from midstream.protocol.frames import HEARTBEAT_S
 from midstream.protocol.server_stream import OPEN_WITHIN_S, ServerStream
 from midstream.protocol.stream_settings import StreamSettings
-from midstream.server.transports.connection import NAMES_MAX, SEND_S, Connection, Connections
+from midstream.server.transports.connection import NAMES_MAX, Connection, Connections
+from midstream.server.transports.frame_sending import SEND_S
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing.scripted_model import Gate, ScriptedModel, ScriptedStep, Stall, text
 from midstream.testing.worlds import FakeWorld

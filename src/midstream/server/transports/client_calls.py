@@ -7,11 +7,16 @@ returns nothing, by the process that has its connection.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from midstream.engine.runner import Runner
+from midstream.environment import World
+from midstream.errors import MidstreamError
 from midstream.history.messages import Outcome, ToolResult
 from midstream.session.calls import NO_ANSWER_CONTENT, Site
 from midstream.session.session import Session
@@ -23,6 +28,8 @@ UNNOTICED_S = 60.0
 TCP has for it, and some more."""
 STAYS_MAX = 10_000
 """Clients of which the arrival is stored; about 2 MiB."""
+
+_log = logging.getLogger(__name__)
 
 StreamPlace = tuple[str, str]
 """A session and a stream in it."""
@@ -83,3 +90,43 @@ def overdue(session: Session, stream: str, *, connected_s: float, now: float) ->
         if is_timed and min(connected_s, now - call.started_at) >= limit_s:
             result = ToolResult(call.call.id, NO_ANSWER_CONTENT, Outcome.UNKNOWN)
             yield CallFinished(turn.turn, turn.response_no, result)
+
+
+class ConnectedCalls:
+    """The calls at the client of one connection, which end when the client had its time for them.
+
+    Args:
+        gap_s: Seconds for which the client may be without a connection and still counts as connected.
+    """
+
+    def __init__(self, stays: ClientStays, place: StreamPlace, gap_s: float, world: World) -> None:
+        self._stays = stays
+        self._place = place
+        self._gap_s = gap_s
+        self._world = world
+        self._ending: asyncio.Task[None] | None = None
+        stays.arrive(place, gap_s=gap_s, now=world.monotonic())
+
+    def leave(self) -> None:
+        """Count the connection no longer."""
+        self._stays.leave(self._place, gap_s=self._gap_s, now=self._world.monotonic())
+
+    def end_overdue(self, runner: Runner, stream: str) -> None:
+        """End the calls that the client had its time for while it was connected. Early calls do nothing."""
+        if self._ending is not None:
+            return
+        connected_s = self._stays.connected_s(self._place, now=self._world.monotonic())
+        late = [*overdue(runner.state, stream, connected_s=connected_s, now=self._world.now())]
+        if late:
+            name = f"late calls of {runner.session_id}"
+            self._ending = self._world.spawn(self._end(runner, late), name=name)
+
+    async def _end(self, runner: Runner, late: Sequence[CallFinished]) -> None:
+        try:
+            for each in late:
+                await runner.submit(each)
+        except MidstreamError as error:  # the next check tries again
+            extra = {"session": runner.session_id, "code": error.code}
+            _log.warning("a late call was not ended", extra=extra)
+        finally:
+            self._ending = None

@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Iterator, Sequence
+from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
@@ -43,15 +44,13 @@ from midstream.server.auth.caller import Caller, Stranger
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import shown_in, stream_digest_of, unlock
 from midstream.server.limits import CONNECTIONS_MAX
-from midstream.server.transports.client_calls import ClientStays, overdue
+from midstream.server.transports.client_calls import ClientStays, ConnectedCalls
 from midstream.server.transports.disconnects import Presence
 from midstream.server.transports.encoded_pages import Copies
+from midstream.server.transports.frame_sending import FrameSending
 from midstream.server.transports.stream_fencing import Notices
 from midstream.session.session import Received, Session, fenced, notice_of
-from midstream.session.turn.commands import CallFinished
 
-SEND_S = 30.0
-"""Seconds a client may leave one write unread (three heartbeats) before its connection is given up."""
 LAST_WORDS_S = 1.0
 """Seconds for the last frame of a connection that the server ends."""
 NAMES_MAX = 10_000
@@ -265,6 +264,14 @@ class Connections:
             connection.end(error)
 
 
+class _Stage(Enum):
+    """How far a connection has come."""
+
+    OPENING = "opening"
+    ADMITTED = "admitted"
+    OVER = "over"
+
+
 class Connection:
     """Serve one client: `with` it, `await run()` (after `admit()`, to learn first whether the client is admitted).
 
@@ -293,10 +300,10 @@ class Connection:
         self.is_continued = is_continued
         self._host = host
         self._world = host.world
-        self._now = host.world.monotonic
         self._session_id = session_id
         self._stream = stream
         self._transport = transport
+        self._sending = FrameSending(transport, stream.frames_to_send, host.world)
         self._among = among
         self._visitor = visitor or Stranger()
         self._request = request or HTTPConnection({"type": "http", "headers": []})
@@ -305,18 +312,11 @@ class Connection:
         self._runner: Runner | None = None
         self._mark: bytes | None = None
         """That it is here, where its turn is not to go on without its client."""
-        self._is_admitted = False
-        self._is_counted = False
-        """Whether the time of its client counts as connected."""
-        self._is_over = False
-        self.is_gone = False
-        """The client has gone or stopped reading: there is nobody to send last words to."""
+        self._stage = _Stage.OPENING
         self.has_told_turn = False
-        """It came to its end because the turn of its stream was told to the end (STREAM-27)."""
-        self._sending_since: float | None = None
-        self._sent: asyncio.Future[None] | None = None
-        """When that is done, for who has something to send meanwhile."""
-        self._ending_calls: asyncio.Task[None] | None = None
+        """Whether it ended because the turn of its stream was sent to the end (STREAM-27)."""
+        self._calls: ConnectedCalls | None = None
+        """The calls at its client, once the client was admitted with a stream."""
         self._alarm: Cancellable | None = None
         self._rest: asyncio.Future[None] | None = None
         """What `_follow` waits for, where it has sent all there is."""
@@ -336,8 +336,8 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._among.leave(self)
-        if self._is_counted:
-            self._among.stays.leave(self.place, gap_s=self._transport.gap_s, now=self._now())
+        if self._calls is not None:
+            self._calls.leave()
         self._visitor.leave()
         if self._runner is not None:
             self._runner.detach()
@@ -348,6 +348,14 @@ class Connection:
         after_s = None if after_s is None else max(after_s, self._transport.gap_s)
         left = self._among.presence(self._host).left(self.place, self._mark, after_s)
         left.add_done_callback(lambda _: self._let_go())  # the turn may have to be stopped until then
+
+    def _now(self) -> float:
+        return self._world.monotonic()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has gone or stopped reading."""
+        return self._sending.is_gone
 
     def _let_go(self) -> None:
         if self._holding is not None:
@@ -412,7 +420,7 @@ class Connection:
                 async with asyncio.timeout(None) as self._limit:
                     await self._listen()
             except TimeoutError:
-                if not self._is_over:
+                if self._stage is not _Stage.OVER:
                     raise
             finally:
                 self._limit = None
@@ -425,9 +433,9 @@ class Connection:
 
     def _finish(self) -> None:
         """Let `run` come to its end."""
-        if self._is_over:
+        if self._stage is _Stage.OVER:
             return
-        self._is_over = True
+        self._stage = _Stage.OVER
         if self._limit is not None:
             self._limit.reschedule(0.0)
 
@@ -436,10 +444,10 @@ class Connection:
     async def _listen(self) -> None:
         await self._settle()
         await self._greet()
-        while not self._is_over:
+        while self._stage is not _Stage.OVER:
             body = await self._transport.receive()
             if body is None:
-                self.is_gone = True
+                self._sending.is_gone = True
                 self._finish()
                 return
             try:
@@ -463,9 +471,10 @@ class Connection:
 
     async def _follow(self) -> None:
         # In a task of its own, not in the server's: each time it is woken, all coroutines that wait for it are passed.
-        while not self._is_admitted:
+        while self._stage is _Stage.OPENING:
             await self._until(asyncio.get_running_loop().create_future())
-        assert self._runner is not None
+        if self._runner is None:
+            return
         try:
             await self._send_all_of(self._runner)
         except JournalMovedError:  # by another process: whoever asks again meets another session, or none
@@ -480,7 +489,7 @@ class Connection:
         stream, journal, coalesce_s = self._stream, runner.events, self._stream.coalesce_s
         copies = self._among.copies_of(runner, stream.wire)
         is_numbered = self.number > 0  # of readers nothing is asked with each delivery
-        while not self._is_over:
+        while self._stage is not _Stage.OVER:
             if is_numbered and stream.is_fenced_by(runner.state):
                 raise fenced()
             if stream.snapshot_due is not None:
@@ -542,40 +551,21 @@ class Connection:
     def _look_at_clock(self) -> None:
         """Do what is due, and come again when something else may be."""
         now = self._now()
-        if self._sending_since is None:
+        if not self._sending.is_sending:
             if self._runner is not None and (outage := self._runner.outage) is not None:
                 self.end(outage)  # in the place of a heartbeat: nothing else would come until there is space
             self._meet_deadline(now)
-            self._end_overdue_calls(now)
+            if self._calls is not None and self._runner is not None:
+                self._calls.end_overdue(self._runner, self._stream.stream)
             if self._stream.is_closed:
                 self._finish()
             else:
                 self._wake()
-        elif now >= self._sending_since + SEND_S:
+        elif now >= self._sending.late_at:
             _log.info("a client stopped reading", extra={"session": self._session_id})
-            self.is_gone = True
+            self._sending.is_gone = True
             self._finish()
         self._set_alarm()
-
-    def _end_overdue_calls(self, now: float) -> None:
-        """End the calls that the client had its time for while it was connected. Early calls do nothing."""
-        if self._runner is None or not self._is_counted or self._ending_calls is not None:
-            return
-        connected_s = self._among.stays.connected_s(self.place, now=now)
-        state = self._runner.state
-        late = [*overdue(state, self._stream.stream, connected_s=connected_s, now=self._world.now())]
-        if late:
-            ending = self._end_calls(self._runner, late)
-            self._ending_calls = self._world.spawn(ending, name=f"late calls of {self._session_id}")
-
-    async def _end_calls(self, runner: Runner, late: Sequence[CallFinished]) -> None:
-        try:
-            for each in late:
-                await runner.submit(each)
-        except MidstreamError as error:  # the next look tries again
-            _log.warning("a late call was not ended", extra={"session": self._session_id, "code": error.code})
-        finally:
-            self._ending_calls = None
 
     def _set_alarm(self) -> None:
         now = self._now()
@@ -588,8 +578,8 @@ class Connection:
         self.end(await held.until_withdrawn())
 
     def _next_check_at(self, now: float) -> float:
-        if self._sending_since is not None:
-            return self._sending_since + SEND_S
+        if self._sending.is_sending:
+            return self._sending.late_at
         deadline = self._stream.next_deadline()
         return deadline.at if deadline else now + HEARTBEAT_S
 
@@ -605,7 +595,7 @@ class Connection:
         self._meet_deadline(self._now())
         if self._stream.is_closed:
             self._finish()
-        elif self._sending_since is not None:  # who does not read is not listened to either
+        elif self._sending.is_sending:  # from a client that does not read, nothing is read either
             await self._flush()
         else:
             self._wake()
@@ -674,20 +664,20 @@ class Connection:
         if self._stream.stream:
             self._among.fence(self)
             self._give_notice(runner)
-            self._is_counted = True
-            self._among.stays.arrive(self.place, gap_s=self._transport.gap_s, now=self._now())
+            self._calls = ConnectedCalls(self._among.stays, self.place, self._transport.gap_s, self._world)
         presence = self._among.presence(self._host)
         if self._stream.cancels_after_s is not None or presence.waits_for(self.place):
             self._mark = await presence.arrived(self.place)
         if self._alarm is not None:  # the first heartbeat may be due long before the `open` had to come
             self._alarm.cancel()
             self._set_alarm()
-        self._is_admitted = True
+        if self._stage is _Stage.OPENING:
+            self._stage = _Stage.ADMITTED
         self._wake()
 
     def _give_notice(self, runner: Runner) -> None:
         """Inform the other processes that this connection has its stream, where they may have older ones of it."""
-        if not self._is_over and (self._host.has_peers or runner.is_following):
+        if self._stage is not _Stage.OVER and (self._host.has_peers or runner.is_following):
             notice = notice_of(runner.state, self._stream.stream, self.number)
             if notice is not None:
                 self._among.notices.give(self._host, self._session_id, notice)
@@ -717,23 +707,9 @@ class Connection:
         self._stream.handle_deadline(newest=newest, waiting_on=waits_on, now=now)
 
     async def _flush(self) -> None:
-        """Send what is queued; return when the client has taken it. Only one sends at a time."""
-        while self._sending_since is not None:
-            self._sent = self._sent or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._sent)
-        try:
-            while frames := self._stream.frames_to_send():
-                self._sending_since = self._now()
-                await self._transport.send(frames)
-        except OSError:
-            self.is_gone = True
-            self._finish()
-        finally:
-            self._sending_since = None
-            if self._sent is not None:
-                self._sent.set_result(None)
-                self._sent = None
-        if self._stream.is_closed or self._transport.is_full:
+        """Send what is queued; return when the client has taken it."""
+        await self._sending.flush()
+        if self.is_gone or self._stream.is_closed or self._transport.is_full:
             self._finish()
 
     async def _say_last_words(self) -> None:
