@@ -156,6 +156,18 @@ class _State(Enum):
     CLOSED = "closed"
 
 
+class _Terms(Struct, frozen=True):
+    """The conditions under which a stream is served; see the arguments of `ServerStream`."""
+
+    heartbeat_s: float
+    retention_s: float
+    retention: Retention | None
+    coalesce_s: float
+    degraded_reason: str
+    in_flight_max: int
+    stalls: StallBudgets | None
+
+
 class ServerStream:
     """One connection, seen from the server. See the module's text for the order of calls.
 
@@ -187,13 +199,9 @@ class ServerStream:
         now: float,
     ) -> None:
         self._state = _State.OPENING
-        self._heartbeat_s = heartbeat_s
-        self._retention_s = retention_s
-        self._retention = retention
-        self._coalesce_s = coalesce_s
-        self._degraded_reason = degraded_reason
-        self._in_flight_max = in_flight_max
-        self._stalls = stalls
+        self._terms = _Terms(
+            heartbeat_s, retention_s, retention, coalesce_s, degraded_reason, in_flight_max, stalls
+        )
         self.wire = wire or NATIVE
         """How its frames are written down."""
         self._failure: MidstreamError | None = None
@@ -297,7 +305,7 @@ class ServerStream:
     @property
     def coalesce_s(self) -> float:
         """Seconds to wait for more when something has come to deliver."""
-        return min(max(self._coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
+        return min(max(self._terms.coalesce_s, self._open.coalesce_s), COALESCE_S_MAX)
 
     def is_fenced_by(self, session: Session) -> bool:
         """Whether, by the journal, a newer connection has the stream: end this one, deliver nothing more."""
@@ -336,7 +344,7 @@ class ServerStream:
         """Return when to call `handle_deadline`, and why; None while there is no deadline."""
         if self._deadline is not None or not self.is_admitted:
             return self._deadline
-        return Deadline(self._spoke_at + self._heartbeat_s, "the client expects a sign of life")
+        return Deadline(self._spoke_at + self._terms.heartbeat_s, "the client expects a sign of life")
 
     # --- inlets -------------------------------------------------------------------------------------------------
 
@@ -520,8 +528,8 @@ class ServerStream:
             connection=self._open.connection,
         )
         self._in_flight.add(command.seqno)
-        if len(self._in_flight) > self._in_flight_max:
-            raise ProtocolError(f"more than {self._in_flight_max} commands wait for their acks")
+        if len(self._in_flight) > self._terms.in_flight_max:
+            raise ProtocolError(f"more than {self._terms.in_flight_max} commands wait for their acks")
         queue = self._requests if self.is_admitted else self._held
         queue.append(Submit(command.seqno, command))
 
@@ -541,14 +549,14 @@ class ServerStream:
             turn=known.turn if known else 0,
             turn_status=turn_status_of(session, self._open.stream),
             status=session.status,
-            is_degraded=bool(self._degraded_reason),
-            reason=self._degraded_reason,
-            heartbeat_s=self._heartbeat_s,
-            in_flight_max=self._in_flight_max,
-            retention_s=self._retention_s,
-            stall_s=stalls_told(self._stalls),
+            is_degraded=bool(self._terms.degraded_reason),
+            reason=self._terms.degraded_reason,
+            heartbeat_s=self._terms.heartbeat_s,
+            in_flight_max=self._terms.in_flight_max,
+            retention_s=self._terms.retention_s,
+            stall_s=stalls_told(self._terms.stalls),
             oldest=oldest,
-            retention=asdict(self._retention) if self._retention else {},
+            retention=asdict(self._terms.retention) if self._terms.retention else {},
             is_encrypted=self._is_encrypted,
             began_at=session.began_at(resume_from.epoch),
         )
