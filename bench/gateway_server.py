@@ -1,11 +1,17 @@
-"""The peer of `bench/gateway.py`: it says tokens by a script, the first one at once."""
+"""The peer of `bench/gateway.py`: it sends tokens by a script, the first one at once.
+
+A request that ends with midstream's wish to go on gets the tokens that its cut answer lacks.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import msgspec
+
+from midstream.session.session import CONTINUE
 
 TOKEN = "bench"  # noqa: S105 - of no value to anybody
 _HEAD = (
@@ -44,13 +50,21 @@ async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             )
             asked = msgspec.json.decode(await reader.readexactly(length))
             tokens, pause_s = asked["model"].split("@")
-            writer.write(_HEAD + _ROLE + _TOKEN)
-            for _ in range(int(tokens) - 1):
-                await asyncio.sleep(float(pause_s))
+            writer.write(_HEAD + _ROLE)
+            for number in range(_sent_before(asked["messages"]), int(tokens)):
+                if number:
+                    await asyncio.sleep(float(pause_s))
                 writer.write(_TOKEN)
             writer.write(_END + b"0\r\n\r\n")
             await writer.drain()
     writer.close()
+
+
+def _sent_before(messages: list[dict[str, Any]]) -> int:
+    """Return how many tokens of the answer the request has already."""
+    if messages[-1]["content"] != CONTINUE:
+        return 0
+    return str(messages[-2]["content"]).count("token")
 
 
 async def _serve() -> None:

@@ -184,4 +184,4 @@ async def _ask(client: openai.AsyncOpenAI, question: str) -> None:
         model="8@0.001", messages=[{"role": "user", "content": question}], stream=True
     )
     words = [each.choices[0].delta.content or "" async for each in events if each.choices]
-    assert "".join(words).split() == ["token"] * 8
+    assert "".join(words).split() == ["token"] * 8, f"the answer to {question!r} was {words}"

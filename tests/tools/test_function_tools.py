@@ -131,7 +131,7 @@ async def test_a_plain_function_that_hangs_does_not_hold_the_loop() -> None:
 
 HUNG_PROGRAM = """
 import asyncio, threading
-from midstream.session.calls import Call
+from midstream.session.calls import ToolCall
 from midstream.tools.function_tools import CallContext, run_call, tool
 
 @tool(timeout_s=0.005)
@@ -141,7 +141,7 @@ def hang() -> str:
 
 async def main() -> None:
     for _ in range(40):  # more than any pool has threads
-        print((await run_call(hang, Call("c", "hang"), CallContext("s", 1, 1, "c"))).outcome)
+        print((await run_call(hang, ToolCall("c", "hang"), CallContext("s", 1, 1, "c"))).outcome)
 
 asyncio.run(main())
 """

@@ -352,7 +352,7 @@ class CallView {
 const DECISIONS = {
   allow: "Allowed",
   deny: "Denied",
-  response: "Answered",
+  respond: "Answered",
   happened: "Said to have happened",
   rerun: "Sent to run again",
   skip: "Skipped",
