@@ -315,29 +315,6 @@ async def test_a_message_that_could_not_be_stored_is_refused_and_may_be_sent_aga
     assert lab.answer() == ANSWER
 
 
-@pytest.mark.parametrize("appends", [3, 8, 14])
-async def test_after_a_long_outage_the_turn_goes_on_by_itself(appends: int) -> None:
-    """Longer than anybody tries again: the session ends as by a crash, and is taken up when the store is back."""
-    lab = Lab()
-    store = FailingStore(MemoryStore(lab.memory))
-    host, world = lab.host(store)
-
-    async def until_outage() -> None:
-        await _say(host)
-        while store.appends < appends:
-            await world.sleep(0.01)
-
-    await world.live_through(until_outage())
-    store.outage = StoreFullError("full")
-    await world.advance(1200.0)
-    assert check(lab.evidence()) == []
-    store.outage = None
-    await world.advance(120.0)
-
-    assert check_ended(lab.evidence()) == [], "nobody asked for the session"
-    await lab.bury()
-
-
 async def test_a_lost_lease_ends_the_session_here_and_nothing_is_written() -> None:
     lab = Lab()
     store = FailingStore(MemoryStore(lab.memory), {4: LeaseLostError("a newer node")})

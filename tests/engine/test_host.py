@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
 
 import pytest
 
@@ -9,33 +8,23 @@ from midstream.engine import sleeping
 from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.engine.runner import Runner, StopMode
-from midstream.environment import World
 from midstream.errors import (
     DrainingError,
-    JournalMovedError,
     SessionBusyError,
     SessionNotFoundError,
-    StoreBusyError,
-    StoreDamagedError,
-    UnavailableError,
     UsageError,
 )
 from midstream.history.messages import Outcome, Step, ToolResult, UserMessage
-from midstream.models.responses import TextDelta
 from midstream.session.calls import DAMAGED_CONTENT, Choice, OnDoubtName
 from midstream.session.records import (
-    AttemptStarted,
     CallEnded,
     CallStarted,
-    CommandAccepted,
     EpochStarted,
     MessageAccepted,
     OutcomeDamaged,
     Record,
     TurnEnded,
-    TurnStatus,
     decode,
-    encode,
 )
 from midstream.session.turn.commands import Answer, Resume, SendMessage
 from midstream.session.turn.states import SUSPECTED_CODE, SUSPECTED_MAX
@@ -57,24 +46,6 @@ async def _started(host: Host) -> Host:
     await host.start()
     await host.recovered()
     return host
-
-
-async def test_a_new_host_goes_on_where_a_dead_one_stopped() -> None:
-    store = MemoryStore()
-    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
-    runner = await first.session("s", create=True)
-    await runner.submit(SendMessage(UserMessage.of("hi")))
-    await _die(first)
-
-    second = await _started(Host(Agent(ScriptedModel([text("the whole answer")])), store))
-    assert (second.recovery.total, second.recovery.done, second.recovery.is_done) == (1, 1, True)
-    runner = await second.session("s")
-    records = await records_until_end(runner, after=0)
-    assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]
-    assert [r.attempt for r in records if isinstance(r, AttemptStarted)] == [1, 2]
-    assert isinstance(runner.state.history.entries[-1], Step)
-    assert runner.state.history.entries[-1].response.text == "the whole answer"
-    await second.stop()
 
 
 @pytest.mark.parametrize(("on_doubt", "runs"), [("unknown", 1), ("rerun", 2), ("rerun_with_key", 2)])
@@ -109,50 +80,6 @@ async def test_a_tool_in_doubt_is_handled_by_its_policy(on_doubt: OnDoubtName, r
     outcomes = [r.result.outcome for r in records if isinstance(r, CallEnded)]
     assert outcomes == [Outcome.UNKNOWN if runs == 1 else Outcome.OK]
     await second.stop()
-
-
-class LaterWorld(World):
-    """Now, but `offset_s` later."""
-
-    offset_s = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.offset_s
-
-
-async def test_a_turn_older_than_the_look_back_is_ended_and_its_words_are_kept() -> None:
-    store = MemoryStore()
-    first = await _started(Host(Agent(ScriptedModel([[TextDelta("half"), Stall()]])), store))
-    runner = await first.session("s", create=True)
-    await runner.submit(SendMessage(UserMessage.of("hi")))
-    async with asyncio.timeout(30):
-        await runner.wait(runner.newest.position)  # the words
-    await _die(first)
-
-    later = LaterWorld()
-    later.offset_s = 3 * 3600.0
-    second = await _started(Host(Agent(ScriptedModel([text("no")])), store, world=later))
-    runner = await second.session("s")
-    assert not runner.state.is_live
-    assert runner.state.last_turn is not None
-    assert runner.state.last_turn.status is TurnStatus.INTERRUPTED
-    step = runner.state.history.entries[-1]
-    assert isinstance(step, Step)
-    assert step.response.text == "half"
-    await second.stop()
-
-
-@spec("TURN-18")
-async def test_a_turn_that_waits_for_a_model_outlives_any_number_of_nodes() -> None:
-    store = MemoryStore()
-    stalling = Agent(ScriptedModel([[Stall()]]))
-    host = await _started(Host(stalling, store))
-    await (await host.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
-    for _ in range(10):
-        await _die(host)
-        host = await _started(Host(stalling, store))
-    assert (await host.session("s")).state.is_live
-    await host.stop()
 
 
 @spec("TURN-84", "TURN-85")
@@ -191,22 +118,6 @@ async def test_unknown_and_misnamed_sessions_are_told_apart() -> None:
     with pytest.raises(UsageError):
         await host.session("../etc", create=True)
     await host.stop()
-
-
-async def test_a_session_is_deleted_only_while_no_turn_runs() -> None:
-    store = MemoryStore()
-    host = await _started(Host(Agent(ScriptedModel([text("a"), [Stall()]])), store))
-    await run_turn(host, "s", "hi")
-    await host.delete("s")
-    assert await store.find("s") is None
-    with pytest.raises(SessionNotFoundError):
-        await host.session("s")
-    stalling = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore()))
-    await (await stalling.session("t", create=True)).submit(SendMessage(UserMessage.of("hi")))
-    with pytest.raises(SessionBusyError):
-        await stalling.delete("t")
-    await host.stop()
-    await stalling.stop()
 
 
 async def test_stopping_waits_for_running_tools_and_keeps_their_outcome() -> None:
@@ -283,26 +194,6 @@ async def test_what_another_process_appended_is_seen_and_gone_on_from() -> None:
     await there.stop()
 
 
-async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
-    store = SlowTo("delete", MemoryStore())
-    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
-    await run_turn(host, "s", "one")
-    deleting = asyncio.ensure_future(host.delete("s"))
-    await store.was_asked.wait()
-    await host.session("t", create=True)
-    assert host.awake("s") is None, "it went to sleep"
-    woken = await host.session("s")
-    with pytest.raises(UnavailableError, match="is being deleted"):
-        await woken.submit(SendMessage(UserMessage.of("two")))
-    store.may_go_on.set()
-    await deleting
-    with pytest.raises(SessionNotFoundError):
-        await woken.wait(woken.newest.position)
-    await run_turn(host, "s", "another session of that name")
-    await host.stop()
-
-
 class SlowTo(StoreInFront):
     """A store that lets an operation wait."""
 
@@ -334,24 +225,6 @@ async def test_a_host_that_is_stopped_while_it_opens_its_store_leaves_nothing_op
     assert behind.node == ""
 
 
-async def test_a_session_deleted_by_another_process_begins_anew() -> None:
-    memory = Memory()
-    here = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
-    await run_turn(here, "s", "one")
-    there = await _started(Host(Agent(ScriptedModel([text("b")])), MemoryStore(memory)))
-    cached = await there.session("s")
-    await here.delete("s")
-    await run_turn(here, "s", "anew, and longer than before")
-    await run_turn(here, "s", "still")
-    await here.stop()
-
-    with pytest.raises(JournalMovedError):
-        await cached.submit(SendMessage(UserMessage.of("two")))
-    await run_turn(there, "s", "two")
-    assert (await there.session("s")).state.turns == 3
-    await there.stop()
-
-
 async def test_a_turn_whose_process_dies_while_others_live_is_taken_up_by_one_of_them() -> None:
     memory = Memory()
     here = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
@@ -363,51 +236,6 @@ async def test_a_turn_whose_process_dies_while_others_live_is_taken_up_by_one_of
     await world.advance(60.0)
     assert not (await there.session("s")).state.is_live
     await there.stop()
-
-
-class SlowList(MemoryStore):
-    """A store that cannot say at first what it has."""
-
-    failures = 2
-
-    def list(
-        self, *, live: bool | None = None, of: Collection[str] | None = None
-    ) -> AsyncIterator[SessionInfo]:
-        self.failures -= 1
-        if self.failures >= 0:
-            raise StoreBusyError("locked")
-        return super().list(live=live, of=of)
-
-
-async def test_recovery_waits_for_a_store_that_is_busy() -> None:
-    memory = Memory()
-    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore(memory)))
-    await (await first.session("s", create=True)).submit(SendMessage(UserMessage.of("hi")))
-    await first.stop()
-    world = FakeWorld()
-    second = Host(Agent(ScriptedModel([text("a")])), SlowList(memory), world=world)
-    await second.start()
-    await world.settle()
-    await world.advance(10.0)
-    assert (second.recovery.total, second.recovery.is_done) == (1, True)
-    await second.stop()
-
-
-async def test_a_journal_that_does_not_fold_is_counted_and_the_others_are_recovered() -> None:
-    memory = Memory()
-    store = MemoryStore(memory)
-    first = await _started(Host(Agent(ScriptedModel([[Stall()]])), store))
-    for name in ("bad", "good"):
-        await (await first.session(name, create=True)).submit(SendMessage(UserMessage.of("hi")))
-    await first.stop()
-    body = encode(CommandAccepted("a stream that was never opened", 0, "digest"))
-    memory.sessions["bad"].records.append(StoredRecord(4, 1, body))
-    second = await _started(Host(Agent(ScriptedModel([text("a")])), store))
-    assert (second.recovery.done, second.recovery.failed) == (2, 1)
-    await records_until_end(await second.session("good"), after=0)
-    with pytest.raises(StoreDamagedError, match="'bad'"):
-        await second.session("bad")
-    await second.stop()
 
 
 class Slow(MemoryStore):

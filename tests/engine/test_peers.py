@@ -9,7 +9,7 @@ import pytest
 
 from midstream.engine.agent import Agent, sub_agent
 from midstream.engine.forwarding import encode_answer
-from midstream.engine.host import Host
+from midstream.engine.host import Host, HostPhase
 from midstream.engine.runner import Runner, StopMode
 from midstream.errors import (
     DrainingError,
@@ -93,7 +93,7 @@ class Places:
     async def kill(self, host: Host) -> None:
         """Let a host die as a process does: nothing is given up, nothing is told."""
         assert isinstance(host.store, MemoryStore)
-        host._is_stopped = True
+        host._phase = HostPhase.STOPPED
         await host._caretaker.stop()
         for runner in host._awake.values():
             await runner.stop(StopMode.CLOSE, DrainingError("killed"))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from midstream.engine import toolset
-from midstream.engine.agent import Agent, sub_agent
+from midstream.engine.agent import Agent
 from midstream.engine.host import Host
 from midstream.engine.toolset import Toolset, read_toolset
 from midstream.errors import ToolsUnavailableError
@@ -160,29 +160,3 @@ async def test_a_source_that_does_not_close_keeps_no_host_from_stopping() -> Non
     await host.start()
     async with asyncio.timeout(30):
         await host.stop(grace_s=0.1)
-
-
-async def test_a_host_that_stops_closes_the_sources_of_sub_agents_too_and_each_once() -> None:
-    shared, deep = Shelf("shared"), Shelf("deep")
-    below = sub_agent(Agent(ScriptedModel([]), name="below", tools=[deep, shared]), description="Deep.")
-    middle = sub_agent(Agent(ScriptedModel([]), name="middle", tools=[below]), description="Less so.")
-    host = Host(Agent(ScriptedModel([]), tools=[middle, shared]), MemoryStore())
-    await host.start()
-    async with asyncio.timeout(30):
-        await host.stop(grace_s=0.1)
-    assert (shared.closings, deep.closings) == (1, 1)
-
-
-async def test_tool_servers_that_take_their_time_do_not_keep_the_store_from_others() -> None:
-    store = MemoryStore()
-    nodes: list[str] = []
-
-    class Slow(Shelf):
-        async def close(self) -> None:
-            nodes.append(store.node)
-
-    host = Host(Agent(ScriptedModel([]), tools=[Slow("slow")]), store)
-    await host.start()
-    async with asyncio.timeout(30):
-        await host.stop(grace_s=0.1)
-    assert nodes == [""], "it was closed before"

@@ -36,8 +36,11 @@ PAGE_RECORDS = 500
 class ConversationSessions(Protocol):
     """Interface needed of a host."""
 
-    is_draining: bool
     world: World
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it refuses new work."""
 
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake."""

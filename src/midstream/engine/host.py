@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from msgspec import Struct
-
-from midstream.engine.agent import Agent, SubAgent, checked_agent
+from midstream.engine.agent import Agent, checked_agent
+from midstream.engine.agent_resources import AgentResources
 from midstream.engine.conversation import answer_of, payload_of, turn_of
-from midstream.engine.defects import Defects, StoppedOnDefectError
 from midstream.engine.escrow_locks import Locks
+from midstream.engine.failed_sessions import FailedSessions
 from midstream.engine.journal import Journal, require_session_id
 from midstream.engine.peers import Caretaker
+from midstream.engine.recovery import Recovery, StartupRecovery
 from midstream.engine.runner import Runner, StopMode
+from midstream.engine.session_deletion import SessionDeletion
 from midstream.engine.sleeping import MemoryLimits, Sleeping
 from midstream.engine.sub_agents import children_at_work
 from midstream.engine.trials import Trials
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,
-    LeaseHeldError,
     MidstreamError,
-    SessionLockedError,
     SessionNotFoundError,
-    ToolDefinitionError,
-    UnavailableError,
 )
 from midstream.history.messages import UserMessage
-from midstream.models.model import StoredModel
 from midstream.observability.observers import Observers
 from midstream.protocol.events import Event
 from midstream.protocol.frames import EventId
 from midstream.protocol.server_stream import waiting_on
 from midstream.protocol.stream_settings import TAIL_BYTES
-from midstream.retries import RECONNECT_BACKOFF
-from midstream.session.calls import OnDoubt
 from midstream.session.child_names import PART_MARK, root_of
-from midstream.session.records import Parent, TurnStatus
+from midstream.session.records import Parent
 from midstream.session.retention import Retention
 from midstream.session.session import Session, fold
 from midstream.session.turn.commands import WhenBusy, WhenBusyName
@@ -52,45 +45,22 @@ from midstream.session.turn.states import LOOK_BACK_S, RunningCalls
 from midstream.store.contract import SessionInfo, Store
 from midstream.store.store_registry import open_store
 
-RECOVERIES_MAX = 64
-"""Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
-REVIVALS_MAX = 100
-"""Tries to take up a turn whose runner failed on a store that was busy or full; about 25 minutes."""
 HAND_ON_S = 1.0
 """Seconds in which a session that was cut gives itself up; a store that takes longer gives up everything at its end."""
-NODES_ASKED_MAX = 100
-"""Requests to other processes to let go of a session that is to be deleted, or of one of its sub-agents."""
 OPENING_S = 2.0
 """Seconds that sessions have to let go which were just being opened when the host is stopped."""
-SOURCES_CLOSE_S = 10.0
-"""Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
 
 _log = logging.getLogger(__name__)
 
 
-class Recovery(Struct):
-    """How far the start-up has got with the turns an older process left open, and what came of them.
+class HostPhase(Enum):
+    """Whether a host takes work."""
 
-    Args:
-        total: Open turns that were found.
-        done: Those that were looked at; each of them is one of the following.
-        resumed: Turns that go on here.
-        elsewhere: Turns of other living processes.
-        interrupted: Turns that were ended: too old, or too many had died on them.
-        locked: Turns in sessions that only their clients can open: they wait for those, or go on elsewhere.
-        failed: Sessions that cannot be read, or not now.
-        seconds: How long it took.
-    """
-
-    total: int = 0
-    done: int = 0
-    resumed: int = 0
-    elsewhere: int = 0
-    interrupted: int = 0
-    locked: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    is_done: bool = False
+    SERVING = "serving"
+    """It does, from its start on."""
+    DRAINING = "draining"
+    """Turns go on; readers and senders get an error with which they reconnect elsewhere."""
+    STOPPED = "stopped"
 
 
 class Host:
@@ -121,11 +91,8 @@ class Host:
         self.agent = checked_agent(agent)
         self.world = world or World()
         self.store = store = open_store(store, world=self.world)
-        self.recovery = Recovery()
         self.observers = Observers()
         """Told of every record that is appended here."""
-        self.is_draining = False
-        self.retention = retention
         self.look_back_s = look_back_s
         self.tail_bytes_max = tail_bytes_max
         self._node = self.world.new_id("node")
@@ -134,21 +101,31 @@ class Host:
         self._opening: dict[str, asyncio.Task[Runner]] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
         """Whose agents answer in child sessions that were not begun yet."""
-        self._reviving: dict[str, asyncio.Task[None]] = {}
-        self._defects = Defects(self.world)
-        self._recovering: asyncio.Task[None] | None = None
+        self._failed = FailedSessions(self.session, self.world)
         self._caretaker = Caretaker(self, store, self.world, retention)
         self._trials = Trials(self.world, self._node, self._awake, self.recovered)
+        self._recovery = StartupRecovery(self, store, self._trials, self.world)
+        self._deletion = SessionDeletion(self, store)
+        self._resources = AgentResources(self.agent, self.world)
         self.locks = Locks(self, store.escrow, self.world) if store.escrow else None
         """Opens sessions for those who show their secrets; None where no client holds a key."""
-        self._deleting: set[str] = set()
-        """The roots of the families of sessions of which one is being deleted."""
-        self._locked: dict[str, int] = {}
-        """Epochs of the sessions whose open turns wait for their clients."""
-        self._stored: list[StoredModel] = []
-        """The models that keep values in the store, while the host runs."""
+        self._phase = HostPhase.SERVING
         self._is_started = False
-        self._is_stopped = False
+
+    @property
+    def recovery(self) -> Recovery:
+        """Progress of start-up recovery."""
+        return self._recovery.progress
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it refuses new work, since it is about to stop or was stopped."""
+        return self._phase is not HostPhase.SERVING
+
+    @property
+    def retention(self) -> Retention:
+        """How long events can be replayed, and sessions are kept."""
+        return self._caretaker.retention
 
     async def start(self) -> None:
         """Open the store and begin to carry on with interrupted turns; `recovery` has its progress.
@@ -163,11 +140,7 @@ class Host:
         if self._is_started:
             return
         self._refuse_when_stopped()
-        if self.store.transactional is None and (names := sorted(_within(self.agent))):
-            message = (
-                "tools with on_doubt='in_transaction' need a store that is `transactional`, such as SQLite"
-            )
-            raise ToolDefinitionError(f"{message}: {', '.join(names)}")
+        self._resources.check(self.store)
         self._is_started = True
         try:
             await self.store.open()
@@ -179,10 +152,8 @@ class Host:
         except MidstreamError:
             self._is_started = False  # the next call tries again
             raise
-        self._stored = _stored_models(self.agent)
-        for model in self._stored:
-            model.begin_use(self.store)
-        self._recovering = self.world.spawn(self._recover(), name="recovery")
+        self._resources.begin_use(self.store)
+        self._recovery.start()
         self._caretaker.start()
         self._sleeping.start()
         if self.locks is not None:
@@ -232,13 +203,12 @@ class Host:
         return turn_of(self, session_id, payload_of(message, when_busy))
 
     def _refuse_when_stopped(self) -> None:
-        if self._is_stopped:
+        if self._phase is HostPhase.STOPPED:
             raise _draining()
 
     async def recovered(self) -> None:
         """Wait until start-up recovery has ended (its failures are counted in `recovery`)."""
-        if self._recovering is not None:
-            await self._recovering
+        await self._recovery.wait()
 
     async def session(self, session_id: str, *, create: bool = False) -> Runner:
         """Return a session, awake. If a turn of a dead process is open in it, it is being carried on.
@@ -255,13 +225,14 @@ class Host:
             StoreDamagedError: Its journal cannot be read. Nothing was changed.
             InternalError: It stopped on a defect `DEFECTS_MAX` times within minutes. Nothing was changed.
         """
-        runner = await self._awakened(session_id)
+        runner = await self.awaken(session_id)
         is_unknown = runner.newest.position == 0
         if is_unknown and (not create or PART_MARK in session_id):
             raise SessionNotFoundError(f"there is no session {session_id!r}")
         return runner
 
-    async def _awakened(self, session_id: str) -> Runner:
+    async def awaken(self, session_id: str) -> Runner:
+        """Return a session, awake, existing or not; see `session`."""
         runner = self._awake.get(session_id)
         if runner is not None and runner.is_stale:
             await runner.refresh()
@@ -283,7 +254,7 @@ class Host:
         self.agent.sub_agent(path)
         if session_id not in self._awake:
             self._paths[session_id] = path
-        return await self._awakened(session_id)
+        return await self.awaken(session_id)
 
     async def is_wanted(self, parent: Parent) -> bool:
         """Whether the call is still open whose work a child session does; nothing is opened for that."""
@@ -336,8 +307,8 @@ class Host:
         Raises:
             MidstreamError: They sleep, and one was not given up: the store is busy.
         """
-        family = self._awake_with_children(session_id)
-        busy = {*self._opening, *self._reviving}
+        family = self.awake_with_children(session_id)
+        busy = {*self._opening, *self._failed.reopening}
         if any(root_of(each) == session_id for each in busy):
             return False
         if not all(runner.is_idle or runner.has_failed for runner in family):
@@ -356,22 +327,14 @@ class Host:
         """
         await self._caretaker.prune(session_id)
 
-    async def note_locked(self, session_id: str) -> None:
-        """Store that a turn waits for its client, until the session has another epoch or is opened here."""
-        found = await self.store.find(session_id)
-        if found is not None:
-            self._locked[session_id] = found.epoch
-
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client to bring the secret."""
-        return info.mark.is_live and self._locked.get(info.session) == info.epoch
+        return self._caretaker.is_locked(info)
 
     def carry_on(self, session_id: str) -> None:
         """Resume the work of a session, and of its sub-agents, that waited for its client's secret."""
-        left = {name for name in self._locked if root_of(name) == session_id}
-        for name in left:
-            del self._locked[name]
-        left.update(each.session_id for each in self._awake_with_children(session_id) if each.is_following)
+        left = self._caretaker.note_unlocked(session_id)
+        left.update(each.session_id for each in self.awake_with_children(session_id) if each.is_following)
         self._caretaker.take_up(left, once_more=True)
 
     def note_pruned(self, session_id: str, last: EventId) -> None:
@@ -435,59 +398,30 @@ class Host:
             UnavailableError: It is being deleted here already; or the process that owns it does not answer, or
                 another one was faster. Nothing was changed.
         """
-        try:
-            await self.session(session_id)
-        except SessionLockedError:
-            await self.store.delete(session_id)  # nobody works on it here, and it need not be read for that
-            self._locked.pop(session_id, None)
-            return
-        self.refuse_while_deleting(session_id)
-        for runner in self._awake_with_children(session_id):
-            runner.refuse_while_running()
-        self._deleting.add(root_of(session_id))
-        try:
-            await self._delete_and_tell(session_id)
-        finally:
-            self._deleting.discard(root_of(session_id))
+        await self._deletion.delete(session_id)
+        self._caretaker.note_unlocked(session_id)
 
     def refuse_while_deleting(self, session_id: str) -> None:
-        """Let nothing begin in a family of sessions of which one is being deleted here. Readers are not informed.
+        """Let nothing begin in a family of sessions of which one is being deleted here.
 
         Raises:
             UnavailableError: One is.
         """
-        if root_of(session_id) in self._deleting:
-            raise UnavailableError(f"session {session_id!r} is being deleted", retry_after_s=1.0)
+        self._deletion.refuse_while_running(session_id)
 
-    async def _delete_and_tell(self, session_id: str) -> None:
-        # In this order: a store that refuses has changed nothing, and nobody has heard of anything.
-        try:
-            await self._delete(session_id)
-        except MidstreamError:
-            raise
-        except BaseException:  # whether it is gone is not known: whoever reads looks again
-            await self._let_go_of(session_id, UnavailableError(f"session {session_id!r} may be deleted"))
-            raise
-        await self._let_go_of(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
-
-    async def _let_go_of(self, session_id: str, error: MidstreamError) -> None:
-        """End a session and its sub-agents here, those that were asked for in the meantime too."""
-        for runner in self._awake_with_children(session_id):
+    async def close(self, session_id: str, error: MidstreamError) -> None:
+        """End a session and its sub-agents in this process; their readers get `error`."""
+        for runner in self.awake_with_children(session_id):
             del self._awake[runner.session_id]
             await runner.stop(StopMode.CLOSE, error)
 
-    async def _delete(self, session_id: str) -> None:
-        for _ in range(NODES_ASKED_MAX):
-            try:
-                await self.store.delete(session_id)
-            except LeaseHeldError as error:
-                holding = await self._awakened(error.session or session_id)
-                await holding.ask_to_give_up()
-            else:
-                return
-        raise UnavailableError(f"session {session_id!r} is being taken up: try again")
+    async def release_idle(self, runner: Runner) -> None:
+        """Release a session of another node that has no reader here."""
+        if runner.is_idle:
+            self._awake.pop(runner.session_id, None)
+            await runner.stop(StopMode.CLOSE, _draining())
 
-    def _awake_with_children(self, session_id: str) -> list[Runner]:
+    def awake_with_children(self, session_id: str) -> list[Runner]:
         """Return the runner of a session, where it is awake, and then those of its sub-agents."""
         mark = f"{session_id}{PART_MARK}"
         own = [self._awake[session_id]] if session_id in self._awake else []
@@ -499,7 +433,7 @@ class Host:
         """
         if self.is_draining:
             return
-        self.is_draining = True
+        self._phase = HostPhase.DRAINING
         for runner in self._awake.values():
             runner.part(_draining())
 
@@ -509,18 +443,17 @@ class Host:
         What is cut is in the journal as owed or in doubt: the next process carries on. Calling it again is
         harmless; it always ends within the grace and a few seconds.
         """
-        if self._is_stopped:
+        if self._phase is HostPhase.STOPPED:
             return
-        self._is_stopped = True
         self.drain()
+        self._phase = HostPhase.STOPPED
         await self._trials.stop()
         await self._sleeping.stop()
-        if self._recovering is not None:
-            self._recovering.cancel()
-            await asyncio.wait([self._recovering])
-        if pending := [*self._opening.values(), *self._reviving.values()]:
-            for task in pending:
-                task.cancel()
+        await self._recovery.stop()
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        if pending := [*opening, *self._failed.stop()]:
             await asyncio.wait(pending, timeout=OPENING_S)
         await self._hand_on(grace_s)
         await self._caretaker.stop()
@@ -530,22 +463,7 @@ class Host:
         if self._is_started:
             # First: tool servers may take longer than whoever ends this process waits.
             await self.store.close()
-        await self._close_sources()
-
-    async def _close_sources(self) -> None:
-        """Close the tool servers and pools of the agent and its sub-agents, all at once within `SOURCES_CLOSE_S`."""
-        sources = {id(each): each for agent in _family_of(self.agent) for each in agent.sources}
-        closing = [self.world.spawn(each.close(), name="close tools") for each in sources.values()]
-        closing += [self.world.spawn(each.end_use(), name="close a model") for each in self._stored]
-        self._stored = []
-        if not closing:
-            return
-        done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
-        for task in late:
-            task.cancel()
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("a source of tools or a model was not closed", exc_info=error)
+        await self._resources.close()
 
     async def _hand_on(self, grace_s: float) -> None:
         """Give each session up as soon as nothing runs in it, and all of them when the grace is over."""
@@ -589,7 +507,7 @@ class Host:
         return await asyncio.shield(opening)
 
     async def _open(self, session_id: str) -> Runner:
-        self._defects.check(session_id)
+        self._failed.check(session_id)
         tail = self.tail_bytes_max
         journal = Journal(self.store, session_id, self.world, self.observers, tail_bytes_max=tail)
         runner = Runner(
@@ -599,7 +517,7 @@ class Host:
             node=self._node,
             family=self,
             look_back_s=self.look_back_s,
-            on_failed=self._runner_failed,
+            on_failed=self._failed.add,
             on_followed=self._caretaker.look_again,
         )
         try:
@@ -633,123 +551,6 @@ class Host:
         """Fold a session as it is in the store, without waking it."""
         return fold(await Journal(self.store, session_id, self.world).load())
 
-    def _runner_failed(self, runner: Runner, error: MidstreamError) -> None:
-        """Open a session again after its runner failed, so that its turn does not wait for a request."""
-        session_id = runner.session_id
-        if isinstance(error, StoppedOnDefectError):
-            self._defects.count(session_id)
-        if session_id in self._reviving or self._is_stopped:
-            return  # its own runner has failed again: it goes on trying
-        if runner.state.is_live and isinstance(error, UnavailableError):
-            name = f"revive {session_id}"
-            self._reviving[session_id] = self.world.spawn(self._revive(session_id), name=name)
-
-    async def _revive(self, session_id: str) -> None:
-        try:
-            for failures in range(1, REVIVALS_MAX + 1):
-                await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
-                try:
-                    runner = await self.session(session_id)
-                except UnavailableError as error:
-                    _log.info("not yet taken up: %s", error.code, extra={"session": session_id})
-                    continue
-                if not runner.has_failed:
-                    return
-        except MidstreamError as error:
-            _log.error("not taken up: %s", error.message, extra={"session": session_id})
-        finally:
-            self._reviving.pop(session_id, None)
-
-    async def _recover(self) -> None:
-        began_at = self.world.monotonic()
-        found = await self._interrupted()
-        progress = self.recovery
-        progress.total = len(found)
-        turnstile = asyncio.Semaphore(RECOVERIES_MAX)
-
-        async def look_at(session_id: str) -> None:
-            async with turnstile:
-                with contextlib.suppress(MidstreamError):  # told below
-                    await self.session(session_id)
-
-        async def recover_one(session_id: str) -> None:
-            async with turnstile:
-                await self._recover_one(session_id)
-                progress.done += 1
-
-        # All are read before a suspect is claimed: the verdict depends on what else ran when their node died.
-        for step in (look_at, recover_one):
-            async with asyncio.TaskGroup() as group:
-                for session_id in found:
-                    group.create_task(step(session_id))
-        progress.seconds = self.world.monotonic() - began_at
-        progress.is_done = True
-        counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
-        _log.info(
-            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d locked, %d failed, %.3f s",
-            progress.total,
-            progress.resumed,
-            progress.elsewhere,
-            progress.interrupted,
-            progress.locked,
-            progress.failed,
-            progress.seconds,
-            extra={"recovery": counts},
-        )
-
-    async def _recover_one(self, session_id: str) -> None:
-        try:
-            runner = await self.session(session_id)
-            if self._trials.is_suspect(runner):
-                with contextlib.suppress(LeaseHeldError):
-                    await runner.take_up()
-        except SessionLockedError:
-            self.recovery.locked += 1  # if nobody has it, the store tells the caretaker
-            return
-        except MidstreamError as error:
-            self.recovery.failed += 1
-            _log.error("a session could not be recovered: %s", error.message, extra={"session": session_id})
-            return
-        if runner.is_following:
-            self.recovery.elsewhere += 1
-            if runner.is_idle:  # nobody here reads it: its node has it in mind
-                self._awake.pop(session_id, None)
-                await runner.stop(StopMode.CLOSE, _draining())
-        elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
-            self.recovery.interrupted += 1
-        else:
-            self.recovery.resumed += 1
-
-    async def _interrupted(self) -> list[str]:
-        """Return the sessions with an open turn, however long the store takes to answer."""
-        for failures in itertools.count(1):
-            try:
-                return [info.session async for info in self.store.list(live=True)]
-            except UnavailableError as error:
-                _log.warning("the interrupted turns cannot be listed yet: %s", error.code)
-                await self.world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self.world.chance()))
-        raise AssertionError("it counts without end")
-
 
 def _draining() -> DrainingError:
     return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
-
-
-def _family_of(agent: Agent) -> Iterator[Agent]:
-    """Yield an agent and all its sub-agents; one that several share comes more than once."""
-    yield agent
-    for each in agent.tools.values():
-        if isinstance(each, SubAgent):
-            yield from _family_of(each.agent)
-
-
-def _stored_models(agent: Agent) -> list[StoredModel]:
-    """Return the models of an agent and its sub-agents that keep values in the store, each once."""
-    models = {id(each.model): each.model for each in _family_of(agent)}
-    return [model for model in models.values() if isinstance(model, StoredModel)]
-
-
-def _within(agent: Agent) -> set[str]:
-    """Return the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
-    tools = (each for one in _family_of(agent) for each in one.tools.values())
-    return {each.name for each in tools if each.on_doubt is OnDoubt.IN_TRANSACTION}

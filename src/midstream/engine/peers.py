@@ -26,6 +26,7 @@ from midstream.errors import (
 )
 from midstream.protocol.frames import EventId
 from midstream.retries import RECONNECT_BACKOFF, STORE_ATTEMPTS_MAX
+from midstream.session.child_names import root_of
 from midstream.session.retention import Retention
 from midstream.session.session import Session
 from midstream.store.contract import ForwardedCommand, News, SessionInfo, Store
@@ -50,9 +51,6 @@ class PeerSessions(Protocol):
 
     async def give_up(self, session_id: str) -> None:
         """Let go of an idle session that is to be deleted."""
-
-    async def note_locked(self, session_id: str) -> None:
-        """Store that a turn waits for its client."""
 
     def is_locked(self, info: SessionInfo) -> bool:
         """Whether the open turn of a session waits for its client."""
@@ -93,6 +91,7 @@ class Caretaker:
         self._sessions = sessions
         self._store = store
         self._world = world
+        self.retention = retention
         self._pruner = Pruner(sessions, store, world, retention)
         self._turnstile = asyncio.Semaphore(TAKEN_UP_AT_ONCE)
         self._is_following_more = asyncio.Event()
@@ -101,6 +100,8 @@ class Caretaker:
         self._taking_up: set[str] = set()
         self._once_more: set[str] = set()
         """Sessions that are taken up again when the attempt that is under way has ended."""
+        self._locked: dict[str, int] = {}
+        """Epochs of the sessions whose open turns wait for their clients' secrets."""
 
     def start(self) -> None:
         """Begin to watch the store."""
@@ -139,6 +140,17 @@ class Caretaker:
             UnavailableError: The store is busy or full.
         """
         await self._pruner.tend(session_id)
+
+    def is_locked(self, info: SessionInfo) -> bool:
+        """Whether the open turn of a session waits for its client's secret, since nothing has claimed it yet."""
+        return info.mark.is_live and self._locked.get(info.session) == info.epoch
+
+    def note_unlocked(self, session_id: str) -> set[str]:
+        """Let a session and its sub-agents wait for its client no more; return those that did."""
+        names = {name for name in self._locked if root_of(name) == session_id}
+        for name in names:
+            del self._locked[name]
+        return names
 
     def look_again(self) -> None:
         """Compute again which sessions are followed: another one has a reader now."""
@@ -219,7 +231,7 @@ class Caretaker:
             _log.debug("another node was faster", extra={"session": session_id})
         except SessionLockedError:
             _log.debug("a turn waits for its client", extra={"session": session_id})
-            await self._sessions.note_locked(session_id)
+            await self._note_locked(session_id)
         except MidstreamError as error:
             _log.error("not taken up: %s", error.message, extra={"session": session_id})
         finally:
@@ -227,6 +239,11 @@ class Caretaker:
             if session_id in self._once_more:
                 self._once_more.discard(session_id)
                 self.take_up({session_id})
+
+    async def _note_locked(self, session_id: str) -> None:
+        found = await self._store.find(session_id)
+        if found is not None:
+            self._locked[session_id] = found.epoch
 
     # --- commands of others
 

@@ -1,0 +1,82 @@
+"""Tool servers, pools and stored models of an agent and its sub-agents: in use while their host runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+from midstream.engine.agent import Agent, SubAgent
+from midstream.environment import World
+from midstream.errors import ToolDefinitionError
+from midstream.models.model import StoredModel
+from midstream.session.calls import OnDoubt
+from midstream.store.contract import Store
+
+SOURCES_CLOSE_S = 10.0
+"""Seconds that tool servers have to end: the MCP SDK asks, waits 2 s, terminates, waits 2 s, kills."""
+
+_log = logging.getLogger(__name__)
+
+
+class AgentResources:
+    """Tool servers and models that one host opens and closes for its agent."""
+
+    def __init__(self, agent: Agent, world: World) -> None:
+        self._agent = agent
+        self._world = world
+        self._models: list[StoredModel] = []
+        """The models that keep values in the store, while the host runs."""
+
+    def check(self, store: Store) -> None:
+        """Check that the tools can run on a store.
+
+        Raises:
+            ToolDefinitionError: A tool writes in the store's transactions, and this store has none for tools.
+        """
+        if store.transactional is None and (names := sorted(_transactional_tools(self._agent))):
+            message = (
+                "tools with on_doubt='in_transaction' need a store that is `transactional`, such as SQLite"
+            )
+            raise ToolDefinitionError(f"{message}: {', '.join(names)}")
+
+    def begin_use(self, store: Store) -> None:
+        """Give the models that keep values their store, which is open."""
+        self._models = _stored_models(self._agent)
+        for model in self._models:
+            model.begin_use(store)
+
+    async def close(self) -> None:
+        """Close the tool servers and pools, and end the use of models, all at once within `SOURCES_CLOSE_S`."""
+        sources = {id(each): each for agent in _family_of(self._agent) for each in agent.sources}
+        closing = [self._world.spawn(each.close(), name="close tools") for each in sources.values()]
+        closing += [self._world.spawn(each.end_use(), name="close a model") for each in self._models]
+        self._models = []
+        if not closing:
+            return
+        done, late = await asyncio.wait(closing, timeout=SOURCES_CLOSE_S)
+        for task in late:
+            task.cancel()
+        for task in done:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a source of tools or a model was not closed", exc_info=error)
+
+
+def _family_of(agent: Agent) -> Iterator[Agent]:
+    """Yield an agent and all its sub-agents; one that several share comes more than once."""
+    yield agent
+    for each in agent.tools.values():
+        if isinstance(each, SubAgent):
+            yield from _family_of(each.agent)
+
+
+def _stored_models(agent: Agent) -> list[StoredModel]:
+    """Return the models of an agent and its sub-agents that keep values in the store, each once."""
+    models = {id(each.model): each.model for each in _family_of(agent)}
+    return [model for model in models.values() if isinstance(model, StoredModel)]
+
+
+def _transactional_tools(agent: Agent) -> set[str]:
+    """Return the names of an agent's tools, and of its sub-agents', that write in the store's transactions."""
+    tools = (each for one in _family_of(agent) for each in one.tools.values())
+    return {each.name for each in tools if each.on_doubt is OnDoubt.IN_TRANSACTION}

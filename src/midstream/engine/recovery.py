@@ -1,0 +1,159 @@
+"""Start-up recovery: resume the turns that an earlier process left open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from typing import Protocol
+
+from msgspec import Struct
+
+from midstream.engine.runner import Runner
+from midstream.engine.trials import Trials
+from midstream.environment import World
+from midstream.errors import LeaseHeldError, MidstreamError, SessionLockedError, UnavailableError
+from midstream.retries import RECONNECT_BACKOFF
+from midstream.session.records import TurnStatus
+from midstream.store.contract import Store
+
+RECOVERIES_MAX = 64
+"""Sessions recovered side by side at start-up: they share commits, of which each session needs two."""
+
+_log = logging.getLogger(__name__)
+
+
+class Recovery(Struct):
+    """Progress of start-up recovery, and its results.
+
+    Args:
+        total: Open turns that were found.
+        done: Open turns that were examined; each of them is one of the following.
+        resumed: Turns that go on here.
+        elsewhere: Turns of other living processes.
+        interrupted: Turns that were ended: they are too old, or too many processes died while they ran.
+        locked: Turns in sessions that only their clients can open: they wait for their clients, or go on elsewhere.
+        failed: Sessions that cannot be read, or not now.
+        seconds: How long it took.
+    """
+
+    total: int = 0
+    done: int = 0
+    resumed: int = 0
+    elsewhere: int = 0
+    interrupted: int = 0
+    locked: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    is_done: bool = False
+
+
+class RecoveredSessions(Protocol):
+    """The sessions of a host."""
+
+    async def session(self, session_id: str) -> Runner:
+        """Return a session, awake."""
+
+    async def release_idle(self, runner: Runner) -> None:
+        """Release a session of another node that has no reader here."""
+
+
+class StartupRecovery:
+    """Resume the open turns of a store, once.
+
+    Args:
+        sessions: The host.
+        trials: Resumes suspects one at a time.
+    """
+
+    def __init__(self, sessions: RecoveredSessions, store: Store, trials: Trials, world: World) -> None:
+        self.progress = Recovery()
+        self._sessions = sessions
+        self._store = store
+        self._trials = trials
+        self._world = world
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to resume what is open."""
+        self._running = self._world.spawn(self._recover(), name="recovery")
+
+    async def wait(self) -> None:
+        """Wait for the end; failures are counted in `progress`."""
+        if self._running is not None:
+            await self._running
+
+    async def stop(self) -> None:
+        """End it where it is."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def _recover(self) -> None:
+        began_at = self._world.monotonic()
+        found = await self._open_sessions()
+        progress = self.progress
+        progress.total = len(found)
+        turnstile = asyncio.Semaphore(RECOVERIES_MAX)
+
+        async def read_one(session_id: str) -> None:
+            async with turnstile:
+                with contextlib.suppress(MidstreamError):  # counted below
+                    await self._sessions.session(session_id)
+
+        async def recover_one(session_id: str) -> None:
+            async with turnstile:
+                await self._recover_one(session_id)
+                progress.done += 1
+
+        # All are read before a suspect is claimed: the verdict depends on what else ran when their node died.
+        for step in (read_one, recover_one):
+            async with asyncio.TaskGroup() as group:
+                for session_id in found:
+                    group.create_task(step(session_id))
+        progress.seconds = self._world.monotonic() - began_at
+        progress.is_done = True
+        counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
+        _log.info(
+            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d locked, %d failed, %.3f s",
+            progress.total,
+            progress.resumed,
+            progress.elsewhere,
+            progress.interrupted,
+            progress.locked,
+            progress.failed,
+            progress.seconds,
+            extra={"recovery": counts},
+        )
+
+    async def _recover_one(self, session_id: str) -> None:
+        try:
+            runner = await self._sessions.session(session_id)
+            if self._trials.is_suspect(runner):
+                with contextlib.suppress(LeaseHeldError):
+                    await runner.take_up()
+        except SessionLockedError:
+            self.progress.locked += 1  # where no node runs it, the store reports it to the caretaker
+            return
+        except MidstreamError as error:
+            self.progress.failed += 1
+            _log.error("a session could not be recovered: %s", error.message, extra={"session": session_id})
+            return
+        if runner.is_following:
+            self.progress.elsewhere += 1
+            await self._sessions.release_idle(runner)
+        elif runner.state.last_turn is not None and runner.state.last_turn.status is TurnStatus.INTERRUPTED:
+            self.progress.interrupted += 1
+        else:
+            self.progress.resumed += 1
+
+    async def _open_sessions(self) -> list[str]:
+        """Return the sessions with an open turn, however long the store takes to answer."""
+        for failures in itertools.count(1):
+            try:
+                return [info.session async for info in self._store.list(live=True)]
+            except UnavailableError as error:
+                _log.warning("the interrupted turns cannot be listed yet: %s", error.code)
+                await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
+        raise AssertionError("it counts without end")

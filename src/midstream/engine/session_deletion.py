@@ -1,0 +1,93 @@
+"""Delete sessions with those of their sub-agents, also where another node runs them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from midstream.engine.runner import Runner
+from midstream.errors import (
+    LeaseHeldError,
+    MidstreamError,
+    SessionLockedError,
+    SessionNotFoundError,
+    UnavailableError,
+)
+from midstream.session.child_names import root_of
+from midstream.store.contract import Store
+
+GIVE_UP_REQUESTS_MAX = 100
+"""Requests to other nodes to release a session that is to be deleted, or one of its sub-agents."""
+
+
+class DeletableSessions(Protocol):
+    """The sessions of a host."""
+
+    async def session(self, session_id: str) -> Runner:
+        """Return an existing session, awake."""
+
+    async def awaken(self, session_id: str) -> Runner:
+        """Return a session, awake, existing or not."""
+
+    def awake_with_children(self, session_id: str) -> list[Runner]:
+        """Return the runner of a session, where it is awake, and then those of its sub-agents."""
+
+    async def close(self, session_id: str, error: MidstreamError) -> None:
+        """End a session and its sub-agents in this process."""
+
+
+class SessionDeletion:
+    """The deletions that run in one host."""
+
+    def __init__(self, sessions: DeletableSessions, store: Store) -> None:
+        self._sessions = sessions
+        self._store = store
+        self._running: set[str] = set()
+        """The roots of the families of sessions of which one is being deleted."""
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session; see `Host.delete`."""
+        try:
+            await self._sessions.session(session_id)
+        except SessionLockedError:
+            await self._store.delete(session_id)  # nothing runs in it here, and deletion reads no record
+            return
+        self.refuse_while_running(session_id)
+        for runner in self._sessions.awake_with_children(session_id):
+            runner.refuse_while_running()
+        self._running.add(root_of(session_id))
+        try:
+            await self._delete_and_close(session_id)
+        finally:
+            self._running.discard(root_of(session_id))
+
+    def refuse_while_running(self, session_id: str) -> None:
+        """Let nothing begin in a family of sessions of which one is being deleted here. Its readers get no error.
+
+        Raises:
+            UnavailableError: One is.
+        """
+        if root_of(session_id) in self._running:
+            raise UnavailableError(f"session {session_id!r} is being deleted", retry_after_s=1.0)
+
+    async def _delete_and_close(self, session_id: str) -> None:
+        # In this order: where the store refuses, nothing has changed and no reader was sent an error.
+        try:
+            await self._delete(session_id)
+        except MidstreamError:
+            raise
+        except BaseException:  # the outcome is unknown: readers connect again and see it
+            error = UnavailableError(f"session {session_id!r} may be deleted")
+            await self._sessions.close(session_id, error)
+            raise
+        await self._sessions.close(session_id, SessionNotFoundError(f"session {session_id!r} was deleted"))
+
+    async def _delete(self, session_id: str) -> None:
+        for _ in range(GIVE_UP_REQUESTS_MAX):
+            try:
+                await self._store.delete(session_id)
+            except LeaseHeldError as error:
+                holding = await self._sessions.awaken(error.session or session_id)
+                await holding.ask_to_give_up()
+            else:
+                return
+        raise UnavailableError(f"session {session_id!r} is being taken up: try again")

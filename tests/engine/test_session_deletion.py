@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from midstream.engine import sleeping
+from midstream.engine.agent import Agent
+from midstream.engine.host import Host
+from midstream.errors import (
+    JournalMovedError,
+    SessionBusyError,
+    SessionNotFoundError,
+    UnavailableError,
+)
+from midstream.history.messages import UserMessage
+from midstream.session.turn.commands import SendMessage
+from midstream.store.memory import Memory, MemoryStore
+from midstream.testing import ScriptedModel, Stall, run_turn, text
+from tests.engine.test_host import SlowTo, _started
+
+
+async def test_a_session_is_deleted_only_while_no_turn_runs() -> None:
+    store = MemoryStore()
+    host = await _started(Host(Agent(ScriptedModel([text("a"), [Stall()]])), store))
+    await run_turn(host, "s", "hi")
+    await host.delete("s")
+    assert await store.find("s") is None
+    with pytest.raises(SessionNotFoundError):
+        await host.session("s")
+    stalling = await _started(Host(Agent(ScriptedModel([[Stall()]])), MemoryStore()))
+    await (await stalling.session("t", create=True)).submit(SendMessage(UserMessage.of("hi")))
+    with pytest.raises(SessionBusyError):
+        await stalling.delete("t")
+    await host.stop()
+    await stalling.stop()
+
+
+async def test_what_wakes_while_it_is_being_deleted_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sleeping, "SESSIONS_AWAKE_MAX", 1)
+    store = SlowTo("delete", MemoryStore())
+    host = await _started(Host(Agent(ScriptedModel([text("a")])), store))
+    await run_turn(host, "s", "one")
+    deleting = asyncio.ensure_future(host.delete("s"))
+    await store.was_asked.wait()
+    await host.session("t", create=True)
+    assert host.awake("s") is None, "it went to sleep"
+    woken = await host.session("s")
+    with pytest.raises(UnavailableError, match="is being deleted"):
+        await woken.submit(SendMessage(UserMessage.of("two")))
+    store.may_go_on.set()
+    await deleting
+    with pytest.raises(SessionNotFoundError):
+        await woken.wait(woken.newest.position)
+    await run_turn(host, "s", "another session of that name")
+    await host.stop()
+
+
+async def test_a_session_deleted_by_another_process_begins_anew() -> None:
+    memory = Memory()
+    here = await _started(Host(Agent(ScriptedModel([text("a")])), MemoryStore(memory)))
+    await run_turn(here, "s", "one")
+    there = await _started(Host(Agent(ScriptedModel([text("b")])), MemoryStore(memory)))
+    cached = await there.session("s")
+    await here.delete("s")
+    await run_turn(here, "s", "anew, and longer than before")
+    await run_turn(here, "s", "still")
+    await here.stop()
+
+    with pytest.raises(JournalMovedError):
+        await cached.submit(SendMessage(UserMessage.of("two")))
+    await run_turn(there, "s", "two")
+    assert (await there.session("s")).state.turns == 3
+    await there.stop()
