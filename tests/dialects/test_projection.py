@@ -39,7 +39,7 @@ LOOK = ToolCall("c1", "look", "{}")
 
 def projection(dialect: Dialect, *, is_background: bool = False) -> Projection:
     form = Form(dialect=dialect.name, id="r1", model="m", created_at=1, is_background=is_background)
-    return Projection(dialect.writer(form), RESPONSE, is_background=is_background)
+    return Projection(dialect, form, RESPONSE)
 
 
 def records() -> list[Record]:
@@ -71,7 +71,7 @@ def test_every_reader_gets_the_same_events_and_the_same_whole(dialect: Dialect) 
 
 def test_the_signature_of_a_thought_and_a_call_come_where_the_model_sent_them() -> None:
     form = Form(dialect="messages", id="r1", model="m", created_at=1)
-    reader = Projection(MESSAGES.writer(form), RESPONSE)
+    reader = Projection(MESSAGES, form, RESPONSE)
     for record in records():
         reader.take(record)
     content = msgspec.json.decode(reader.whole())["content"]

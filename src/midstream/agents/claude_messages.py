@@ -64,7 +64,8 @@ class ClaudeReader:
         self._name = name
         self._source = source
         self._is_branch = is_branch
-        self._is_opened = False
+        self._session = ""
+        """The CLI's id of the conversation; "" until it has taken the message."""
         self._model = ""
         self._streamed: set[str] = set()
         """Ids of messages whose words came in pieces."""
@@ -107,9 +108,9 @@ class ClaudeReader:
                 yield KeepAlive()
 
     def _opened(self, session: object) -> Iterator[UpstreamEvent]:
-        if self._is_opened or not isinstance(session, str) or not session:
+        if self._session or not isinstance(session, str) or not session:
             return
-        self._is_opened = True
+        self._session = session
         # It names what it writes to from now on: of a branch the new one, else what it went on from.
         yield MessageTaken(session, self._source if self._is_branch or not self._source else session)
 

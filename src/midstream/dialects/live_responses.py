@@ -99,13 +99,8 @@ class LiveResponse:
 
     def projection(self, *, shows_upstream_calls: bool) -> Projection:
         """Return what turns its records into events, for one reader."""
-        form = self.found.form
-        return Projection(
-            self.dialect.writer(form),
-            self.found.response,
-            is_background=form.is_background,
-            shows_upstream_calls=shows_upstream_calls,
-        )
+        found = self.found
+        return Projection(self.dialect, found.form, found.response, shows_upstream_calls=shows_upstream_calls)
 
     async def settle(self, model_response: Response | None, world: World) -> None:
         """Keep where the conversation goes on, before a client is sent the end of the response."""

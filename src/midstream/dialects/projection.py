@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
-from midstream.dialects.dialect import Writer
+from midstream.dialects.dialect import Dialect, Form
 from midstream.dialects.event_filter import shown_call
 from midstream.history.messages import Finish, Response, ResponsePart, Text, ToolCall, Usage
 from midstream.models.responses import (
@@ -30,23 +30,22 @@ class Projection:
     """Turns the records of one response into the events of its dialect, in order. One for each reader.
 
     Args:
-        writer: The dialect's.
-        response: Which records are the response's.
-        is_background: Its stream opens at once.
+        dialect, form: How the response is written. The stream of a background response opens at once.
+        response: Identifies the response's records.
         shows_upstream_calls: Tools that the upstream runs itself are shown as thinking.
     """
 
     def __init__(
         self,
-        writer: Writer,
+        dialect: Dialect,
+        form: Form,
         response: ApplicationResponse,
         *,
-        is_background: bool = False,
         shows_upstream_calls: bool = True,
     ) -> None:
-        self._writer = writer
+        self._form = form
+        self._writer = dialect.writer(form)
         self._place = (response.turn, response.response)
-        self._is_background = is_background
         self._shows_upstream_calls = shows_upstream_calls
         self.is_open = False
         """The stream was opened, so that the response can no longer be refused."""
@@ -79,7 +78,7 @@ class Projection:
         match record:
             case Delta():
                 return self._delta(record)
-            case AttemptStarted() if self._is_background:
+            case AttemptStarted() if self._form.is_background:
                 return self._opened()
             case AttemptFailed():
                 self._retry_after_s = record.retry_after_s
