@@ -6,12 +6,12 @@ from midstream.testing import ScriptedModel, calls, text  # a stand-in that need
 
 @tool(has_effects=False)
 def weather(city: str) -> str:
-    """Tell the weather of a city."""
+    """Return the weather of a city."""
     return f"{city}: 8 degrees, wind from the west"
 
 
 script = [
-    calls(("weather", '{"city": "Oslo"}'), say="Let me look. "),
+    calls(("weather", '{"city": "Oslo"}'), text="Let me look. "),
     text("Take a coat: it is 8 degrees in Oslo."),
 ]
 agent = Agent(ScriptedModel(script, delay_s=0.05), instructions="Be brief.", tools=[weather])

@@ -50,7 +50,7 @@ def look(where: str) -> str:
 async def tell(path: Path, said: dict[str, list[str]]) -> None:
     """Let an agent answer messages in sessions of a store: a call of `look`, then words."""
     model = ScriptedModel(
-        [calls(("look", '{"where": "the harbour"}'), say="I will look."), text("There is nothing.")]
+        [calls(("look", '{"where": "the harbour"}'), text="I will look."), text("There is nothing.")]
     )
     host = Host(Agent(model, tools=[look]), SQLiteStore(path))
     await host.start()

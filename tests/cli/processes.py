@@ -41,7 +41,7 @@ def pay(sum: int) -> str:
 
 def clerk_response(request):
     said = request.history.entries[-1]
-    return text("It is paid.") if not hasattr(said, "parts") else calls(("pay", '{"sum": 7}'), say="I pay.")
+    return text("It is paid.") if not hasattr(said, "parts") else calls(("pay", '{"sum": 7}'), text="I pay.")
 
 
 clerk = Agent(ScriptedModel(clerk_response), tools=[pay], name="clerk")
@@ -55,7 +55,7 @@ def response(request):
         return text("There is nothing there." if "harbour" in results[0] else f"I was told: {results[0]}")
     words = said.parts[0].text
     if words == "look":
-        return calls(("look", '{"where": "the harbour"}'), say="I will look.")
+        return calls(("look", '{"where": "the harbour"}'), text="I will look.")
     if words == "fail":
         from midstream.errors import ModelRejectedError
         return [ModelRejectedError("no such key")]

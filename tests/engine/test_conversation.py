@@ -38,7 +38,7 @@ def answering(*script: Response, tools: Sequence[Tool] = ()) -> Agent:
 
 async def test_a_question_is_answered_and_the_turn_is_followed() -> None:
     script = [
-        calls(("look", '{"where": "the harbour"}'), say="I look."),
+        calls(("look", '{"where": "the harbour"}'), text="I look."),
         text("Nothing there."),
         text("Bye."),
     ]

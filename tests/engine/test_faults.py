@@ -44,7 +44,7 @@ from tests.spec import spec
 
 ANSWER = "All of it was read, and all of it was written."
 SCRIPT: list[list[ScriptedStep]] = [
-    [ThinkingDelta("two to read"), *calls(("a", "read", "{}"), ("b", "read", "{}"), say="Let me see.")],
+    [ThinkingDelta("two to read"), *calls(("a", "read", "{}"), ("b", "read", "{}"), text="Let me see.")],
     calls(("a", "write", "{}"), ("b", "write", "{}"), ("c", "read", "{}")),
     [*text(ANSWER, tokens=8)],
 ]

@@ -59,7 +59,7 @@ RESPONSES: dict[str, Sequence[ScriptedStep]] = {
     "down": [ThinkingDelta("hm"), ModelUnavailableError("503")],
     "stalled": [ModelStalledError("silence")],
     "too long": [ContextOverflowError("too long")],
-    "same ids": calls(("a", "quick", "{}"), ("a", "quick", "{}"), say="Look:"),
+    "same ids": calls(("a", "quick", "{}"), ("a", "quick", "{}"), text="Look:"),
     "no ids": calls(("", "quick", ""), ("", "fails", "{}")),
     "odd": calls(("x" * 70, "no such tool!", '{"broken'), ("functions.quick:0", "quick", "{}")),
     "slow": calls(("a", "slow", "{}"), ("b", "quick", "{}")),

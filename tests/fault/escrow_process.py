@@ -32,7 +32,7 @@ CANARY = "canary-7f3a"
 async def main(folder: Path, port: int) -> None:
     def script(request: ModelRequest) -> Response:
         if steps_since_user(request.history) == 0:
-            return calls(("look", f'{{"where": "{CANARY}"}}'), say=f"{CANARY} I look.")
+            return calls(("look", f'{{"where": "{CANARY}"}}'), text=f"{CANARY} I look.")
         if (folder / "go").exists():
             return text(f"{CANARY} that is all")
         return [TextDelta(f"{CANARY} so "), TextDelta("far"), Stall()]

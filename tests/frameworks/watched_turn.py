@@ -34,7 +34,7 @@ async def watched_turn(observer: Observer) -> None:
             return [ModelUnavailableError(CANARY)]
         finished = Finished(Finish.STOP, "m-1", Usage(700, 30, 200, 100))
         if asked == 2:
-            return calls(("look", f'{{"where": "{CANARY}"}}'), say=CANARY)
+            return calls(("look", f'{{"where": "{CANARY}"}}'), text=CANARY)
         return [*text(f"{CANARY} done")[:-1], finished]
 
     world = FakeWorld()

@@ -122,7 +122,7 @@ async def test_rule_12_nothing_that_was_said_or_shown_is_in_a_log_an_error_or_a_
     def response(request: ModelRequest) -> list[ScriptedStep]:
         said = request.history.entries[-1]
         if hasattr(said, "parts"):
-            return calls(("look", "{}"), say=canaries["words"])
+            return calls(("look", "{}"), text=canaries["words"])
         raise ModelUnavailableError(f"the provider said {canaries['bug']}")
 
     app = guarded_app(response, known={canaries["token"]: Principal("ada")}, tools=[look])

@@ -334,7 +334,7 @@ async def test_tool_calls_are_rows_that_go_from_running_to_their_outcome(browser
     script = [
         [
             ThinkingDelta("hm, tools"),
-            *calls(("look_up", '{"word": "midstream"}'), ("fail", "{}"), say="Looking."),
+            *calls(("look_up", '{"word": "midstream"}'), ("fail", "{}"), text="Looking."),
         ],
         text("That was it."),
     ]
@@ -653,7 +653,7 @@ async def _eight_turns(browser: Browser, random: Random) -> None:
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         turn = sum(isinstance(entry, UserMessage) for entry in request.history.entries)
         if steps_since_user(request.history) == 0:
-            return calls(("note", f'{{"turn": {turn}}}'), say="First a note.")
+            return calls(("note", f'{{"turn": {turn}}}'), text="First a note.")
         return [step for word in words_of_turn(turn) for step in (TextDelta(word), Pause(0.01))] + [
             Finished()
         ]
@@ -691,7 +691,7 @@ async def test_a_long_session_is_opened_from_its_snapshot_in_the_middle_of_a_tur
 
     def response(request: ModelRequest) -> Sequence[ScriptedStep]:
         if steps_since_user(request.history) == 0:
-            return calls(("look_up", '{"word": "x"}'), say="Looking.")
+            return calls(("look_up", '{"word": "x"}'), text="Looking.")
         return [*(TextDelta(word) for word in long), Gate(gate), TextDelta("and the end"), Finished()]
 
     @tool(has_effects=False)
@@ -721,7 +721,7 @@ async def test_hostile_words_are_shown_and_never_run(browser: Browser) -> None:
 
     arguments = json.dumps({"word": HOSTILE + BIDI}, ensure_ascii=False)
     script = [
-        [ThinkingDelta(HOSTILE), *calls(("echo", arguments), say=HOSTILE)],
+        [ThinkingDelta(HOSTILE), *calls(("echo", arguments), text=HOSTILE)],
         text(f"{HOSTILE} {BIDI}", tokens=3),
     ]
     async with served(make_app(script, tools=[echo])) as server:

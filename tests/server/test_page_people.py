@@ -256,7 +256,7 @@ async def test_a_sub_agent_works_below_its_call_and_asks_there(browser: Browser)
         return "seen"
 
     clerk = Agent(
-        ScriptedModel([calls(("look", "{}"), say="I look."), PAY, text("It is paid.")]),
+        ScriptedModel([calls(("look", "{}"), text="I look."), PAY, text("It is paid.")]),
         tools=[purse(paid), look],
         name="clerk",
     )

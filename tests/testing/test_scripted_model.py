@@ -18,7 +18,7 @@ async def _all(model: ScriptedModel, request: ModelRequest = ASKED) -> list[Mode
 
 
 async def test_the_script_is_followed_by_the_place_in_the_conversation_not_by_memory() -> None:
-    script = [calls(("read", "{}"), say="look"), text("seen")]
+    script = [calls(("read", "{}"), text="look"), text("seen")]
     step = Step(Response((ToolCall("c1", "read"),)), (ToolResult("c1", "x"),))
     later = ModelRequest("", ASKED.history.then(step))
     assert steps_since_user(later.history) == 1

@@ -45,9 +45,13 @@ def text(words: str, *, tokens: int | None = None) -> list[ScriptedStep]:
     return [*(TextDelta(piece) for piece in pieces), Finished()]
 
 
-def calls(*requests: tuple[str, str] | tuple[str, str, str], say: str = "") -> list[ScriptedStep]:
-    """Return the steps of a response that asks for tools: `(name, arguments)` or `(id, name, arguments)` each."""
-    steps: list[ScriptedStep] = [TextDelta(say)] if say else []
+def calls(*requests: tuple[str, str] | tuple[str, str, str], text: str = "") -> list[ScriptedStep]:
+    """Return the steps of a response that requests tools after `text`.
+
+    Args:
+        requests: `(name, arguments)` or `(id, name, arguments)` each.
+    """
+    steps: list[ScriptedStep] = [TextDelta(text)] if text else []
     for number, request in enumerate(requests, start=1):
         call_id, name, arguments = request if len(request) == 3 else (f"c{number}", *request)  # noqa: PLR2004 - the triple
         steps.append(ToolCallRequested(call_id, name, arguments))

@@ -100,7 +100,7 @@ async def test_nothing_that_was_said_can_be_found_in_the_file(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     path = folder / "x.db"
-    model = ScriptedModel([calls(("read", f'{{"path": "{CANARY}"}}'), say=CANARY), text(f"{CANARY} words")])
+    model = ScriptedModel([calls(("read", f'{{"path": "{CANARY}"}}'), text=CANARY), text(f"{CANARY} words")])
     store = encrypted(SQLiteStore(path), keys_in(folder))
     host = Host(Agent(model, tools=[read]), store)
     await host.start()
