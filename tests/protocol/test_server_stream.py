@@ -66,6 +66,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import COMMANDS_MAX, Received, Session, fold
 from midstream.session.turn.commands import (
@@ -643,7 +644,10 @@ def test_the_older_of_two_connections_is_the_one_with_the_lower_number(
 @spec("STREAM-36")
 def test_answers_withdrawals_and_resumes_become_commands() -> None:
     for payload, command in (
-        (AnswerPayload(1, 2, "c", "d", Choice.DENY, "no"), Answer(1, 2, "c", "d", Choice.DENY, "no")),
+        (
+            AnswerPayload(1, 2, "c", "d", Choice.DENY, "no"),
+            Answer(CallRef(1, 2, "c"), "d", Choice.DENY, "no"),
+        ),
         (WithdrawPayload(3), Withdraw(3)),
         (ResumePayload(4), Resume(4)),
     ):

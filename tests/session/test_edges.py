@@ -66,7 +66,7 @@ def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
         assert after.history.entries == sent.tail
         (asked,) = pending_work(after.turn)
         assert isinstance(asked, CallModel)
-        assert asked.turn == after.turns == before.turns + 1
+        assert asked.ref.turn == after.turns == before.turns + 1
 
 
 @spec("TURN-1", "TURN-28")

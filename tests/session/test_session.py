@@ -47,6 +47,7 @@ from midstream.session.records import (
     decode,
     encode,
 )
+from midstream.session.references import CallRef
 from midstream.session.session import (
     COMMANDS_MAX,
     CONTINUE,
@@ -214,30 +215,30 @@ def _is_about(session: Session, command: Command) -> bool:
             | ModelFailed()
             | PermissionRequested()
         ):
-            ids = (command.turn, command.response_no, command.attempt)
+            ids = (command.ref.turn, command.ref.response_no, command.ref.attempt)
             asked = (each for each in pending_work(session) if isinstance(each, CallModel))
-            return any((each.turn, each.response_no, each.attempt) == ids for each in asked)
+            return any((each.ref.turn, each.ref.response_no, each.ref.attempt) == ids for each in asked)
         case CallFinished():
             place = (command.turn, command.response_no, command.result.call_id)
             is_late = any((each.turn, each.response, each.call_id) == place for each in session.unsettled)
             return is_late or _is_call_open(session, *place)
         case CallExpired():
-            return _is_call_open(session, command.turn, command.response_no, command.call_id)
+            return _is_call_open(session, command.ref.turn, command.ref.response_no, command.ref.call_id)
         case CallProgress() | ChildStreamed():
-            return _is_call_open(session, command.turn, command.response_no, command.call_id)
+            return _is_call_open(session, command.ref.turn, command.ref.response_no, command.ref.call_id)
         case CallProbed():
             probes = (each for each in pending_work(session) if isinstance(each, ProbeCall))
-            place = (command.turn, command.response_no, command.call_id)
-            return any((each.turn, each.response_no, each.call_id) == place for each in probes)
+            place = (command.ref.turn, command.ref.response_no, command.ref.call_id)
+            return any((each.ref.turn, each.ref.response_no, each.ref.call_id) == place for each in probes)
         case Answer() | QuestionExpired():
             return _is_question_open(session, command)
         case PermissionWithdrawn() | UseAnswer():
             waiting = getattr(session.turn, "questions", ())
             is_known = any(
-                (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
+                (each.attempt, each.id) == (command.ref.attempt, command.question_id) for each in waiting
             )
             at_response = (session.turns, getattr(session.turn, "response_no", 0))
-            return is_known and (command.turn, command.response_no) == at_response
+            return is_known and (command.ref.turn, command.ref.response_no) == at_response
         case TurnExpired():
             return (
                 not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
@@ -278,7 +279,7 @@ def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bo
         ids = {each.id for each in session.turn.questions if each.is_open}
     else:
         ids = {call.call.id for call in session.turn.calls if call.is_asking}
-    return (command.turn, command.response_no) == numbers and command.call_id in ids
+    return (command.ref.turn, command.ref.response_no) == numbers and command.ref.call_id in ids
 
 
 @given(lives())
@@ -404,7 +405,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: 
 
     assert max(Counter(outside.executions).values(), default=1) == 1
     ledger = [
-        Execution("s", each.turn, each.response_no, each.call_id, each.run, "work")
+        Execution("s", each.ref.turn, each.ref.response_no, each.ref.call_id, each.run, "work")
         for each in outside.executions
     ]
     stored = [
@@ -421,22 +422,30 @@ def _deed(data: st.DataObject, node: Node) -> Command:
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:
-        ids = {"turn": asked[0].turn, "response": asked[0].response_no, "attempt": asked[0].attempt}
+        ids = {
+            "turn": asked[0].ref.turn,
+            "response": asked[0].ref.response_no,
+            "attempt": asked[0].ref.attempt,
+        }
         return asks(*data.draw(batches()), **ids)
     if not isinstance(state, RunningCalls):
         return Cancel() if node.session.is_live else say()
     possible: list[Command] = []
     for call in state.calls:
-        place = (state.turn, state.response_no, call.call.id)
+        place = CallRef(state.turn, state.response_no, call.call.id)
         if call.is_asking and call.asked:
             choices = CHOICES[call.asked]
-            possible += (Answer(*place, call.plan.digest, choice, "said") for choice in choices)
+            possible += (Answer(place, call.plan.digest, choice, "said") for choice in choices)
         elif call.is_open and call.is_in_doubt:
-            possible.append(CallProbed(*place, may_run=True))
-            possible.append(CallProbed(*place, ToolResult(call.call.id, "it did")))
+            possible.append(CallProbed(place, may_run=True))
+            possible.append(CallProbed(place, ToolResult(call.call.id, "it did")))
         elif call.is_running and call.plan.site is not Site.SERVER:
-            possible.append(CallFinished(*place[:2], ToolResult(call.call.id, "elsewhere")))
-    possible += (ended(each.call_id, turn=each.turn, response=each.response_no) for each in node.running)
+            possible.append(
+                CallFinished(state.turn, state.response_no, ToolResult(call.call.id, "elsewhere"))
+            )
+    possible += (
+        ended(each.ref.call_id, turn=each.ref.turn, response=each.ref.response_no) for each in node.running
+    )
     return data.draw(st.sampled_from(possible)) if possible else Cancel()
 
 
@@ -695,7 +704,7 @@ def test_a_result_that_comes_too_late_is_kept_once() -> None:
 @spec("TURN-31", "TURN-15")
 def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
     ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
-    theirs = _live(say(), asks(at_client("a")), CallExpired(1, 1, "a"))
+    theirs = _live(say(), asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
     received = Received("s", "secret", 0, "d0", ended("a", "late"))
     assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
     assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))

@@ -6,6 +6,7 @@ import pytest
 
 from midstream.history.messages import Outcome, UpstreamCall
 from midstream.session.records import Delta, EpochStarted
+from midstream.session.references import AttemptRef
 from midstream.session.session import Session, decide, evolve
 from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
 from midstream.session.turn.commands import Command, ModelStreamed, Recover
@@ -38,7 +39,7 @@ def _told(session: Session, *commands: Command) -> Session:
 
 def _upstream(outcome: Outcome | None) -> ModelStreamed:
     call = UpstreamCall("u", "shell", outcome=outcome)
-    return ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", call),))
+    return ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "", call),))
 
 
 IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))
