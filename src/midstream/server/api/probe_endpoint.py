@@ -24,29 +24,23 @@ from midstream.server.api.request_bodies import body_of, decode_query
 from midstream.server.transports.long_poll import POLL_HEADERS
 
 CHUNKS = 5
-CHUNKS_MAX = 20
 EVERY_MS = 600
 """Milliseconds between two chunks: five of them last longer than the two seconds after which a first one is late."""
 EVERY_MS_MAX = 1000
 PROBES_MAX = 20
-"""Probes under way at once; each holds a connection for 20 s at most."""
-
-
-_EveryMs = Annotated[int, Meta(ge=1, le=EVERY_MS_MAX)]
+"""Probes under way at once; each holds a connection for 4 s."""
 
 
 class ProbeQuery(Struct, frozen=True):
-    """The chunks of a probe, and the milliseconds between two of them."""
+    """The milliseconds between two chunks."""
 
-    chunks: Annotated[int, Meta(ge=1, le=CHUNKS_MAX)] = CHUNKS
-    every_ms: _EveryMs = EVERY_MS
+    every_ms: Annotated[int, Meta(ge=1, le=EVERY_MS_MAX)] = EVERY_MS
 
 
-class ProbePollQuery(Struct, frozen=True):
+class ProbePollQuery(ProbeQuery, frozen=True):
     """The number of the chunk that is wanted."""
 
-    n: Annotated[int, Meta(ge=0, le=CHUNKS_MAX)] = 0
-    every_ms: _EveryMs = EVERY_MS
+    n: Annotated[int, Meta(ge=0, le=CHUNKS - 1)] = 0
 
 
 class ProbeChunk(Struct, frozen=True):
@@ -94,12 +88,12 @@ class ProbeEndpoints:
     def _paced(self, query: ProbeQuery) -> AsyncIterator[bytes]:
         if self._under_way >= PROBES_MAX:
             raise OverloadedError(f"{PROBES_MAX} probes are under way, which is all this server allows")
-        return self._chunks(query.chunks, query.every_ms / 1000)
+        return self._chunks(query.every_ms / 1000)
 
-    async def _chunks(self, count: int, every_s: float) -> AsyncIterator[bytes]:
+    async def _chunks(self, every_s: float) -> AsyncIterator[bytes]:
         self._under_way += 1
         try:
-            for number in range(count):
+            for number in range(CHUNKS):
                 if number:
                     await self._world.sleep(every_s)
                 yield _chunk(number)
