@@ -48,9 +48,9 @@ EVENTS_PER_FRAME_MAX = 512
 HEARTBEAT_S = 10.0
 """Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
-# Two forms that `open_fields.check_word` and `EventId.parse` verify; the patterns are for schemas.
+# Two forms that `open_fields.check_word` and `EventId.parse` verify; here they are for schemas.
 Word = Annotated[
-    str, Meta(max_length=KEY_CHARS_MAX, extra_json_schema={"pattern": "^[!-~]([ -~]*[!-~])?$|^$"})
+    str, Meta(extra_json_schema={"maxLength": KEY_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$|^$"})
 ]
 EventIdText = Annotated[
     str, Meta(extra_json_schema={"format": "event-id", "pattern": "^(0|[0-9]{1,18}-[0-9]{1,18})$"})
