@@ -14,6 +14,8 @@ from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, Sessi
 from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.frames import (
+    KEY_CHARS_MAX,
+    NUMBER_MAX,
     START,
     Ack,
     AnswerPayload,
@@ -37,7 +39,6 @@ from midstream.protocol.frames import (
     Welcome,
     WithdrawPayload,
 )
-from midstream.protocol.open_fields import KEY_CHARS_MAX, NUMBER_MAX
 from midstream.protocol.server_stream import (
     EVENTS_BYTES_MAX,
     NATIVE,

@@ -105,7 +105,9 @@ class Life:
 
     def say(self, words: str) -> None:
         place = self.place
-        self.take(ModelStreamed(place, (Delta(place.turn, place.response_no, place.attempt, 0, "text", words),)))
+        self.take(
+            ModelStreamed(place, (Delta(place.turn, place.response_no, place.attempt, 0, "text", words),))
+        )
 
 
 def resent(response: Response, *results: str) -> Step:

@@ -422,26 +422,22 @@ def _deed(data: st.DataObject, node: Node) -> Command:
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:
-        ids = {
-            "turn": asked[0].ref.turn,
-            "response": asked[0].ref.response_no,
-            "attempt": asked[0].ref.attempt,
-        }
-        return asks(*data.draw(batches()), **ids)
+        ref = asked[0].ref
+        return asks(*data.draw(batches()), turn=ref.turn, response=ref.response_no, attempt=ref.attempt)
     if not isinstance(state, RunningCalls):
         return Cancel() if node.session.is_live else say()
     possible: list[Command] = []
     for call in state.calls:
-        place = CallRef(state.turn, state.response_no, call.call.id)
+        call_ref = CallRef(state.turn, state.response_no, call.call.id)
         if call.is_asking and call.asked:
             choices = CHOICES[call.asked]
-            possible += (Answer(place, call.plan.digest, choice, "said") for choice in choices)
+            possible += (Answer(call_ref, call.plan.digest, choice, "said") for choice in choices)
         elif call.is_open and call.is_in_doubt:
-            possible.append(CallProbed(place, may_run=True))
-            possible.append(CallProbed(place, ToolResult(call.call.id, "it did")))
+            possible.append(CallProbed(call_ref, may_run=True))
+            possible.append(CallProbed(call_ref, ToolResult(call.call.id, "it did")))
         elif call.is_running and call.plan.site is not Site.SERVER:
             possible.append(
-                CallFinished(state.turn, state.response_no, ToolResult(call.call.id, "elsewhere"))
+                CallFinished(call_ref.turn, call_ref.response_no, ToolResult(call.call.id, "out"))
             )
     possible += (
         ended(each.ref.call_id, turn=each.ref.turn, response=each.ref.response_no) for each in node.running
