@@ -22,10 +22,9 @@ from midstream.errors import (
 from midstream.history.compaction import shown
 from midstream.history.messages import History, Response, Step, Text, ToolResult, UserMessage
 from midstream.session import session as sessions
-from midstream.session.blobs import BLOB_BYTES_MIN, lifted, named
+from midstream.session.blobs import lifted
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.session.records import (
-    AttemptStarted,
     CallEnded,
     CallStarted,
     CommandAccepted,
@@ -51,7 +50,6 @@ from midstream.session.references import CallRef
 from midstream.session.session import (
     COMMANDS_MAX,
     CONTINUE,
-    QUEUE_MAX,
     STREAMS_KEPT_MAX,
     Received,
     Session,
@@ -436,12 +434,10 @@ def _deed(data: st.DataObject, node: Node) -> Command:
             possible.append(CallProbed(call_ref, may_run=True))
             possible.append(CallProbed(call_ref, ToolResult(call.call.id, "it did")))
         elif call.is_running and call.plan.site is not Site.SERVER:
-            possible.append(
-                CallFinished(call_ref.turn, call_ref.response_no, ToolResult(call.call.id, "out"))
-            )
-    possible += (
-        ended(each.ref.call_id, turn=each.ref.turn, response=each.ref.response_no) for each in node.running
-    )
+            result = ToolResult(call.call.id, "out")
+            possible.append(CallFinished(state.turn, state.response_no, result))
+    running = [each.ref for each in node.running]
+    possible += (ended(ref.call_id, turn=ref.turn, response=ref.response_no) for ref in running)
     return data.draw(st.sampled_from(possible)) if possible else Cancel()
 
 
@@ -625,85 +621,14 @@ def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Lif
             assert step.after.shown.entries[-1] == entries[-1]
 
 
-# --- the queue and late results -----------------------------------------------------------------------------------
-
-
 def _queued(words: str) -> SendMessage:
     return SendMessage(UserMessage.of(words), when_busy=WhenBusy.QUEUE)
-
-
-@spec("TURN-70")
-def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
-    small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
-    assert (small.has_blobs, large.has_blobs) == (False, True)
-    assert named(large.history)
 
 
 def _with_result(content: str) -> Session:
     session = _live(say(), asks(reads("a")))
     records, _ = lifted(decide(session, ended("a", content), epoch=1, at=AT))
     return fold([(1, record) for record in records], session)
-
-
-@spec("TURN-28")
-def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
-    session = _live(say(), _queued("and then"))
-    records = decide(session, answers(), epoch=1, at=AT)
-    assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
-    session = fold([(1, record) for record in records], session)
-    assert (session.turns, session.queue, session.is_live) == (2, (), True)
-
-
-@spec("TURN-28")
-def test_a_message_that_waited_keeps_its_limits() -> None:
-    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, responses_max=3)
-    session = _live(say(), later, answers())
-    assert isinstance(session.turn, AwaitingModel)
-    assert (session.turn.terms.timeout_s, session.turn.terms.responses_max) == (9.0, 3)
-
-
-@spec("TURN-28")
-def test_the_queue_is_bounded() -> None:
-    session = _live(say(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
-    with pytest.raises(Refused) as refused:
-        decide(session, _queued("one more"), epoch=1, at=AT)
-    assert isinstance(refused.value.error, SessionBusyError)
-
-
-@spec("TURN-29")
-def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
-    session = _live(say())
-    session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
-    session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
-    assert session.queue == ()
-    assert session.is_live
-
-
-@spec("TURN-29")
-def test_a_stream_whose_message_waits_takes_no_other() -> None:
-    session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
-    with pytest.raises(Refused) as refused:
-        decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
-    assert isinstance(refused.value.error, MalformedFrameError)
-
-
-@spec("TURN-31")
-def test_a_result_that_comes_too_late_is_kept_once() -> None:
-    session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
-    late = ended("a", "it was sent after all")
-    records = decide(session, late, epoch=1, at=AT)
-    assert records == (ResultArrivedLate(1, 1, late.result, AT),)
-    session = fold([(1, record) for record in records], session)
-    assert decide(session, late, epoch=1, at=AT) == ()
-
-
-@spec("TURN-31", "TURN-15")
-def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
-    ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
-    theirs = _live(say(), asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
-    received = Received("s", "secret", 0, "d0", ended("a", "late"))
-    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
-    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
 
 
 @spec("TURN-30")
