@@ -17,12 +17,11 @@ from midstream.history.codecs.codec_spec import (
     as_words,
     both_words,
     is_sound,
-    is_typed,
     name_of,
     object_of,
     role_in,
     sound_blocks,
-    type_of,
+    stated_type,
     words_of_block,
 )
 from midstream.history.messages import File
@@ -225,7 +224,8 @@ def _blocks(content: Value) -> list[Value]:
 
 
 def _part(block: Value) -> Part:
-    if not is_typed(block):
+    kind = stated_type(block)
+    if kind is None:
         kind = _type_by_keys(block)
         if kind is None:
             words = words_of_block(block)
@@ -233,7 +233,6 @@ def _part(block: Value) -> Part:
         part = _part({**block, "type": kind})
         part.is_new = True
         return part
-    kind = type_of(block)
     if kind == "text":
         return Part(PartKind.TEXT, block, body=block.get("text"))
     if kind == "tool_use":

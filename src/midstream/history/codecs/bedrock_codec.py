@@ -28,7 +28,7 @@ _BLOCKS = frozenset(
     {"text", "image", "document", "video", "audio", "toolUse", "toolResult", "reasoningContent", "cachePoint"}
     | {"guardContent", "citationsContent", "searchResult"}
 )
-_MEDIA = ("image", "document", "video", "audio")
+_MEDIA = frozenset({"image", "document", "video", "audio"})
 
 
 def _read_media(raw: Json) -> Media | None:
@@ -136,7 +136,7 @@ class Bedrock:
         """Take a result apart: its words and its media."""
         words, others = "", []
         for block in part.body if isinstance(part.body, list) else [part.body]:
-            if isinstance(block, dict) and any(key in block for key in _MEDIA):
+            if isinstance(block, dict) and not _MEDIA.isdisjoint(block):
                 others.append(_part(block))
             elif isinstance(block, dict) and "text" in block:
                 words = both_words(words, as_words(block["text"]))
@@ -184,7 +184,10 @@ def _is_blank(block: Value) -> bool:
 
 def _is_whole(block: Json) -> bool:
     """Whether a block of a known kind holds the object it must hold."""
-    return all(isinstance(value, dict) for key, value in block.items() if key in _BLOCKS)
+    for key, value in block.items():  # noqa: SIM110 - for each block: `all` takes three times as long
+        if key in _BLOCKS and not isinstance(value, dict):
+            return False
+    return True
 
 
 def _blocks(content: Value) -> list[Value]:
@@ -212,8 +215,9 @@ def _parts(block: Value) -> list[Part]:
     """Read a block; one that holds several things is that many."""
     pieces = one_each(block, _BLOCKS)
     parts = [_part(piece) for piece in pieces]
-    for part in parts:
-        part.is_new = part.is_new or len(pieces) > 1
+    if len(pieces) > 1:
+        for part in parts:
+            part.is_new = True
     return parts
 
 
@@ -248,6 +252,6 @@ def _part(block: Value) -> Part:
             made = {**block, "reasoningContent": {**thought, "reasoningText": unsigned}}
             return Part(PartKind.THINKING, made, body=text.get("text"), is_new=True)
         return Part(PartKind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
-    if any(key in block for key in _MEDIA):
+    if not _MEDIA.isdisjoint(block):
         return Part(PartKind.MEDIA, block)
     return Part(PartKind.OPAQUE, block, name="" if block else "nothing")

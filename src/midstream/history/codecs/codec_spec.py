@@ -272,6 +272,12 @@ def type_of(raw: Json) -> str:
     return kind if isinstance(kind, str) else ""
 
 
+def stated_type(block: Value) -> str | None:
+    """The type of a block with a type, as every provider with typed blocks requires; None for anything else."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
 def name_of(value: Value) -> str:
     """Read a tool's name; anything may stand there."""
     return value if isinstance(value, str) else ""
@@ -339,17 +345,13 @@ def _whole(found: Json) -> Json:
     return found
 
 
-def is_typed(block: Value) -> bool:
-    """Whether this is a block with a type, as every provider with typed blocks requires."""
-    return isinstance(block, dict) and isinstance(block.get("type"), str)
-
-
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 
 
 def is_sound(block: Value) -> bool:
     """Whether this is a block with a type, and with a valid text."""
-    return is_typed(block) and (block["type"] not in _TEXTS or isinstance(block.get("text"), str))
+    kind = stated_type(block)
+    return kind is not None and (kind not in _TEXTS or isinstance(block.get("text"), str))
 
 
 def sound_blocks(content: list[Value], kind: str = "text") -> list[Value]:
@@ -367,7 +369,7 @@ def words_of_block(block: Value) -> str:
 def one_each(block: Value, keys: Container[str]) -> list[Value]:
     """Take apart a block that holds several things where each must hold one; the rest goes with the first."""
     found = [key for key in block if key in keys] if isinstance(block, dict) else []
-    if found == found[:1]:
+    if len(found) < 2:  # noqa: PLR2004 - it holds one thing, or none
         return [block]
     first = {key: value for key, value in block.items() if key == found[0] or key not in found}
     return [first, *({key: block[key]} for key in found[1:])]

@@ -29,8 +29,8 @@ _ROLES = {
 }
 _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
 _HOSTED = ("executableCode", "executable_code", "codeExecutionResult", "code_execution_result")
-_DATA = (*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response")
-_KEYS = (*_DATA, "text", "functionCall", "function_call", "functionResponse", "function_response")
+_DATA = frozenset({*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response"})
+_KEYS = _DATA | {"text", "functionCall", "function_call", "functionResponse", "function_response"}
 """What a part holds: just one of these."""
 
 
@@ -194,8 +194,9 @@ def _parts(raw: Value) -> list[Part]:
     """Read a part; one that holds several things is that many."""
     pieces = one_each(raw, _KEYS)
     parts = [_part(piece) for piece in pieces]
-    for part in parts:
-        part.is_new = part.is_new or len(pieces) > 1
+    if len(pieces) > 1:
+        for part in parts:
+            part.is_new = True
     return parts
 
 
@@ -214,13 +215,13 @@ def _part(raw: Value) -> Part:
         by_name = not answer.get("id")
         name = name_of(answer.get("name"))
         return Part(PartKind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
-    if raw.get("thought") and not any(key in raw for key in _DATA):
+    if raw.get("thought") and _DATA.isdisjoint(raw):
         return _thought(raw, signature)
     if "text" in raw:
         return Part(PartKind.TEXT, raw, body=raw["text"], signature=signature)
     if any(key in raw for key in _MEDIA):
         return _media(raw)
-    return Part(PartKind.OPAQUE, raw, name="" if any(key in raw for key in _DATA) else "nothing")
+    return Part(PartKind.OPAQUE, raw, name="nothing" if _DATA.isdisjoint(raw) else "")
 
 
 def _thought(raw: Json, signature: Value) -> Part:

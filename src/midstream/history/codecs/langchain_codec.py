@@ -17,15 +17,14 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    is_typed,
     joined,
     name_of,
     object_in_text,
     object_of,
     role_in,
     sound_blocks,
+    stated_type,
     taken_apart,
-    type_of,
 )
 from midstream.history.codecs.openai_chat_codec import image_chunk
 
@@ -384,9 +383,9 @@ def _content(content: Value) -> list[Part]:
 def _block(block: Value) -> Part:
     if isinstance(block, str):
         return Part(PartKind.TEXT, block, body=block)
-    if not is_typed(block):
+    kind = stated_type(block)
+    if kind is None:
         return Part(PartKind.TEXT, as_json(block), body=as_json(block), is_new=True)
-    kind = type_of(block)
     if kind == "text":
         return Part(PartKind.TEXT, block, body=block.get("text"))
     if kind in ("thinking", "redacted_thinking", "reasoning"):
