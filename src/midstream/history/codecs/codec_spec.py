@@ -105,6 +105,8 @@ class Part(Struct, eq=False, gc=False):
     """Where it was read: the number of its turn."""
     is_second: bool = False
     """Of a result: its call has another one already."""
+    side: Role | None = None
+    """The only side that may hold it, where the format's parts state that (pydantic-ai's)."""
     is_by_name: bool = False
     """Has no id and needs none: results are found by the tool's name."""
     is_new: bool = False

@@ -10,17 +10,15 @@ from midstream.history.repair.shared_state import Task
 def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
     """Take out of a turn's results, and out of a response, what they may not carry; return it for a user's turn."""
     taken: list[Part] = []
+    shows_files = turn.role is not Role.ASSISTANT or task.profile.responses_show_files
     for place, part in enumerate(turn.parts):
-        if part.kind is PartKind.RESULT and not _may_carry(part, task):
+        kind = part.kind
+        if kind is PartKind.RESULT and not _may_carry(part, task):
             words, media = task.form.pieces(part)
             task.form.refill(part, words.strip() or ATTACHED_BELOW)
             taken += media
             turn.is_changed = True
-        elif (
-            part.kind is PartKind.MEDIA
-            and turn.role is Role.ASSISTANT
-            and not task.profile.responses_show_files
-        ):
+        elif kind is PartKind.MEDIA and not shows_files:
             taken.append(part)
         else:
             continue
