@@ -132,7 +132,10 @@ class MessageTurn(Struct, eq=False, gc=False):
     @property
     def has_calls(self) -> bool:
         """Whether any part asks for a tool."""
-        return self.has(PartKind.CALL)
+        for part in self.parts:  # noqa: SIM110 - see `has`
+            if part.kind is PartKind.CALL:
+                return True
+        return False
 
     def has(self, kind: PartKind) -> bool:
         """Whether any part is of this kind."""

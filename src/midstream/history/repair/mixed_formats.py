@@ -19,7 +19,6 @@ from midstream.history.codecs.format_registry import format_named
 from midstream.history.conversion import converted
 
 _BLOCKS = ("tool_use", "tool_result")
-_CONVERSE = frozenset({"toolUse", "toolResult", "reasoningContent"})
 _ITEMS = frozenset({"function_call", "function_call_output"})
 _ABOUT = frozenset(
     {
@@ -104,7 +103,7 @@ def _shape_of_content(content: Value) -> str | None:
         if isinstance(block, dict):
             if block.get("type") in _BLOCKS:
                 return "anthropic"
-            if not _CONVERSE.isdisjoint(block):
+            if "toolUse" in block or "toolResult" in block or "reasoningContent" in block:
                 return "bedrock"
     return None
 

@@ -325,8 +325,10 @@ def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
 
 def _ends_with_thinking(turn: MessageTurn) -> bool:
     """Return whether thinking stands last, but for results, which are moved out of a response later."""
-    last = next((part for part in reversed(turn.parts) if part.kind is not PartKind.RESULT), None)
-    return last is not None and last.kind is PartKind.THINKING
+    for part in reversed(turn.parts):
+        if part.kind is not PartKind.RESULT:
+            return part.kind is PartKind.THINKING
+    return False
 
 
 def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
