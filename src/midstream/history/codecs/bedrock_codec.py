@@ -18,6 +18,7 @@ from midstream.history.codecs.codec_spec import (
     name_of,
     object_of,
     one_each,
+    parts_of,
     role_in,
 )
 from midstream.history.messages import File
@@ -71,9 +72,9 @@ class Bedrock:
         role = role_in(_ROLES, message.get("role"))
         content = message.get("content")
         if isinstance(content, str | dict):
-            return MessageTurn(role, _parts(content), message, at, is_changed=True)
+            return MessageTurn(role, parts_of([content], _BLOCKS, _part), message, at, is_changed=True)
         blocks = content if isinstance(content, list) else []
-        return MessageTurn(role, [part for block in blocks for part in _parts(block)], message, at)
+        return MessageTurn(role, parts_of(blocks, _BLOCKS, _part), message, at)
 
     def build(self, turn: MessageTurn) -> Json:
         """Write one turn."""
@@ -209,16 +210,6 @@ def _result_block(block: Value) -> Json:
 
 def _is_sound(block: Json) -> bool:
     return len(block) == 1 and isinstance(block["text"], str)
-
-
-def _parts(block: Value) -> list[Part]:
-    """Read a block; one that holds several things is that many."""
-    pieces = one_each(block, _BLOCKS)
-    parts = [_part(piece) for piece in pieces]
-    if len(pieces) > 1:
-        for part in parts:
-            part.is_new = True
-    return parts
 
 
 def _part(block: Value) -> Part:

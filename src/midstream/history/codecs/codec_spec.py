@@ -373,11 +373,24 @@ def words_of_block(block: Value) -> str:
 
 def one_each(block: Value, keys: Container[str]) -> list[Value]:
     """Take apart a block that holds several things where each must hold one; the rest goes with the first."""
-    found = [key for key in block if key in keys] if isinstance(block, dict) else []
+    is_several = isinstance(block, dict) and len(block) > 1
+    found = [key for key in block if key in keys] if is_several else []
     if len(found) < 2:  # noqa: PLR2004 - it holds one thing, or none
         return [block]
     first = {key: value for key, value in block.items() if key == found[0] or key not in found}
     return [first, *({key: block[key]} for key in found[1:])]
+
+
+def parts_of(blocks: list[Value], keys: Container[str], read: Callable[[Value], Part]) -> list[Part]:
+    """Read blocks in a format where each must hold one thing; one that holds several is that many parts."""
+    parts: list[Part] = []
+    for block in blocks:
+        for piece in one_each(block, keys):
+            part = read(piece)
+            if piece is not block:
+                part.is_new = True
+            parts.append(part)
+    return parts
 
 
 def as_json(value: Value) -> str:

@@ -18,7 +18,7 @@ from midstream.history.codecs.codec_spec import (
     both_words,
     name_of,
     object_of,
-    one_each,
+    parts_of,
     role_in,
 )
 
@@ -83,9 +83,9 @@ class Gemini:
             return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
-            return MessageTurn(role, _parts(parts), message, at, is_changed=True)
+            return MessageTurn(role, parts_of([parts], _KEYS, _part), message, at, is_changed=True)
         pieces = parts if isinstance(parts, list) else []
-        return MessageTurn(role, [part for piece in pieces for part in _parts(piece)], message, at)
+        return MessageTurn(role, parts_of(pieces, _KEYS, _part), message, at)
 
     def build(self, turn: MessageTurn) -> Json:
         """Write one content."""
@@ -188,16 +188,6 @@ def _key(raw: Json) -> str:
 def _set(part: Part, name: str, value: Value) -> None:
     key = _key(part.raw)
     part.raw = {**part.raw, key: {**part.raw[key], name: value}}
-
-
-def _parts(raw: Value) -> list[Part]:
-    """Read a part; one that holds several things is that many."""
-    pieces = one_each(raw, _KEYS)
-    parts = [_part(piece) for piece in pieces]
-    if len(pieces) > 1:
-        for part in parts:
-            part.is_new = True
-    return parts
 
 
 def _part(raw: Value) -> Part:

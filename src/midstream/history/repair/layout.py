@@ -94,7 +94,9 @@ class LayoutWriter:
             self.settled.update(map(id, answers))
             others: list[Part] = []
             if len(answers) < len(turn.parts):
-                others = self._without_results([part for part in turn.parts if not _answers(part, mine)], turn)
+                others = self._without_results(
+                    [part for part in turn.parts if not _answers(part, mine)], turn
+                )
                 parts = [*answers, *others]
                 if not _are_same(parts, turn.parts):
                     if not _are_same(answers, turn.parts[: len(answers)]):
