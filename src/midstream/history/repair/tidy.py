@@ -87,7 +87,7 @@ def _shown(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
 def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
     """Take apart what two speakers, or two responses, were merged into, in a format whose results are parts."""
     if turn.role is Role.USER:
-        code, sides = "response-in-user-turn", [_is_responses(part) for part in turn.parts]
+        code, sides = "response-in-user-turn", list(map(_is_responses, turn.parts))
     elif turn.role is Role.ASSISTANT:
         code, sides = "user-in-response", [part.side is Role.USER for part in turn.parts]
     else:
