@@ -62,6 +62,12 @@ def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
     return {"type": "thinking", "thinking": words, "signature": signature}
 
 
+def _write_own_thought(words: str, signature: str | None, is_withheld: bool) -> Json:  # noqa: FBT001 - a table's function
+    if is_withheld:
+        return {"type": "redacted_thinking", "data": signature}
+    return {"type": "thinking", "thinking": words, "signature": signature}
+
+
 def hosted_answer(call: Part, words: str) -> Part | None:
     """Make the error result of a hosted tool that was cut, or None for an unknown tool."""
     raw: Json
@@ -84,6 +90,7 @@ class Anthropic:
     layout = ResultPlacement.GROUPED
     spec = CodecSpec(
         system="apart",
+        system_keys=("system",),
         names=re.compile(r"[a-zA-Z0-9_-]{1,128}"),
         own_shapes=frozenset({"anthropic"}),
         signs_thinking=True,
@@ -92,6 +99,7 @@ class Anthropic:
         write_media=_write_media,
         write_file=_write_file,
         write_thought=_write_thought,
+        write_own_thought=_write_own_thought,
         hosted_answer=hosted_answer,
     )
     profile = "anthropic"

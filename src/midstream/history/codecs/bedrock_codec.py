@@ -49,6 +49,10 @@ def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
     return {"reasoningContent": {"reasoningText": {"text": words, "signature": signature}}}
 
 
+def _write_own_thought(words: str, signature: str | None, is_withheld: bool) -> Json | None:  # noqa: FBT001 - a table's function
+    return None if is_withheld else _write_thought(words, signature, "anthropic")
+
+
 class Bedrock:
     """Messages of the Converse API."""
 
@@ -56,6 +60,7 @@ class Bedrock:
     layout = ResultPlacement.GROUPED
     spec = CodecSpec(
         system="apart",
+        system_keys=("system",),
         write_system=lambda words: [{"text": words}],
         own_shapes=frozenset({"bedrock"}),
         signs_thinking=True,
@@ -63,9 +68,10 @@ class Bedrock:
         read_media=_read_media,
         write_file=_write_file,
         write_thought=_write_thought,
+        write_own_thought=_write_own_thought,
     )
     profile = "bedrock-claude"
-    wire = ""
+    wire = "converse"
 
     def parse(self, message: Json, at: int) -> MessageTurn:
         """Read one message."""

@@ -177,6 +177,8 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     content_key: str = "content"
     system: Literal["list", "apart", "parts"] = "list"
     """Place of the system prompt: a message of the list, a parameter, or a part of a request."""
+    system_keys: tuple[str, ...] = ()
+    """Keys of a request that hold a system prompt which stands apart, the usual one first."""
     write_system: Callable[[str], Value] = str
     """Writes a system prompt that stands apart."""
     names: re.Pattern[str] = PLAIN_NAMES
@@ -197,6 +199,12 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     """Whether responses have `reasoning_content`, and whether thinking of others is written there."""
     has_text_arguments: bool = False
     """The arguments of a call are JSON text."""
+    arguments_key: str = "arguments"
+    """The key of arguments that are JSON text."""
+    has_outcomes: bool = False
+    """A result states under `outcome` how its call ended."""
+    claude_profile: str = ""
+    """The profile that is meant for a Claude when nobody names one: it is reached through a proxy; or empty."""
     takes_plain: bool = False
     """A message of one text is `{"role", "content"}`."""
     takes_addresses: bool = True
@@ -211,6 +219,10 @@ class CodecSpec(Struct, frozen=True, kw_only=True):
     """Writes an attachment that is more than an image by the common rules."""
     write_thought: Callable[[str, str | None, str], Json | None] | None = None
     """Writes thinking: its words, its signature, and the format of the provider that signed it, or none."""
+    write_own_thought: Callable[[str, str | None, bool], Json | None] | None = None
+    """Writes thinking for the model that thought it: its words, its signature, and whether the words are withheld."""
+    write_signature: Callable[[str], Json] | None = None
+    """Writes the fields of a call that hold its thought signature."""
     hosted_answer: Callable[[Part, str], Part | None] | None = None
     """Writes the result of a hosted call that has none."""
 
@@ -224,7 +236,7 @@ class Format(Protocol):
     profile: str
     """The name of the profile that is meant when nobody names one."""
     wire: str
-    """The profile whose rules come with the format itself, whoever serves it; or empty."""
+    """The name, in `profiles.WIRES`, of the rules that come with the format itself, whoever serves it; or empty."""
 
     def parse(self, message: Json, at: int) -> MessageTurn:
         """Read one message. Never raises for what is in it: the unknown becomes opaque parts."""

@@ -61,6 +61,7 @@ class Gemini:
         response_role="model",
         content_key="parts",
         system="apart",
+        system_keys=("systemInstruction", "system_instruction"),
         write_system=lambda words: {"parts": [{"text": words}]},
         names=re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
         matches_by_name=True,
@@ -69,6 +70,7 @@ class Gemini:
         read_media=_read_media,
         write_media=_write_media,
         write_thought=lambda words, _signature, _signer: {"text": words, "thought": True},
+        write_signature=lambda signature: {"thoughtSignature": signature},
     )
     profile = "gemini"
     wire = "gemini"

@@ -72,6 +72,8 @@ class OpenAIChat:
         takes_plain=True,
         write_media=image_chunk,
         write_file=_write_file,
+        write_signature=lambda signature: {"extra_content": {"google": {"thought_signature": signature}}},
+        claude_profile="claude-proxy",
     )
     profile = "openai-chat"
     wire = ""

@@ -40,6 +40,11 @@ def _write_thought(words: str, signature: str | None, signer: str) -> Json:
     return raw | {"signature": signature, "provider_name": signer} if signature and signer else raw
 
 
+def _write_own_thought(words: str, signature: str | None, is_withheld: bool) -> Json:  # noqa: FBT001 - a table's function
+    raw = {"part_kind": "thinking", "content": words, "signature": signature}
+    return raw | {"id": "redacted_thinking"} if is_withheld else raw
+
+
 class PydanticAI:
     """The format of `ModelMessagesTypeAdapter`."""
 
@@ -58,6 +63,10 @@ class PydanticAI:
         has_text_arguments=True,
         write_file=_write_file,
         write_thought=_write_thought,
+        write_own_thought=_write_own_thought,
+        write_signature=lambda signature: {"provider_details": {"thought_signature": signature}},
+        arguments_key="args",
+        has_outcomes=True,
     )
     profile = "pydantic-ai"
     wire = ""

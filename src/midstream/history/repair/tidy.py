@@ -225,8 +225,7 @@ def _tidy_hosted_call(turn: MessageTurn, place: int, part: Part, task: Task) -> 
 def _is_white(part: Part, task: Task) -> bool:
     """Whether a result is nothing but white space, for providers who count that as a blank text."""
     body = part.body
-    is_asked = task.profile.blank == "white" and task.profile.name != "neutral"
-    return is_asked and isinstance(body, str) and bool(body) and not body.strip()
+    return task.profile.is_white_result_refused and isinstance(body, str) and body.isspace()
 
 
 def _is_refused_text(part: Part, task: Task) -> bool:
