@@ -227,10 +227,6 @@ def _part(block: Value) -> Part:
             block = {"text": block["text"]}
             return Part(PartKind.TEXT, block, body=block["text"], is_new=True)
         return Part(PartKind.TEXT, block, body=block["text"])
-    if not _is_whole(block):
-        held = [value for value in block.values() if value and not isinstance(value, bool)]
-        words = as_words(held[0]).strip() if held else ""
-        return Part(PartKind.TEXT, {"text": words}, body=words, is_new=True)
     if isinstance(call := block.get("toolUse"), dict):
         return Part(PartKind.CALL, block, call.get("toolUseId"), name_of(call.get("name")), call.get("input"))
     if isinstance(result := block.get("toolResult"), dict):
@@ -249,6 +245,10 @@ def _part(block: Value) -> Part:
             made = {**block, "reasoningContent": {**thought, "reasoningText": unsigned}}
             return Part(PartKind.THINKING, made, body=text.get("text"), is_new=True)
         return Part(PartKind.THINKING, block, body=text.get("text"), signature=text.get("signature"))
+    if not _is_whole(block):
+        held = [value for value in block.values() if value and not isinstance(value, bool)]
+        words = as_words(held[0]).strip() if held else ""
+        return Part(PartKind.TEXT, {"text": words}, body=words, is_new=True)
     if not _MEDIA.isdisjoint(block):
         return Part(PartKind.MEDIA, block)
     return Part(PartKind.OPAQUE, block, name="" if block else "nothing")

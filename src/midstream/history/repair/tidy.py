@@ -44,9 +44,12 @@ def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
             if shown := taken_out(piece, task):
                 taken += _placed(piece, shown, task)
             is_response = piece.role is Role.ASSISTANT
-            if is_response and is_thinking_signed:
+            if is_response and is_thinking_signed and piece.has(PartKind.THINKING):
                 _tidy_thinking(piece, task)
-            if is_response and tidied and _continues(tidied[-1], piece, task):
+            is_behind_response = (
+                is_response and is_grouped and bool(tidied) and tidied[-1].role is Role.ASSISTANT
+            )
+            if is_behind_response and _continues(tidied[-1], piece, task):
                 tidied[-1] = _merged(tidied[-1], piece, task)
             elif _is_kept(piece, task):
                 tidied.append(piece)
@@ -179,9 +182,10 @@ def _tidy_result(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
 
 def _tidy_text(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
     body = part.body
-    is_prompt = part.side is Role.USER and isinstance(body, list)  # pydantic-ai's may have several pieces
-    if not (isinstance(body, str) or body is None or is_prompt):
-        _make_text(turn, place, part, task)
+    if not isinstance(body, str) and body is not None:
+        is_prompt = part.side is Role.USER and isinstance(body, list)  # pydantic-ai's may have several pieces
+        if not is_prompt:
+            _make_text(turn, place, part, task)
     if _is_refused_text(part, task):
         task.report.tell("blank-text", turn.at, "dropped", part=place)
         return True
@@ -309,10 +313,8 @@ def _is_foreign(signature: str, turn: MessageTurn, task: Task) -> bool:
 
 
 def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
-    """Whether this turn is the rest of the response before it: one response, stored in pieces."""
+    """Whether this response is the rest of the one before it: one response, stored in pieces."""
     profile = task.profile
-    if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
-        return False
     if not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and _ends_with_thinking(before):
