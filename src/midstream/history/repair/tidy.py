@@ -139,19 +139,24 @@ def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
     pydantic-ai stores one response in each of its own, so that only a call counts there.
     """
     cuts, has_call, signature = [], False, ""
-    thinks_often = task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
     for place, part in enumerate(turn.parts):
         if part.kind is PartKind.CALL:
             has_call = True
         if part.kind is not PartKind.THINKING:
             continue
-        is_other = bool(signature) and part.signature != signature and not thinks_often
-        if has_call or (is_other and _is_signed(part) and not _is_redacted(turn.parts[place - 1])):
+        is_other = bool(signature) and part.signature != signature and _is_signed(part)
+        if has_call or (
+            is_other and not _is_redacted(turn.parts[place - 1]) and not _thinks_often(turn, task)
+        ):
             cuts.append(place)
             has_call, signature = False, ""
         if _is_signed(part):
             signature = str(part.signature)
     return cuts
+
+
+def _thinks_often(turn: MessageTurn, task: Task) -> bool:
+    return task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
 
 
 def _is_signed(part: Part) -> bool:
