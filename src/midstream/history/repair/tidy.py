@@ -376,10 +376,10 @@ def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
     """A response of thoughts alone gets a word, so that the thoughts can stay."""
     is_hollow = (
         turn.role is Role.ASSISTANT
+        and turn.has_only(PartKind.THINKING)
         and not task.is_flat
         and task.profile.is_hollow_refused
         and (task.form.spec.is_thought_hollow or task.profile.alternates == "spoken")
-        and turn.has_only(PartKind.THINKING)
     )
     if is_hollow:
         turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
