@@ -14,6 +14,7 @@ from midstream.history.codecs.codec_spec import (
 from midstream.history.profiles import Profile
 from midstream.history.repair.placeholders import ANSWERS
 from midstream.history.repair.report import EditLog
+from midstream.history.repair.tool_names import names_of
 
 
 class Task:
@@ -38,8 +39,18 @@ class Task:
         """Whether the last response is one that the model is to continue."""
         self.odd_signatures: frozenset[str] = frozenset()
         self.report = EditLog()
-        self.is_grouped = form.layout is ResultPlacement.GROUPED
-        self.is_flat = form.layout is ResultPlacement.FLAT
+        self.names = names_of(form, profile)
+        """The names of tools that are accepted."""
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether results are parts of the next user message."""
+        return self.form.layout is ResultPlacement.GROUPED
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether calls and results are items of one list."""
+        return self.form.layout is ResultPlacement.FLAT
 
     def turn_of(self, role: Role, words: str) -> MessageTurn:
         """Make a new turn of one text."""

@@ -27,7 +27,7 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
     marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
-    if not profile.repeats_system:
+    if not profile.repeats_system and task.form.spec.system == "parts":
         _drop_copies(turns, task)
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
@@ -125,8 +125,12 @@ def _notes(turn: MessageTurn) -> list[str]:
     """The system prompts that an earlier repair kept as marked words."""
     if turn.role is not Role.USER:
         return []
-    bodies = [part.body for part in turn.parts if part.kind is PartKind.TEXT and isinstance(part.body, str)]
-    return [body[len(SYSTEM_NOTE) + 1 :] for body in bodies if body.startswith(SYSTEM_NOTE)]
+    texts = [part.body for part in turn.parts if part.kind is PartKind.TEXT]
+    return [
+        text[len(SYSTEM_NOTE) + 1 :]
+        for text in texts
+        if isinstance(text, str) and text.startswith(SYSTEM_NOTE)
+    ]
 
 
 def _drop_copies(turns: list[MessageTurn], task: Task) -> None:
