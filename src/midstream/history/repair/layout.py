@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from operator import is_
-
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role
 from midstream.history.repair.placeholders import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
-from midstream.history.repair.shared_state import Task, stands_in
+from midstream.history.repair.shared_state import Task, are_same, stands_in
 
 
 class LayoutWriter:
@@ -98,8 +96,8 @@ class LayoutWriter:
                     [part for part in turn.parts if not _answers(part, mine)], turn
                 )
                 parts = [*answers, *others]
-                if not _are_same(parts, turn.parts):
-                    if not _are_same(answers, turn.parts[: len(answers)]):
+                if not are_same(parts, turn.parts):
+                    if not are_same(answers, turn.parts[: len(answers)]):
                         self._tell_moved(turn, answers[0])
                     turn.parts, turn.is_changed = parts, True
             self.out.append(turn)
@@ -217,7 +215,7 @@ class LayoutWriter:
     def _whole_turn(self, moved: list[Part]) -> MessageTurn | None:
         """The turn that holds just these results: it moves as it is."""
         turn = self.read[moved[0].turn]
-        if not _are_same(turn.parts, moved):
+        if not are_same(turn.parts, moved):
             return None
         is_changed = (
             turn.is_changed or turn.role is not Role.USER
@@ -256,11 +254,6 @@ class LayoutWriter:
                     kept += others
                 self.task.report.tell(code, turn.at, "kept as a user's words", call_id=part.id)
         return kept
-
-
-def _are_same(parts: list[Part], others: list[Part]) -> bool:
-    """Whether these are the same objects in the same order."""
-    return len(parts) == len(others) and all(map(is_, parts, others))
 
 
 def _is_moved(result: Part) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 from midstream.history.codecs.codec_spec import (
     Format,
     MessageTurn,
@@ -69,6 +71,11 @@ def is_silent(turn: MessageTurn) -> bool:
     if turn.role is Role.ASSISTANT:
         return turn.has_calls
     return bool(turn.parts) and turn.has_only(PartKind.RESULT)
+
+
+def are_same(parts: list[Part], others: list[Part]) -> bool:
+    """Whether these are the same objects in the same order."""
+    return len(parts) == len(others) and all(map(is_, parts, others))
 
 
 def words_in(part: Part) -> str:

@@ -16,7 +16,7 @@ from midstream.history.codecs.codec_spec import (
     both_words,
 )
 from midstream.history.repair.placeholders import SYSTEM_NOTE
-from midstream.history.repair.shared_state import Task
+from midstream.history.repair.shared_state import Task, are_same, words_in
 from midstream.history.repair.tidy import is_refused_empty
 
 
@@ -114,7 +114,7 @@ def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: T
             task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
             before = Role.USER
         said.add(words)
-    if list(map(id, parts)) != list(map(id, turn.parts)):
+    if not are_same(parts, turn.parts):
         turn.parts, turn.is_changed = parts, True
     if not parts:
         task.report.tell("empty-message", turn.at, "dropped: it says nothing")
@@ -125,11 +125,10 @@ def _notes(turn: MessageTurn) -> list[str]:
     """The system prompts that an earlier repair kept as marked words."""
     if turn.role is not Role.USER:
         return []
-    texts = [part.body for part in turn.parts if part.kind is PartKind.TEXT]
     return [
-        text[len(SYSTEM_NOTE) + 1 :]
-        for text in texts
-        if isinstance(text, str) and text.startswith(SYSTEM_NOTE)
+        part.body[len(SYSTEM_NOTE) + 1 :]
+        for part in turn.parts
+        if part.kind is PartKind.TEXT and words_in(part).startswith(SYSTEM_NOTE)
     ]
 
 

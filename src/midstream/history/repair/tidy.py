@@ -17,7 +17,7 @@ from midstream.history.repair.placeholders import (
     SENTINEL,
     UNKNOWN,
 )
-from midstream.history.repair.shared_state import Task, is_text, words_in
+from midstream.history.repair.shared_state import Task, are_same, is_text, words_in
 from midstream.history.repair.tool_names import nearest_name, takes_name
 
 _HOSTED_KINDS = frozenset({PartKind.HOSTED_CALL, PartKind.HOSTED_RESULT})
@@ -444,5 +444,5 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
         else:
             closed += [part, result]
         task.report.tell("hosted-call-without-result", turn.at, "closed it", call_id=part.id)
-    if len(closed) != len(turn.parts) or any(a is not b for a, b in zip(closed, turn.parts, strict=True)):
+    if not are_same(closed, turn.parts):
         turn.parts, turn.is_changed = closed, True
