@@ -21,7 +21,7 @@ import msgspec
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import RequestRelation, classify
+from midstream.agents.reuse_classification import RequestRelation, classify
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_records import answered, asked_fresh, confirmed
 from midstream.agents.upstreams import UpstreamEvent

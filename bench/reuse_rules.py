@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import Fork, Fresh, ResumeAgent, action, classify
+from midstream.agents.reuse_classification import Fork, Fresh, ResumeAgent, action, classify
 from midstream.agents.pool_records import (
     PoolRecord,
     answered,

@@ -13,7 +13,7 @@ import httpx2
 import openai
 from msgspec import Struct
 
-from midstream.demo.cutter import Cutter
+from midstream.demo.cutting_relay import Cutter
 from midstream.dialects.gateway_app import Gateway, gateway
 from midstream.environment import World
 from midstream.models.model import Model

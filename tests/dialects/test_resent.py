@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import RequestRelation
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_turns import AgentOrigin, TurnReport
+from midstream.agents.reuse_classification import RequestRelation
 from midstream.dialects import dialect_registry
 from midstream.dialects.dialect import Dialect
 from midstream.dialects.gateway_app import Gateway

@@ -13,7 +13,6 @@ from midstream.session.calls import (
     NO_DECISION_CONTENT,
     NO_RESPONSE_CONTENT,
     NOT_STARTED_CONTENT,
-    RERUNS_MAX,
     SKIPPED_CONTENT,
     UNKNOWN_CONTENT,
     CallPlan,
@@ -42,6 +41,7 @@ from midstream.session.records import (
     sync_of,
 )
 from midstream.session.references import AttemptRef, CallRef
+from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.session.turn.commands import (
     CallProbed,
     CallProgress,

@@ -20,18 +20,15 @@ from midstream.session.calls import (
     NO_ANSWER_CONTENT,
     NO_DECISION_CONTENT,
     NO_RESPONSE_CONTENT,
-    RERUNS_MAX,
     SKIPPED_CONTENT,
     STOPPED_CONTENT,
     UNKNOWN_CONTENT,
     CallState,
-    CallVerdict,
     Choice,
     OnDoubt,
     QuestionKind,
     Site,
     closing_result,
-    judge,
     lost_result,
     startable,
 )
@@ -49,6 +46,7 @@ from midstream.session.records import (
     TurnStatus,
 )
 from midstream.session.references import CallRef
+from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
 from midstream.session.turn.commands import (
     Answer,
     CallProbed,
