@@ -17,7 +17,7 @@ from midstream.agents.pool_turns import AgentOrigin, TurnReport
 from midstream.agents.reuse_classification import RequestRelation
 from midstream.dialects import dialect_registry
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.gateway_app import Gateway
+from midstream.server.gateway_app import Gateway
 from midstream.session.records import TranscriptAccepted, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble

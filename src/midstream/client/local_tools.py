@@ -1,9 +1,9 @@
 """Tools that run at the client: the calls of one stream, judged by its own journal.
 
-The life of a call is the server's (`session/calls.py`, `session/rerun_policy.py`), and so is the judgement. This object does no I/O: `take` a
-record, keep `writes()` (with the stream's own, in one transaction), then run `to_start()`. A call whose intent an
-earlier process kept, and no outcome, is in doubt: its tool's policy decides. One with an outcome is never run
-again: the command that carries it is played back by the stream.
+The life of a call is the server's (`session/calls.py`, `session/rerun_policy.py`), and so is the judgement. This
+object does no I/O: `take` a record, keep `writes()` (with the stream's own, in one transaction), then run
+`to_start()`. A call whose intent an earlier process kept, and no outcome, is in doubt: its tool's policy decides. One
+with an outcome is never run again: the command that carries it is played back by the stream.
 """
 
 from __future__ import annotations
