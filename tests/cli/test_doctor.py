@@ -31,7 +31,7 @@ def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch
     done = run("doctor", "--fix", ".")
     assert done.stdout == GOLDEN
     assert done.stderr == (
-        "5 histories: 1 clean, 2 with findings, 1 with findings that cost something, 1 unreadable.\n"
+        "5 histories: 1 clean, 2 with findings, 1 with findings that need a loss, 1 unreadable.\n"
     )
     assert done.exit_code == 7
     assert max(map(width_of, done.stdout.splitlines())) <= 80
@@ -129,7 +129,7 @@ def test_a_folder_without_a_history_is_not_found(run: Run, tmp_path: Path) -> No
     (tmp_path / "package.json").write_text('{"name": "x"}')
     done = run("doctor", tmp_path)
     assert done.exit_code == 3
-    assert "no history in it [no-history]" in done.stdout
+    assert "it contains no history [no-history]" in done.stdout
 
 
 def test_in_place_replaces_and_keeps_the_original(run: Run, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path:
     path = put(tmp_path, "tunacode.broken.json")
     before = sorted(tmp_path.iterdir())
     done = run("doctor", path)
-    assert done.stderr.endswith("--fix writes repaired copies beside them.\n")
+    assert done.stderr.endswith("--fix writes repaired copies beside the files.\n")
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -225,7 +225,7 @@ def test_standard_input_is_read_from_a_pipe() -> None:
     assert (done.returncode, told["path"], told["format"], told["status"]) == (6, "-", "codex", "findings")
     refused = _doctor("--fix", "-", input=body)
     assert (refused.returncode, refused.stdout) == (2, b"")
-    assert b"name a file" in refused.stderr
+    assert b"give a file" in refused.stderr
 
 
 @pytest.mark.slow
@@ -328,4 +328,4 @@ def test_a_thousand_files_show_how_far_it_is_on_a_terminal_only(
 
 def test_help_has_the_exit_codes(run: Run) -> None:
     text = run("doctor", "--help").stdout
-    assert "7  something cannot be read, or not be repaired without a loss" in text
+    assert "7  a file cannot be read, or not be repaired without loss" in text

@@ -105,9 +105,9 @@ def test_what_a_person_reads_where_nothing_gets_through() -> None:
         "! events (SSE) buffered: the first chunk came after 2.4 s:",
         "               something holds answers back until they are",
         "               whole",
-        "It says it is: 1.1 wall.",
-        "No transport gets through undisturbed: ask whoever runs the",
-        "proxy in between.",
+        "It identifies itself as: 1.1 wall.",
+        "No transport works undisturbed. Contact the operator of the",
+        "proxy.",
     ]
     assert max(map(width_of, lines)) <= 60
 
@@ -125,11 +125,11 @@ def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_distu
         )
     ]
     assert last[0][-2:] == [
-        "Works: events (SSE). A client may stay with WebSocket unless it is told:",
+        "Works: events (SSE). A client may stay with WebSocket unless it is given",
         "--transport sse.",
     ]
     assert " ".join(last[1][-2:]) == (
-        "Works: long poll. A client may stay with WebSocket or events (SSE) unless it is told: --transport poll."
+        "Works: long poll. A client may stay with WebSocket or events (SSE) unless it is given --transport poll."
     )
 
 
