@@ -351,7 +351,7 @@ def test_ctrl_c_once_detaches_and_resume_shows_the_rest(server: Serving, environ
     terminal.press("\x03")
     first = terminal.ended()
     assert first.code == 130
-    assert f"Come back with: midstream chat {server.url} --session mine --resume" in words_of(first.text)
+    assert f"To resume: midstream chat {server.url} --session mine --resume" in words_of(first.text)
     assert "w99" not in first.text
 
     terminal = Terminal(["chat", server.url, "--session", "mine", "--resume"], environment)

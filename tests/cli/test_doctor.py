@@ -40,7 +40,7 @@ def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch
 GOLDEN = """\
 ✗ NaN.json
   openai-chat for openai-chat, 1 message, 1 finding
-  the whole: not-a-number: NaN and Infinity are no JSON.
+  the whole: not-a-number: NaN and Infinity are not JSON.
     repair: replaced by null; lost: NaN
   wrote NaN.repaired.json
 ! anthropic.broken.json
@@ -153,8 +153,8 @@ def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--for", "nobody"], "no profile is called 'nobody'"),
-        (["--format", "klingon"], "no format is called 'klingon'"),
+        (["--for", "nobody"], "unknown profile 'nobody'"),
+        (["--format", "klingon"], "unknown format 'klingon'"),
         (["--in-place"], "give both"),
     ],
 )
@@ -294,7 +294,7 @@ def test_a_folder_that_may_not_be_searched_is_told(
     monkeypatch.setattr(os, "access", lambda path, _: not str(path).endswith("closed"))
     done = run("doctor", tmp_path)
     assert done.exit_code == 7
-    assert "this user may not look into it [no-permission]" in done.stdout
+    assert "this user has no permission to read it [no-permission]" in done.stdout
 
 
 def test_the_fields_of_a_report_are_those_that_are_promised(run: Run, tmp_path: Path) -> None:

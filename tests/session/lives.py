@@ -177,7 +177,7 @@ def _stray(draw: st.DrawFn) -> Command:
         CallProbed(turn, response, call_id, may_run=draw(st.booleans())),
         CallProgress(turn, response, call_id, 1, "stray"),
         ModelResumable(turn, response, attempt, "stray"),
-        ModelReuseDecided(turn, response, attempt, ReuseDecision("new", "nothing is known of it", "fresh")),
+        ModelReuseDecided(turn, response, attempt, ReuseDecision("new", "no record", "fresh")),
         Stalled(turn, response, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
         StallFinished(turn, response, StalledOn.TOOL, 1.0, draw(_ids)),
         ChildStreamed(turn, response, call_id, "s::1.1.0", ((draw(small), b"{}"),)),

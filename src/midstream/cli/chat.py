@@ -77,9 +77,9 @@ def chat(
 ) -> None:
     """Chat with the agent at URL (default: MIDSTREAM_URL, or http://127.0.0.1:8000).
 
-    Ctrl-C once detaches: the turn goes on in the server, and --resume shows the rest. Twice stops the turn. Without a
-    terminal, stdin is the message, the answer goes to stdout (each response of it when it is whole, so that nothing is
-    there twice) and everything else to stderr.
+    Ctrl-C once detaches: the turn continues in the server, and --resume shows the rest. Twice stops the turn.
+    Without a terminal, stdin is the message. The answer goes to stdout, each response when it is complete, and
+    everything else to stderr.
     """
     surroundings: Surroundings = ctx.obj
     url = url.rstrip("/")
@@ -155,9 +155,9 @@ def _ask_and_answer(talk: ChatSession) -> int:
 
 def _help(talk: ChatSession) -> str:
     return f"""\
-/help   shows this, /quit ends; anything else goes to the agent.
-Ctrl-C  leaves a running turn: it goes on in the server. Twice stops it.
-Ctrl-D  ends the chat. Come back to it, or list all sessions:
+/help   shows this text, /quit exits; any other line goes to the agent.
+Ctrl-C  detaches: the turn continues in the server. Twice stops the turn.
+Ctrl-D  exits. To resume this chat, or to list all sessions:
 midstream chat {talk.url} --session {talk.session} --resume
 midstream sessions list --url {talk.url}
 """
@@ -428,7 +428,7 @@ class ChatSession:
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
         if interrupts.count < self.stops_at:
-            self.tell(f"\nDetached: the turn goes on. Come back with:\n  {again}\n")
+            self.tell(f"\nDetached: the turn continues. To resume:\n  {again}\n")
             self.tell(f"Ctrl-C again within {SECOND_CTRL_C_S:g} s stops it.\n")
             try:
                 async with asyncio.timeout(SECOND_CTRL_C_S):
@@ -440,7 +440,7 @@ class ChatSession:
             async with asyncio.timeout(CANCEL_S):
                 await self._stop(client, coming, shown, events)
         except TimeoutError:
-            self.tell(f"The turn was told to stop and has not ended yet: see {again}\n")
+            self.tell(f"The turn was cancelled and has not ended yet; see {again}\n")
         await _let_go(coming, events)
         return WatchEnd.INTERRUPTED
 

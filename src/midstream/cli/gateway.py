@@ -157,8 +157,8 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
 def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent or a model under the APIs of OpenAI and Anthropic.
 
-    Hosts are pointed at it by their base URL: agents that remember are sent only what is new, and an answer survives
-    the connection it was asked over. Ctrl-C ends within 10 s.
+    Set the printed base URL in a client application. A stateful agent receives only new messages, and an answer
+    survives a lost connection. Ctrl-C ends the gateway within 10 s.
     """
     log_to_stderr(options["log_level"], options["log_format"])
     token = _token_of(surroundings, options)

@@ -175,9 +175,9 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
     """Serve an agent. MODULE:AGENT names a `midstream.Agent`; the current folder is searched first.
 
-    Only its user is let in: by commands of this machine, and by a browser that opened the link it prints (see
-    --no-auth, --token-file, --auth). Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s;
-    what is cut then is carried on by the next start.
+    Only your own commands on this machine have access, and a browser that opened the printed link (see --no-auth,
+    --token-file, --auth). Interrupted turns of an earlier process are continued. Ctrl-C ends the server within 10 s;
+    the next start continues the work that was cut.
     """
     log_to_stderr(options["log_level"], options["log_format"])
     agent = find_agent(options["agent_name"])
@@ -277,11 +277,11 @@ def _refuse_open_doors(options: dict[str, Any]) -> None:
         raise UsageError("--no-auth serves this machine only; leave out --host")
     if not any(ways):
         raise UsageError(
-            f"--host {host} lets the network in: say who may come in with --token-file or --auth"
+            f"--host {host} opens the server to the network; authenticate with --token-file or --auth"
         )
     if not options["allowed_hosts"]:
         raise UsageError(
-            f"--host {host} lets the network in: name the hosts under which clients may ask with --allow-host"
+            f"--host {host} opens the server to the network; list the permitted host names with --allow-host"
         )
 
 

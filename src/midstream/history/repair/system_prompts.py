@@ -117,7 +117,7 @@ def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: T
     if list(map(id, parts)) != list(map(id, turn.parts)):
         turn.parts, turn.is_changed = parts, True
     if not parts:
-        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+        task.report.tell("empty-message", turn.at, "dropped: it is empty")
     return before
 
 

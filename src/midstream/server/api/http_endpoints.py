@@ -146,9 +146,9 @@ class HttpEndpoints:
         """Return whether new work should be sent here: not while old turns are being recovered, nor at the end."""
         recovery = self._host.recovery
         if self._host.is_draining:
-            raise DrainingError("this server is shutting down: send new work to another one")
+            raise DrainingError("this server is shutting down; send new work to another one")
         if not recovery.is_done:
-            message = f"{recovery.done} of {recovery.total} interrupted turns were looked at"
+            message = f"{recovery.done} of {recovery.total} interrupted turns were examined"
             problem = problem_of(RecoveringError(message))
             return response_of(replace(problem, recovering=RecoveryProgress(recovery.done, recovery.total)))
         return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
@@ -229,18 +229,18 @@ class HttpEndpoints:
         limit = number_of(request, "limit")
         info = await self._host.store.find(session_id)
         if info is None:
-            raise SessionNotFoundError(f"there is no session {session_id!r}")
+            raise SessionNotFoundError(f"no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
         lines = self._lines(session_id, after, limit, end=info.end)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
-        """Answer that events are not kept any more, with their snapshot, as a stream does (STREAM-63, 64)."""
+        """Answer that events are no longer kept, with their snapshot, as a stream does (STREAM-63, 64)."""
         runner = await self._host.session(session_id)
         event_id, state = await runner.events.beginning()
         name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
-        message = f"events of session {name!r} before position {oldest} are not kept any more"
+        message = f"events of session {name!r} before position {oldest} are no longer kept"
         snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
         problem = problem_of(EventGoneError(message, oldest=oldest))
         return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))
@@ -297,7 +297,7 @@ class HttpEndpoints:
             said = msgspec.json.decode(body, type=AnswerPayload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = str(error)[:REASON_CHARS_MAX]
-            raise MalformedFrameError(f"the body of this request is no answer: {reason}") from error
+            raise MalformedFrameError(f"the body of this request is not an answer: {reason}") from error
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(answer_of(said))
         return _accepted(runner)
@@ -434,7 +434,7 @@ def _cursor_of(request: HTTPConnection) -> tuple[float, str] | None:
     if text is None:
         return None
     if re.fullmatch(CURSOR, text) is None:
-        raise UsageError("`after` is what `next` of the page before has")
+        raise UsageError("`after` must be `next` of the previous page")
     changed_at, _, session = text.partition(CURSOR_MARK)
     return float(changed_at), session
 
