@@ -28,7 +28,7 @@ def test_a_key_is_made_once_and_only_its_user_can_read_it(places: Paths) -> None
 def test_a_key_that_others_can_read_is_refused(places: Paths) -> None:
     made_key(places.data)
     (places.data / KEY_FILE).chmod(0o644)
-    with pytest.raises(UsageError, match="others may read"):
+    with pytest.raises(UsageError, match="readable by other users"):
         made_key(places.data)
 
 

@@ -66,7 +66,7 @@ def provider_errors() -> str:
         )
         words = ", ".join(f"`{name}`" for name in named)
         rows += f"| `{kind.code}` | {kind.retry} | {statuses} | {words} |\n"
-    return f"| becomes | asked again | HTTP status | code, type or state |\n| --- | --- | --- | --- |\n{rows}"
+    return f"| becomes | retry | HTTP status | code, type or state |\n| --- | --- | --- | --- |\n{rows}"
 
 
 PUBLIC_PACKAGES = ("client", "models", "tools", "history", "store", "agents", "server", "dialects", "testing")

@@ -3,18 +3,18 @@
 MidstreamError
 ├── UsageError            the program that calls us must change
 │   ├── ToolDefinitionError    a function cannot be offered as a tool
-│   ├── AgentNotFoundError     `module:attribute` names no agent
+│   ├── AgentNotFoundError     `module:attribute` is not an agent
 │   ├── MissingExtraError      packages of an extra are not installed
 │   └── InvalidHistoryError    messages that can never form a history
 │       ├── HistoryRefusedError    a provider would refuse them (`repair` in mode `strict`)
 │       └── UnreadableHistoryError a file holds no history that can be read
-├── ProtocolError         the peer broke the wire protocol
+├── ProtocolError         the peer violated the wire protocol
 │   ├── MalformedFrameError
 │   └── FrameTooLargeError
-├── NotFoundError         there is no such thing (or it is not yours to see)
+├── NotFoundError         the named thing does not exist, or the caller may not see it
 │   ├── SessionNotFoundError
 │   ├── StreamNotFoundError
-│   └── EventGoneError         the event id is not on the journal's line: take a snapshot
+│   └── EventGoneError         the event id is not in the journal: take a snapshot
 ├── ConflictError         another writer was first: read again, then decide again
 │   ├── JournalMovedError
 │   ├── EntryMovedError
@@ -31,42 +31,42 @@ MidstreamError
 │   ├── NothingToResumeError
 │   ├── QuestionClosedError    it was answered before, or the turn ended
 │   ├── AnswerMismatchError    the answer is about other arguments, or none the question takes
-│   ├── CallReusedError        a call id came again with other arguments
+│   ├── CallReusedError        a call id was used again with other arguments
 │   └── StreamFencedError
 ├── AccessError           the caller may not do this
-│   ├── UnauthorizedError      the caller is not authenticated, or not any more: send a credential
+│   ├── UnauthorizedError      the caller is not, or no longer, authenticated: send a credential
 │   ├── WrongSecretError
-│   ├── SessionLockedError     it is encrypted under its client's secret, which is not here
+│   ├── SessionLockedError     it is encrypted under its client's secret, which the server does not have
 │   └── ForeignOriginError
 ├── TransactionError      a statement of a tool failed in the transaction of its outcome
 ├── InternalError         a defect in the server: its log has the details
-├── UnavailableError      nothing is wrong with the request: try again later
+├── UnavailableError      the request is valid: try again later
 │   ├── RecoveringError
 │   ├── DrainingError
 │   ├── OverloadedError
-│   ├── LimitReachedError      this caller has or does as much as it may
+│   ├── LimitReachedError      a limit for one caller was reached
 │   ├── StoreBusyError
 │   ├── StoreFullError
 │   ├── PortTakenError
 │   ├── ToolsUnavailableError
 │   └── ConnectionLostError
-├── StoreDamagedError     the data on disk cannot be trusted: a person must look
+├── StoreDamagedError     the data on disk cannot be trusted: a person must examine it
 │   ├── RecordUndecodableError
-│   ├── EventsLostError        records are gone that were promised to stay
-│   └── KeyMissingError        it is encrypted under a key that is not here
-├── TurnFailedError       a turn ended without an answer: look at `status`, resume it or speak again
-└── ModelError            the model did not answer (see each class for whether to ask again)
-    ├── ModelUnavailableError  network, 429, 5xx, timeout: asked again
-    │   ├── ModelCutError          the provider goes on with the response: taken up where it was cut
+│   ├── EventsLostError        records are missing that were acknowledged as durable
+│   └── KeyMissingError        it is encrypted under a key that this process does not have
+├── TurnFailedError       a turn ended without an answer: read `status`, then resume it or send a message
+└── ModelError            the model did not answer (each class has its own `retry`)
+    ├── ModelUnavailableError  network, 429, 5xx, timeout: retried
+    │   ├── ModelCutError          the provider continues the response: resumed where it was cut
     │   ├── UpstreamBusyError      the agent is in another run
     │   └── UpstreamFailedError    its run failed for an unknown reason
     ├── UpstreamGoneError      the agent does not exist any more: a fresh one gets the whole transcript
     │   └── UpstreamMismatchError  another conversation was opened than the one that was named
-    ├── ModelStalledError      silence past the budget: asked again
-    ├── ModelEmptyError        nothing but whitespace came: asked again
-    ├── ModelForgotError       a cut response cannot be taken up: asked anew
+    ├── ModelStalledError      silence past the budget: retried
+    ├── ModelEmptyError        nothing but whitespace came: retried
+    ├── ModelForgotError       a cut response cannot be resumed: requested again
     ├── ModelRejectedError     the request will never be accepted as it is
-    │   ├── ContextOverflowError   it is longer than the model can read: asked again once, shortened
+    │   ├── ContextOverflowError   it is longer than the model can read: retried once, shortened
     │   ├── ModelFilteredError     a content filter withheld the response, or refused the request
     │   └── ModelAccessError       key, account or name of the model: a person must act, then the turn can be resumed
     └── ModelMissingError      the model's software is not installed
@@ -93,7 +93,7 @@ class MidstreamError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
-        """Seconds to wait before trying again, where somebody said so."""
+        """Seconds to wait before trying again, if the other side gave a time."""
 
     def again(self) -> Self:
         """Return this error to be kept, or to be raised once more: without the traceback of where it was raised.
@@ -118,7 +118,7 @@ class ToolDefinitionError(UsageError):
 
 
 class AgentNotFoundError(UsageError):
-    """`module:attribute` could not be imported or is no `Agent`."""
+    """`module:attribute` could not be imported or is not an `Agent`."""
 
     code = "agent_not_found"
 
@@ -134,7 +134,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class InvalidHistoryError(UsageError):
-    """These messages can never be a history: a call without its result, or the reverse."""
+    """These messages cannot form a history: a call without its result, or the reverse."""
 
     code = "invalid_history"
 
@@ -153,7 +153,7 @@ class HistoryRefusedError(InvalidHistoryError):
 
 
 class UnreadableHistoryError(InvalidHistoryError):
-    """A file holds no history that can be read; `reason` has the cause. Nothing was changed."""
+    """A file contains no readable history; `reason` has the cause. Nothing was changed."""
 
     code = "unreadable_history"
 
@@ -166,7 +166,7 @@ class UnreadableHistoryError(InvalidHistoryError):
 
 
 class ProtocolError(MidstreamError):
-    """The peer broke the wire protocol; the connection is closed, the stream lives on."""
+    """The peer violated the wire protocol; the connection is closed, the stream continues."""
 
     code = "protocol"
 
@@ -184,7 +184,7 @@ class FrameTooLargeError(ProtocolError):
 
 
 class NotFoundError(MidstreamError):
-    """No such thing. Foreign things look the same as missing ones."""
+    """The named thing does not exist, or the caller may not see it."""
 
     code = "not_found"
 
@@ -196,13 +196,13 @@ class SessionNotFoundError(NotFoundError):
 
 
 class StreamNotFoundError(NotFoundError):
-    """The session has no such stream: it is too old, or never reached the server."""
+    """The session has no such stream: it is too old, or its first command never arrived."""
 
     code = "stream_not_found"
 
 
 class EventGoneError(NotFoundError):
-    """The event id is not on this journal's line (pruned, or lost with a power cut): take a snapshot.
+    """The event id is not in this journal (pruned, or lost in a power cut): take a snapshot.
 
     `oldest` is the position of the oldest event that can be replayed.
     """
@@ -236,7 +236,7 @@ class ConflictError(MidstreamError):
 
 
 class JournalMovedError(ConflictError):
-    """Another writer appended first: fold the rest and decide again. Nothing was written."""
+    """Another writer appended first: read its records and decide again. Nothing was written."""
 
     code = "journal_moved"
     retry = "now"
@@ -250,7 +250,7 @@ class EntryMovedError(ConflictError):
 
 
 class LeaseHeldError(ConflictError):
-    """A living process owns this session. Nothing was written. `session` names it, where that is known."""
+    """Another node has the lease of this session. Nothing was written. `session` is its id, if known."""
 
     code = "lease_held"
     retry = "later"
@@ -263,7 +263,7 @@ class LeaseHeldError(ConflictError):
 class AgentMismatchError(ConflictError):
     """The open turn belongs to another agent, or another version of this one. Nothing was written.
 
-    Serve that agent on this store, cancel the turn, or resume it on purpose: then this agent goes on with it.
+    Serve that agent on this store, cancel the turn, or resume it on purpose: then this agent continues it.
     """
 
     code = "agent_mismatch"
@@ -271,7 +271,7 @@ class AgentMismatchError(ConflictError):
 
 
 class LeaseLostError(ConflictError):
-    """A newer owner exists: stop at once; a client may ask again, and meets that one. Nothing was written."""
+    """Another node has the lease now. Nothing was written. Stop at once; a client may retry at that node."""
 
     code = "lease_lost"
     retry = "now"
@@ -291,7 +291,7 @@ class NothingToResumeError(ConflictError):
 
 
 class QuestionClosedError(ConflictError):
-    """This question was answered already, or its turn ended: look at the session again. Nothing was written."""
+    """This question was already answered, or its turn ended: read the session again. Nothing was written."""
 
     code = "question_closed"
 
@@ -303,7 +303,7 @@ class AnswerMismatchError(ConflictError):
 
 
 class SeqnoGapError(ConflictError):
-    """A command came before the ones it follows. `expected` is the number to send next."""
+    """A command arrived before its predecessors. `expected` is the number to send next."""
 
     code = "seqno_gap"
 
@@ -319,13 +319,13 @@ class SeqnoReusedError(ConflictError):
 
 
 class StreamReusedError(SeqnoReusedError):
-    """The stream's key was used for another first message. Nothing was written; open a new stream."""
+    """The stream key was used for another first message. Nothing was written; open a new stream."""
 
     code = "stream_reused"
 
 
 class CallReusedError(ConflictError):
-    """A call id came again with another tool or other arguments: it is not the call that was recorded."""
+    """A call id was used again with another tool or other arguments than the recorded call."""
 
     code = "call_reused"
 
@@ -343,26 +343,26 @@ class AccessError(MidstreamError):
 
 
 class UnauthorizedError(AccessError):
-    """No credential was shown, or it is not, or no longer, good. Nothing was done."""
+    """No credential was sent, or it is not (or no longer) valid. Nothing was done."""
 
     code = "unauthorized"
 
 
 class WrongSecretError(AccessError):
-    """The secret does not open this stream, or this session, if there is one."""
+    """The secret does not open this stream or this session, or none exists."""
 
     code = "wrong_secret"
 
 
 class SessionLockedError(AccessError):
-    """The session is encrypted under its client's secret, which is not here. Nothing had changed."""
+    """The session is encrypted under its client's secret, which the server does not have. Nothing was changed."""
 
     code = "session_locked"
     retry = "ask"
 
 
 class ForeignOriginError(AccessError):
-    """A web page of another site asked, or the request came under a host name that is not ours. Nothing was done."""
+    """The request came from a page of another site, or under a host name that is not permitted. Nothing was done."""
 
     code = "foreign_origin"
 
@@ -374,7 +374,7 @@ class InternalError(MidstreamError):
 
 
 class UnavailableError(MidstreamError):
-    """Not now. Nothing was written; the same call may be repeated."""
+    """The server cannot do this now. Nothing was written; the same call may be repeated."""
 
     code = "unavailable"
     retry: ClassVar[Retry] = "later"
@@ -387,19 +387,19 @@ class RecoveringError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The server is shutting down: reconnect, it or another one will carry on."""
+    """The server is shutting down: reconnect; this server or another one continues."""
 
     code = "draining"
 
 
 class OverloadedError(UnavailableError):
-    """The server has as many open connections as it allows: come back, or try another one."""
+    """The server has reached its limit of open connections: retry, or use another server."""
 
     code = "overloaded"
 
 
 class LimitReachedError(UnavailableError):
-    """This caller has, or does, as much as a server allows one caller. Nothing was done."""
+    """A limit for one caller was reached. Nothing was done."""
 
     code = "limit_reached"
 
@@ -411,7 +411,7 @@ class StoreBusyError(UnavailableError):
 
 
 class StoreFullError(UnavailableError):
-    """The disk is full. Nothing was written; free some space and the session carries on."""
+    """The disk is full. Nothing was written; free some space, and the session continues."""
 
     code = "store_full"
 
@@ -424,47 +424,47 @@ class PortTakenError(UnavailableError):
 
 
 class ToolsUnavailableError(UnavailableError):
-    """A source of tools cannot be asked now (a server that is down, or does not answer). Its tools are left out."""
+    """A source of tools is not available (its server is down, or does not answer). Its tools are left out."""
 
     code = "tools_unavailable"
 
 
 class ConnectionLostError(UnavailableError):
-    """The connection to the server broke and could not be made again in time."""
+    """The connection to the server was lost, and reconnecting failed within the limit."""
 
     code = "connection_lost"
 
 
 class StoreDamagedError(MidstreamError):
-    """The file is no intact database. Nothing was written: restore a copy, or ask `midstream doctor`."""
+    """The file is not an intact database. Nothing was written: restore a copy, or run `midstream doctor`."""
 
     code = "store_damaged"
 
 
 class RecordUndecodableError(StoreDamagedError):
-    """A journal holds a record this version cannot read."""
+    """A journal contains a record that this version cannot read."""
 
     code = "record_undecodable"
 
 
 class EventsLostError(StoreDamagedError):
-    """Records are gone that had been acknowledged as durable: cut out, or the store was set back to an older copy.
+    """Records that were acknowledged as durable are missing: removed, or the store is an older copy.
 
-    Nothing had changed. A power cut does not do this; an operator must look before anything is built on what is left.
+    Nothing was changed. A power cut does not cause this; an operator must examine the store before work continues.
     """
 
     code = "events_lost"
 
 
 class KeyMissingError(StoreDamagedError):
-    """The stored data is encrypted under a key that this process was not given. Nothing had changed."""
+    """The stored data is encrypted under a key that this process does not have. Nothing was changed."""
 
     code = "key_missing"
     retry = "ask"
 
 
 class TurnFailedError(MidstreamError):
-    """A turn ended without a whole answer. What had finished is kept in the session, and the next message may come.
+    """A turn ended without a complete answer. Its finished parts stay in the session, and the next message may be sent.
 
     `status` is failed, cancelled, interrupted or withdrawn; `cause` the code of the error that ended it, or "";
     `transcript` the text that had come.
@@ -494,32 +494,32 @@ class ModelError(MidstreamError):
 
 
 class ModelUnavailableError(ModelError):
-    """Network fault, rate limit, overload or timeout. Asking again may help."""
+    """Network fault, rate limit, overload or timeout. A retry may succeed."""
 
     code = "model_unavailable"
     retry = "later"
 
 
 class ModelCutError(ModelUnavailableError):
-    """The connection broke and the provider goes on with the response: it is taken up where it was cut."""
+    """The connection was lost, and the provider continues the response: it is resumed where it was cut."""
 
     code = "model_cut"
 
 
 class UpstreamBusyError(ModelUnavailableError):
-    """The agent is in another run, perhaps one that a crash left behind. It can be asked once more, by force."""
+    """The agent is in another run, perhaps one that a crash left behind. One forced retry is possible."""
 
     code = "upstream_busy"
 
 
 class UpstreamFailedError(ModelUnavailableError):
-    """The agent's run failed for an unknown reason: the agent may be dead. A fresh one may do better."""
+    """The agent's run failed for an unknown reason: the agent may be dead. A fresh one may succeed."""
 
     code = "upstream_failed"
 
 
 class UpstreamGoneError(ModelError):
-    """The upstream does not remember this agent any more (expired, deleted, another folder): begin a fresh one."""
+    """The upstream no longer has this agent (expired, deleted, another folder): start a fresh one."""
 
     code = "upstream_gone"
     retry = "now"
@@ -532,21 +532,21 @@ class UpstreamMismatchError(UpstreamGoneError):
 
 
 class ModelStalledError(ModelError):
-    """Nothing came for longer than the budget allows. Asking again may help."""
+    """The model was silent for longer than the budget allows. A retry may succeed."""
 
     code = "model_stalled"
     retry = "later"
 
 
 class ModelEmptyError(ModelError):
-    """The model ended its response without a word or a call. Asking again may help."""
+    """The model ended its response without text and calls. A retry may succeed."""
 
     code = "model_empty"
     retry = "later"
 
 
 class ModelForgotError(ModelError):
-    """The provider does not have the response it had begun, or has another one: the model is called again."""
+    """The provider no longer has the started response, or has another one: the model is called again."""
 
     code = "model_forgot"
     retry = "now"
@@ -559,19 +559,19 @@ class ModelRejectedError(ModelError):
 
 
 class ContextOverflowError(ModelRejectedError):
-    """The conversation is longer than the model can read. A session leaves older steps out and asks once more."""
+    """The conversation is longer than the model can read. A session leaves out older steps and retries once."""
 
     code = "context_overflow"
 
 
 class ModelFilteredError(ModelRejectedError):
-    """A content filter refused the request or withheld the whole response. The same request will fare no better."""
+    """A content filter refused the request or withheld the whole response. Repeating the same request does not help."""
 
     code = "model_filtered"
 
 
 class ModelAccessError(ModelRejectedError):
-    """The key, the account or the model's name is not accepted. Put it right, then resume the turn."""
+    """The key, the account or the model's name is not accepted. Correct it, then resume the turn."""
 
     code = "model_access"
     retry = "ask"

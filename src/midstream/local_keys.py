@@ -43,7 +43,7 @@ def made_key(folder: Path) -> str:
             fresh.unlink()
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise UsageError(
-            f"others may read {path}: make it yours alone (chmod 600), or remove it for a new one"
+            f"{path} is readable by other users; restrict it with chmod 600, or remove it to create a new one"
         )
     return path.read_text(encoding="ascii").strip()
 
@@ -69,7 +69,7 @@ def shown_to(url: str, places: Paths | None = None) -> dict[str, str]:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme in {"https", "wss"} else 80)
     except ValueError as error:
-        raise UsageError(f"{url!r} is no address: {error}") from error
+        raise UsageError(f"{url!r} is not a valid address: {error}") from error
     if not is_loopback(parts.hostname or ""):
         return {}
     try:

@@ -49,7 +49,9 @@ class StallBudgets(Struct, frozen=True, gc=False):
     def __post_init__(self) -> None:
         limits = (self.first_token_max_s, self.between_tokens_max_s, self.upstream_tool_max_s)
         if not all(each > 0 for each in (self.first_token_s, self.between_tokens_s, self.tool_s)):
-            raise UsageError("a budget for silence is a positive number of seconds (infinite: never told)")
+            raise UsageError(
+                "a budget for silence is a positive number of seconds (infinite: never reported)"
+            )
         if not all(0 < each < math.inf for each in limits):
             raise UsageError("a limit for silence is a positive, finite number of seconds")
 

@@ -306,7 +306,7 @@ async def test_who_stops_waits_for_nobody_who_was_asked(program: Program) -> Non
 async def test_an_agent_without_a_memory_is_asked_nothing(tmp_path: Path, address: str) -> None:
     forgetful = Program(tmp_path, address)
     name = name_in(await asked(forgetful.agent(), "one"))
-    with pytest.raises(UpstreamGoneError, match="cannot go on"):
+    with pytest.raises(UpstreamGoneError, match="cannot resume earlier"):
         await resumed(forgetful.agent(), name, "two")
     assert [told.text for told in forgetful.told()] == ["one"]
 
@@ -496,10 +496,10 @@ async def test_the_end_of_a_turn_says_why(program: Program) -> None:
     program.orders.order("stop", "max_tokens")
     assert (await answered(agent, "one"))[-1] == Finished(Finish.LENGTH)
     program.orders.order("stop", "refusal")
-    with pytest.raises(UpstreamFailedError, match="will not go on"):
+    with pytest.raises(UpstreamFailedError, match="refuses to continue"):
         await answered(agent, "two")
     program.orders.order("stop", "cancelled")
-    with pytest.raises(UpstreamFailedError, match="somebody stopped"):
+    with pytest.raises(UpstreamFailedError, match="was stopped by another client"):
         await answered(agent, "three")
     await upstream.aclose()
     program.orders.order("stop", "refusal")

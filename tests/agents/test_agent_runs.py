@@ -41,7 +41,7 @@ async def test_events_come_as_they_are_said() -> None:
 
 
 async def test_silence_before_the_first_event_is_a_stall() -> None:
-    with pytest.raises(ModelStalledError, match="scripted said nothing for 120 s"):
+    with pytest.raises(ModelStalledError, match="scripted sent nothing for 120 s"):
         await _heard([120.5, TextDelta("x")])
 
 

@@ -112,7 +112,7 @@ def test_without_usage_and_digests_nothing_is_claimed() -> None:
     )
 
 
-NEW = ReuseDecision("new", "nothing is known of it", "fresh", "record", new=1)
+NEW = ReuseDecision("new", "no record", "fresh", "record", new=1)
 KNOWN = ReuseDecision("continuation", "one user message is new", "resumed", "users", 1, 1, 1)
 
 
@@ -153,7 +153,7 @@ def test_of_a_pools_turn_the_pools_judgement_stands() -> None:
         ]
     )
     assert [(each.kind, each.reason, each.way) for each in costs] == [
-        ("new", "nothing is known of it", "fresh"),
+        ("new", "no record", "fresh"),
         ("continuation", "rebuilt (upstream_gone)", "fresh"),
     ]
     assert costs[1] == TurnCost(

@@ -106,7 +106,7 @@ async def test_who_is_never_fast_enough_gives_up(
     monkeypatch.setattr(claude_sessions, "TRIES_MAX", 3)
     store = Taken(memory._memory)
     await store.open()
-    with pytest.raises(EntryMovedError, match="faster 3 times"):
+    with pytest.raises(EntryMovedError, match="another process 3 times"):
         await KeyValueSessions(store).append(KEY, [entry("a")])
     await store.close()
 

@@ -58,7 +58,7 @@ async def test_who_is_let_go_is_told_that_it_was_cancelled() -> None:
 async def test_where_nobody_is_there_leave_is_refused_with_the_reason() -> None:
     alone = leave(ASK_FIRST)
     assert await alone.decide(COMMAND, {"itemId": "w", "command": "make"}) == "decline"
-    assert "nobody is there to ask" in alone.refusals["w"]
+    assert "no person can be asked" in alone.refusals["w"]
 
 
 def test_a_client_whose_app_server_was_stopped_starts_no_other_one() -> None:

@@ -256,5 +256,5 @@ def test_another_folder_account_or_option_is_another_identity(tmp_path: Path) ->
 
 
 def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         Cursor("m", cwd=tmp_path / "nowhere")

@@ -105,5 +105,5 @@ async def test_code_may_leave_it_to_a_person() -> None:
 async def test_where_nobody_is_there_what_a_person_would_decide_is_refused_with_the_reason() -> None:
     words = await decided(ASK_FIRST, asking("delete", "rm"))
     assert isinstance(words, str)
-    assert words.startswith("'rm' (delete) is not allowed here: nobody is there to ask")
+    assert words.startswith("'rm' (delete) is not allowed here: no person can be asked")
     assert await decided(ASK_FIRST, asking("search")) == Allowed()

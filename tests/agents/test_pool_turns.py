@@ -124,7 +124,7 @@ async def test_who_listens_is_told_what_was_judged_before_the_agent_is_told_anyt
     bench = Bench()
     host = await bench.host()
     await host.say("one")
-    assert host.judged == [ReuseDecision("new", "nothing is known of it", "fresh", "record", new=1)]
+    assert host.judged == [ReuseDecision("new", "no record", "fresh", "record", new=1)]
     await host.say("two")
     assert host.judged == [ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)]
     host.history = host.history.then(UserMessage.of("three"))

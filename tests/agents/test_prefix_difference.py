@@ -180,7 +180,7 @@ def test_the_place_is_counted_in_bytes_of_what_the_provider_reads() -> None:
     assert difference.byte == head + encoded(said("déf")).index(b"f")
     assert difference.total == head + len(encoded(said("déf"))) + len(encoded(user("ghi")))
     assert difference.words == (
-        f"the words changed at messages[1].content (text), after byte {difference.byte} of {difference.total}"
+        f"the text changed at messages[1].content (text), after byte {difference.byte} of {difference.total}"
     )
 
 

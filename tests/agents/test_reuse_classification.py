@@ -58,7 +58,7 @@ def marked(*texts: str) -> PoolRecord:
 def test_the_first_turn_is_new() -> None:
     outline = sent(said("a"))
     assert classify(None, outline) == Classification(
-        RequestRelation.NEW, Reason("record", None, "nothing is known of it"), new=1
+        RequestRelation.NEW, Reason("record", None, "no record"), new=1
     )
     assert done(None, outline) == Fresh(is_pooled=True)
 

@@ -95,7 +95,7 @@ def test_what_nobody_knows_is_a_run_that_failed() -> None:
     error = upstream_error("claude", "", retry_after_s=3.0)
     assert (type(error), str(error), error.retry_after_s) == (
         UpstreamFailedError,
-        "claude failed: it did not say why",
+        "claude failed: no reason was given",
         3.0,
     )
     assert type(upstream_error("x", "?", unknown=UpstreamGoneError)) is UpstreamGoneError

@@ -38,9 +38,9 @@ def test_an_agent_is_found_in_the_current_folder() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("told_app", "name the agent as MODULE:AGENT, such as app:agent"),
-        (":helper", "name the agent as MODULE:AGENT"),
-        ("told_app.py:helper", "name its module, 'told_app'"),
+        ("told_app", "expected the agent as MODULE:AGENT, such as app:agent"),
+        (":helper", "expected the agent as MODULE:AGENT"),
+        ("told_app.py:helper", "give its module instead: 'told_app'"),
         ("no_such_app:agent", "run this in the folder of your agent's file"),
         ("no_such.app:agent", "run this in the folder of your agent's file"),
         ("told_app:agent", "did you mean told_app:helper?"),
@@ -73,7 +73,7 @@ def test_a_module_without_any_agent_says_how_to_make_one(folder: Path) -> None:
     (folder / "empty_app.py").write_text("")
     with pytest.raises(AgentNotFoundError) as raised:
         find_agent("empty_app:agent")
-    assert "make one with `agent = midstream.Agent(...)`" in raised.value.message
+    assert "create one with `agent = midstream.Agent(...)`" in raised.value.message
 
 
 FOREIGN_APP = """

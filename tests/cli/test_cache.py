@@ -90,7 +90,7 @@ async def test_of_a_pools_turns_it_shows_what_the_pool_judged(run: Run, tmp_path
     seen = run("cache", "s-1", "--store", path).stdout
     lines = [line.split(maxsplit=5) for line in seen.splitlines()]
     assert [(line[0], line[1], line[5]) for line in lines[1:]] == [
-        ("1", "new", "fresh: nothing is known of it"),
+        ("1", "new", "fresh: no record"),
         ("2", "continuation", "resumed: 1 new at the end"),
         ("3", "continuation", "fresh: rebuilt (upstream_gone)"),
     ]
@@ -131,7 +131,7 @@ def test_two_requests_are_compared(run: Run, request_file: Callable[..., Path]) 
     parted = run("cache", "--diff", before, after)
     assert parted.exit_code == 6
     assert parted.stdout == (
-        "40 % of the earlier request is kept: a date or time went on at system (date), after byte 22 of 55.\n"
+        "40 % of the earlier request is kept: a date or time changed at system (date), after byte 22 of 55.\n"
     )
     kept = run("cache", "--diff", before, longer)
     assert (kept.exit_code, kept.stdout) == (0, "The later request begins with all of the earlier one.\n")
@@ -149,7 +149,7 @@ def test_a_comparison_in_json(run: Run, request_file: Callable[..., Path]) -> No
         "cause": "clock",
         "before": "date",
         "after": "date",
-        "words": "a date or time went on at system (date), after byte 22 of 55",
+        "words": "a date or time changed at system (date), after byte 22 of 55",
     }
     same = run("cache", "--json", "--diff", before, before)
     assert (same.exit_code, json.loads(same.stdout)) == (0, {"difference": None})

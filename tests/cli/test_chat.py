@@ -142,8 +142,8 @@ def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.Ca
     talk._tell_of_connection(None, is_reconnecting=False)
     told = capsys.readouterr().err.splitlines()
     assert [line.strip() for line in told] == [
-        "~ trying again: no space left [store_full]",
-        "~ the connection broke: making a new one",
+        "~ retrying: no space left [store_full]",
+        "~ the connection was lost; reconnecting",
         "~ connected again",
     ]
 
@@ -171,7 +171,7 @@ def test_a_server_that_is_not_there_is_said_at_once(run: Run, server: Serving) -
 
 def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, running: Serving) -> None:
     done = run("chat", running.url, "--resume")
-    assert (done.exit_code, "begin one without --resume" in done.stderr) == (3, True)
+    assert (done.exit_code, "start one without --resume" in done.stderr) == (3, True)
 
 
 def test_a_chat_in_which_nothing_was_said_is_resumed_by_saying_something(
@@ -180,7 +180,7 @@ def test_a_chat_in_which_nothing_was_said_is_resumed_by_saying_something(
     run("chat", running.url, "--session", "empty", environment=environment, said=" ")
     done = run("chat", running.url, "--resume", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
-    assert "no turn of empty was interrupted" in done.stderr
+    assert "session empty has no interrupted turn" in done.stderr
 
 
 def test_resume_talks_on_in_the_last_session(running: Serving, environment: dict[str, str]) -> None:
@@ -203,9 +203,9 @@ def test_a_chat_that_was_killed_shows_the_rest_and_nothing_twice_without_saying_
         before += killed.stdout.readlines()
     done = run("chat", server.url, "--json", "--resume", environment=environment)
     after = done.stdout.splitlines()
-    if "it may stand there twice" in done.stderr:  # killed between printing an event and noting it
+    if "that event may appear twice" in done.stderr:  # killed between printing an event and noting it
         doubtful = json.loads(after[0])["id"]
-        assert f"while it showed event {doubtful}:" in done.stderr
+        assert f"while it printed event {doubtful};" in done.stderr
         before = [line for line in before if json.loads(line)["id"] != doubtful]
     events = [json.loads(line) for line in [*before, *after]]
     assert events == exported(server, "-")[1:]
@@ -300,7 +300,7 @@ def test_resume_finds_every_turn_that_was_left_whatever_was_said_since(
     assert {line.split("\t")[0] for line in listed} == {"first", "second"}
     done = run("chat", server.url, "--resume", environment=environment)
     assert (done.returncode, done.stdout) == (0, f"{LONG}\n{LONG}\n")
-    assert "going on in first" in done.stderr
+    assert "continuing session first" in done.stderr
     done = run("chat", server.url, "--resume", environment=environment)
     assert (done.stdout, run("resume", "--url", server.url, environment=environment).stdout) == ("", "")
 
@@ -337,7 +337,7 @@ def test_help_fits_80_columns_and_says_nothing_to_the_agent(
 ) -> None:
     terminal = Terminal(["chat", server.url, "--session", "a-session-of-mine"], environment)
     terminal.until("you    ")
-    assert "Ctrl-C leaves a running turn" in terminal.text
+    assert "Ctrl-C detaches from a running turn" in terminal.text
     terminal.press("/help\n")
     terminal.until("--session a-session-of-mine --resume")
     terminal.until("you    ")
@@ -370,7 +370,7 @@ def test_ctrl_c_once_detaches_and_resume_shows_the_rest(
     terminal.press("\x03")
     first = terminal.ended()
     assert first.code == 130
-    assert f"Come back with: midstream chat {running.url} --session once --resume" in words_of(first.text)
+    assert f"To resume: midstream chat {running.url} --session once --resume" in words_of(first.text)
     assert "w99" not in first.text
 
     terminal = Terminal(["chat", running.url, "--session", "once", "--resume"], environment)

@@ -44,7 +44,7 @@ async def test_our_own_server_keeps_everything_and_is_left_clean() -> None:
     told = {way: sum(script.fits(way) for script in scripts("server")) for way in TransportKind}
     assert Counter(line["transport"] for line in lines) == told
     assert (result.exit_code, left) == (0, 0)
-    assert f"{len(lines)} of {len(lines)} scripts are kept." in result.stderr
+    assert f"{len(lines)} of {len(lines)} scripts passed." in result.stderr
 
 
 async def test_some_scripts_may_be_chosen_by_clause_and_their_sessions_kept() -> None:
@@ -71,7 +71,7 @@ async def test_a_header_without_which_nobody_comes_in_is_sent() -> None:
     assert result.exit_code == VERIFICATION
     assert "step 1: foreign_origin" in result.stdout
     assert "step 2: error: type is 'error', not 'welcome'" in result.stdout
-    assert "0 of 6 scripts are kept." in result.stderr
+    assert "0 of 6 scripts passed." in result.stderr
 
 
 async def test_who_is_let_in_by_a_header_leaves_nothing_behind_either() -> None:

@@ -40,9 +40,9 @@ def test_the_scripted_demo_proves_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_server_is_left_up_until_ctrl_c(tmp_path: Path) -> None:
     terminal = Terminal(["demo", "--model", "scripted", "--keep", str(tmp_path)], {"TERM": "xterm"})
-    terminal.until("The server is still up: ")
-    terminal.until("Ctrl-C ends it.")
-    address = terminal.text.partition("still up: ")[2].split()[0]
+    terminal.until("The server is still running: ")
+    terminal.until("Ctrl-C stops it.")
+    address = terminal.text.partition("still running: ")[2].split()[0]
     page, _, session = address.partition("&open=")
     with urllib.request.urlopen(page, timeout=30) as answer:
         assert answer.status == 200

@@ -31,7 +31,7 @@ def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch
     done = run("doctor", "--fix", ".")
     assert done.stdout == GOLDEN
     assert done.stderr == (
-        "5 histories: 1 clean, 2 with findings, 1 with findings that cost something, 1 unreadable.\n"
+        "5 histories: 1 clean, 2 with findings, 1 with findings that need a loss, 1 unreadable.\n"
     )
     assert done.exit_code == 7
     assert max(map(width_of, done.stdout.splitlines())) <= 80
@@ -40,14 +40,14 @@ def test_what_a_person_reads_at_80_columns(run: Run, tmp_path: Path, monkeypatch
 GOLDEN = """\
 ✗ NaN.json
   openai-chat for openai-chat, 1 message, 1 finding
-  the whole: not-a-number: NaN and Infinity are no JSON.
+  the whole: not-a-number: NaN and Infinity are not JSON.
     repair: replaced by null; lost: NaN
   wrote NaN.repaired.json
 ! anthropic.broken.json
   anthropic for anthropic, 5 messages, 1 finding
   message 1: dangling-call (toolu_01B): Every tool call has a result, directly
     after it.
-    repair: added a result that says so
+    repair: added a result that states the outcome
   wrote anthropic.broken.repaired.json
 ✓ claude-code.valid.jsonl
   claude-code for anthropic, 12 messages in 2 conversations
@@ -59,7 +59,7 @@ GOLDEN = """\
   opencode for opencode, 2 messages, 1 finding
   message/ses_1/msg_2.json, message 1: dangling-call (call_A): Every tool call
     has a result, directly after it.
-    repair: added a result that says so
+    repair: added a result that states the outcome
   wrote opencode.broken/storage.repaired
 """
 
@@ -84,7 +84,7 @@ def test_json_is_one_object_a_history_with_every_field(run: Run, tmp_path: Path)
         {
             "code": "dangling-call",
             "rule": "Every tool call has a result, directly after it.",
-            "repair": "added a result that says so",
+            "repair": "added a result that states the outcome",
             "line": 6,
             "message": -1,
             "part": -1,
@@ -129,7 +129,7 @@ def test_a_folder_without_a_history_is_not_found(run: Run, tmp_path: Path) -> No
     (tmp_path / "package.json").write_text('{"name": "x"}')
     done = run("doctor", tmp_path)
     assert done.exit_code == 3
-    assert "no history in it [no-history]" in done.stdout
+    assert "it contains no history [no-history]" in done.stdout
 
 
 def test_in_place_replaces_and_keeps_the_original(run: Run, tmp_path: Path) -> None:
@@ -146,15 +146,15 @@ def test_without_fix_nothing_is_written_and_the_way_is_shown(run: Run, tmp_path:
     path = put(tmp_path, "tunacode.broken.json")
     before = sorted(tmp_path.iterdir())
     done = run("doctor", path)
-    assert done.stderr.endswith("--fix writes repaired copies beside them.\n")
+    assert done.stderr.endswith("--fix writes repaired copies beside the files.\n")
     assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--for", "nobody"], "no profile is called 'nobody'"),
-        (["--format", "klingon"], "no format is called 'klingon'"),
+        (["--for", "nobody"], "unknown profile 'nobody'"),
+        (["--format", "klingon"], "unknown format 'klingon'"),
         (["--in-place"], "give both"),
     ],
 )
@@ -225,7 +225,7 @@ def test_standard_input_is_read_from_a_pipe() -> None:
     assert (done.returncode, told["path"], told["format"], told["status"]) == (6, "-", "codex", "findings")
     refused = _doctor("--fix", "-", input=body)
     assert (refused.returncode, refused.stdout) == (2, b"")
-    assert b"name a file" in refused.stderr
+    assert b"give a file" in refused.stderr
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_a_folder_that_may_not_be_searched_is_told(
     monkeypatch.setattr(os, "access", lambda path, _: not str(path).endswith("closed"))
     done = run("doctor", tmp_path)
     assert done.exit_code == 7
-    assert "this user may not look into it [no-permission]" in done.stdout
+    assert "this user has no permission to read it [no-permission]" in done.stdout
 
 
 def test_the_fields_of_a_report_are_those_that_are_promised(run: Run, tmp_path: Path) -> None:
@@ -328,4 +328,4 @@ def test_a_thousand_files_show_how_far_it_is_on_a_terminal_only(
 
 def test_help_has_the_exit_codes(run: Run) -> None:
     text = run("doctor", "--help").stdout
-    assert "7  something cannot be read, or not be repaired without a loss" in text
+    assert "7  a file cannot be read, or not be repaired without loss" in text

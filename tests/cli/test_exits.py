@@ -31,10 +31,8 @@ def test_the_exit_code_follows_from_what_the_caller_can_do(error: MidstreamError
 
 
 def test_a_line_says_what_happened_what_to_do_and_the_code() -> None:
-    line, code = of_error(errors.SessionNotFoundError("there is no session 'a'"))
-    assert line == (
-        "there is no session 'a'. `midstream sessions list` shows what there is. [session_not_found]"
-    )
+    line, code = of_error(errors.SessionNotFoundError("no session 'a'"))
+    assert line == ("no session 'a'. `midstream sessions list` lists the sessions. [session_not_found]")
     assert code == 3
 
 
@@ -59,11 +57,11 @@ def test_a_bug_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:
 def test_a_bug_on_a_disk_that_takes_nothing_is_still_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
     line, _ = of_bug(RuntimeError("oh"), tmp_path / "state")
-    assert line.endswith("could not be kept) [bug]")
+    assert line.endswith("could not be stored) [bug]")
 
 
 def test_what_the_system_refuses_is_named_by_its_place_and_no_bug(tmp_path: Path) -> None:
     line, code = of_system(PermissionError(13, "Permission denied", "/nowhere/x"), tmp_path)
-    advice = "Choose another place with --home or --store, or make this one usable."
+    advice = "Choose another location with --home or --store, or make this one usable."
     assert (line, code) == (f"'/nowhere/x' cannot be used: Permission denied. {advice} [usage]", 2)
     assert of_system(OSError("odd"), tmp_path)[0].endswith("[bug]")

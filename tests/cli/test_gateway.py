@@ -85,7 +85,7 @@ def test_without_a_key_everybody_on_this_machine_is_answered(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--upstream", "nobody"), "there is no upstream 'nobody'"),
+        (("--upstream", "nobody"), "unknown upstream 'nobody'"),
         (("--upstream", "scripted", "--no-token", "--token", "x"), "--no-token"),
         (("--upstream", "scripted", "--no-token", "--host", "0.0.0.0"), "--no-token"),
         (("--upstream", "scripted", "--host", "0.0.0.0", "--token", "x"), "with --allow-host"),
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_in_one_line(run: Run, options: tuple[str, ...], w
 def test_a_key_that_is_none_is_not_shown_to_anybody(run: Run, tmp_path: Path) -> None:
     (tmp_path / "gateway-token").write_bytes(b"\xff\xfe")
     done = run("gateway", "--upstream", "scripted", "--port", "0")
-    assert (done.exit_code, done.stdout, "holds no key: remove it" in done.stderr) == (2, "", True)
+    assert (done.exit_code, done.stdout, "holds no key; remove it" in done.stderr) == (2, "", True)
 
 
 def test_how_to_reach_it_is_said_to_people(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_without_any_nothing_is_warned_of_and_nothing_is_made(path: Path) -> Non
 
 def test_a_check_has_the_numbers_in_the_file_and_in_the_keyring(path: Path, ring: FileKeyring) -> None:
     _keep(path, Keeper("one", str(path)), Keeper("two", str(path)))
-    words = f"2 stand in {str(path)!r}, which only this user may read"
+    words = f"2 are stored in {str(path)!r}, which only this user can read"
     assert check_secrets(path) == Check("secrets", CheckResult.OK, words)
     _keep(path, *[Keeper("one", str(path))] * 3, keyring=OsKeyring(answer_s=WAIT_S))
     assert check_secrets(path) == Check("secrets", CheckResult.OK, f"{words}; the keyring has 1")
@@ -51,14 +51,14 @@ def test_a_check_has_the_numbers_in_the_file_and_in_the_keyring(path: Path, ring
 def test_secrets_of_a_checkpoint_that_is_gone_are_warned_of(path: Path, tmp_path: Path) -> None:
     _keep(path, Keeper("one", str(tmp_path / "gone.db")))
     check = check_secrets(path)
-    assert (check.verdict, "1 belong to nothing any more" in check.words) == (CheckResult.WARNING, True)
+    assert (check.verdict, "1 are no longer used" in check.words) == (CheckResult.WARNING, True)
 
 
 def test_a_file_that_others_may_read_is_a_problem_and_told_as_json_too(run: Run, path: Path) -> None:
     _keep(path, Keeper("one", str(path)))
     well = json.loads(run("doctor", "--port", "0", "--json").stdout)
     (told,) = [check for check in well["checks"] if check["name"] == "secrets"]
-    assert (well["is_healthy"], told["verdict"], "1 stand in" in told["words"]) == (True, "ok", True)
+    assert (well["is_healthy"], told["verdict"], "1 are stored in" in told["words"]) == (True, "ok", True)
     path.chmod(0o644)
     done = run("doctor", "--port", "0", "--json")
     (told,) = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "secrets"]

@@ -46,12 +46,12 @@ def test_the_file_of_other_hosts_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ("{", "cannot be read as JSON"),
-        ([], "has no servers"),
-        ({"servers": {}}, "has no servers"),
-        ({"mcpServers": {"a": 1}}, "'a' is described wrongly"),
-        ({"mcpServers": {"a": {"command": 1}}}, "'a' is described wrongly"),
-        ({"mcpServers": {"a": {"type": "pigeon", "url": "x"}}}, "'a' is described wrongly"),
+        ("{", "is not valid JSON"),
+        ([], "contains no servers"),
+        ({"servers": {}}, "contains no servers"),
+        ({"mcpServers": {"a": 1}}, "'a' has an invalid description"),
+        ({"mcpServers": {"a": {"command": 1}}}, "'a' has an invalid description"),
+        ({"mcpServers": {"a": {"type": "pigeon", "url": "x"}}}, "'a' has an invalid description"),
         ({"mcpServers": {"a": {"args": ["x"]}}}, "'a' has no 'command'"),
         ({"mcpServers": {"a": {"type": "http"}}}, "'a' has no 'url'"),
         ({"mcpServers": {"a": {"command": "${NO_SUCH_VARIABLE}"}}}, "NO_SUCH_VARIABLE is not set"),

@@ -89,7 +89,7 @@ def test_what_a_person_reads() -> None:
 
 
 def test_what_a_person_reads_where_nothing_gets_through() -> None:
-    detail = "the first chunk came after 2.4 s: something holds answers back until they are whole"
+    detail = "the first chunk came after 2.4 s: a proxy buffers answers until they are complete"
     probed = (
         Probed("websocket", ProbeOutcome.REFUSED, detail="the handshake was answered with HTTP status 403"),
         Probed("sse", ProbeOutcome.BUFFERED, 5, 2.4, detail),
@@ -105,16 +105,16 @@ def test_what_a_person_reads_where_nothing_gets_through() -> None:
         "! events (SSE) buffered: the first chunk came after 2.4 s:",
         "               something holds answers back until they are",
         "               whole",
-        "It says it is: 1.1 wall.",
-        "No transport gets through undisturbed: ask whoever runs the",
-        "proxy in between.",
+        "It identifies itself as: 1.1 wall.",
+        "No transport works undisturbed. Contact the operator of the",
+        "proxy.",
     ]
     assert max(map(width_of, lines)) <= 60
 
 
 def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_disturbed() -> None:
     cut = Probed(
-        "websocket", ProbeOutcome.INCOMPLETE, 3, 0.01, "3 of 5 chunks came: something cuts answers short"
+        "websocket", ProbeOutcome.INCOMPLETE, 3, 0.01, "3 of 5 chunks came: a proxy cuts answers short"
     )
     late = Probed("sse", ProbeOutcome.BUFFERED, 5, 3.0, "the first chunk came after 3.0 s")
     last = [
@@ -125,11 +125,11 @@ def test_a_person_is_told_where_a_client_may_stay_with_a_transport_that_is_distu
         )
     ]
     assert last[0][-2:] == [
-        "Works: events (SSE). A client may stay with WebSocket unless it is told:",
+        "Works: events (SSE). A client may stay with WebSocket unless it is given",
         "--transport sse.",
     ]
     assert " ".join(last[1][-2:]) == (
-        "Works: long poll. A client may stay with WebSocket or events (SSE) unless it is told: --transport poll."
+        "Works: long poll. A client may stay with WebSocket or events (SSE) unless it is given --transport poll."
     )
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_asks_who_comes_is_told_from_one_that_has_no_probe(
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         let_in = run("doctor", url)
     assert (done.exit_code, done.stdout, let_in.exit_code) == (1, "", 0)
-    assert "asks who you are" in done.stderr
+    assert "requires authentication" in done.stderr
     assert done.stderr.rstrip().endswith("MIDSTREAM_TOKEN. [unauthorized]")
 
 

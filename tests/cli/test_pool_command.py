@@ -95,10 +95,10 @@ def test_one_session_is_shown_by_the_beginning_of_its_name(run: Run, pooled: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["show", "nobody"], 3, "no agent is known for session 'nobody'"),
+        (["show", "nobody"], 3, "no agent is recorded for session 'nobody'"),
         (["show", "har"], 2, "several sessions begin with 'har': name one of 'harbour', 'harvest'"),
-        (["clear"], 2, "name the sessions to clear, or say --all"),
-        (["clear", "harbour"], 2, "say --yes where nobody can be asked"),
+        (["clear"], 2, "no sessions given; name them, or give --all"),
+        (["clear", "harbour"], 2, "stdin is not a terminal; give --yes to confirm"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_an_exit_code(
@@ -129,7 +129,7 @@ def test_where_nothing_was_ever_pooled_there_are_no_agents(run: Run, tmp_path: P
     assert "0 records removed." in run("pool", "clear", "--all").stderr
     assert run("pool", "show", "harbour").exit_code == 3
     named = run("pool", "ls", "--store", tmp_path / "none.db")
-    assert (named.exit_code, "there is no database" in named.stderr) == (3, True)
+    assert (named.exit_code, "no database" in named.stderr) == (3, True)
 
 
 def test_who_is_asked_is_told_what_is_removed(on_terminal: OnTerminal, pooled: Path) -> None:

@@ -93,7 +93,7 @@ def test_an_approval_shows_the_call_why_it_is_asked_and_until_when() -> None:
 def test_a_question_shows_its_options_and_not_its_arguments() -> None:
     shown = [*question_lines(WHICH, PLAIN, 60)]
     assert shown == [
-        "       ? pay  asks you",
+        "       ? pay  asks:",
         "         Which?",
         "         1  red",
         "         2  dark blue",

@@ -35,7 +35,7 @@ def test_a_failed_turn_goes_on_and_its_rest_is_shown(run: Run, server: Serving) 
     say(server, "bad", "fail once", until="turn_ended")
     done = run("resume", "bad", "--url", server.url)
     assert (done.exit_code, done.stdout) == (0, "Now it works.\n")
-    assert "~ turn 1 goes on" in done.stderr
+    assert "~ turn 1 continues" in done.stderr
     again = run("resume", "bad", "--url", server.url)
     assert (again.exit_code, again.stdout, "[nothing_to_resume]" in again.stderr) == (4, "", True)
 
@@ -54,7 +54,7 @@ def test_a_turn_that_waits_for_a_person_is_taken_up_by_whoever_comes(server: Ser
     say(server, "mine", "ask", until="question_asked")
     environment = {"MIDSTREAM_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
     terminal = Terminal(["resume", "mine", "--url", server.url], environment)
-    terminal.until("turn 1 of mine runs: it waits for person")
+    terminal.until("turn 1 of mine is running; it waits for person")
     terminal.until("your answer >")
     terminal.press("the red one\n")
     terminal.until("I was told: the red one")

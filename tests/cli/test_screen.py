@@ -157,7 +157,7 @@ def test_what_happens_to_the_turn_is_told() -> None:
         "you    hi",
         "agent  Hel",
         "       ~ attempt 1 failed: silence [model_stalled]",
-        "       ~ asked again (attempt 2): what it had begun to say is void",
+        "       ~ retried (attempt 2): the text of the previous attempt is void",
         "       ~ stopped on request",
         "       ~ turn 1 failed: too long [model_rejected]",
     ]
@@ -202,5 +202,5 @@ def test_silence_and_its_end_are_noted_and_words_go_on_where_they_were_cut() -> 
     assert told.startswith("agent  Half a")
     assert told.endswith("agent  word\n")
     assert "the model has not begun for 30 s" in told
-    assert "goes on where it stopped" in told
+    assert "continues where it stopped" in told
     assert "resumed after 31 s" in told

@@ -52,10 +52,10 @@ def test_an_agent_that_is_not_there_is_said_in_one_line(run: Run) -> None:
     ("options", "words"),
     [
         (("--host", "0.0.0.0"), "--token-file or --auth"),
-        (("--host", "0.0.0.0", "--no-auth"), "for this machine alone"),
+        (("--host", "0.0.0.0", "--no-auth"), "serves this machine only"),
         (("--host", "0.0.0.0", "--token-file", "tokens"), "--allow-host"),
         (("--no-auth", "--token-file", "tokens"), "give one of them"),
-        (("--token-file", "open-tokens"), "others may read"),
+        (("--token-file", "open-tokens"), "readable by other users"),
         (("--token-file", "short-tokens"), "line 1 of"),
         (("--auth", "told:agent"), "MODULE:NAME"),
     ],
@@ -132,13 +132,13 @@ def test_where_all_is_kept_clients_are_told_of_no_limit(tmp_path: Path) -> None:
 def test_a_limit_of_what_is_kept_that_is_none_is_refused(run: Run, name: str, limit: str) -> None:
     done = run("serve", "no_such_app:agent", f"--keep-{name}", limit)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"'--keep-{name}': {limit!r} is no limit" in done.stderr
+    assert f"'--keep-{name}': {limit!r} is not a limit" in done.stderr
     assert "'all'" in done.stderr
 
 
 def test_events_are_counted_in_whole_numbers(run: Run) -> None:
     done = run("serve", "no_such_app:agent", "--keep-events-count", "1.5")
-    assert "'1.5' is no limit: give a whole number above 0, or 'all'" in done.stderr
+    assert "'1.5' is not a limit; give a whole number above 0, or 'all'" in done.stderr
 
 
 def _welcome(server: Serving) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def lines(output: str) -> list[Json]:
 def test_what_waits_is_listed_by_the_server_and_from_the_store_alike(run: Run, server: Serving) -> None:
     nothing = run("sessions", "questions", "--url", server.url)
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert nothing.stderr == "Nothing waits for a person.\n"
+    assert nothing.stderr == "No open questions.\n"
     say(server, "a", "pay", until="question_asked")
     say(server, "b", "delegate", until="question_asked")
     asked = lines(run("sessions", "questions", "--url", server.url, "--json").stdout)
@@ -82,7 +82,7 @@ def test_an_answer_is_taken_once(run: Run, server: Serving) -> None:
         [{"session": "a", "call_id": "c1", "choice": "allow"}],
     )
     again = run("sessions", "answer", "a", "deny", "--url", server.url)
-    assert (again.exit_code, "nothing waits for a person" in again.stderr) == (3, True)
+    assert (again.exit_code, "no question is open" in again.stderr) == (3, True)
     follow(server, "a", until="call_ended")
     assert (server.store.parent / "ledger").read_text() == "1\n"
 
@@ -135,7 +135,7 @@ def test_a_waiting_message_is_taken_back_and_the_turn_stopped(run: Run, server: 
     stopped = run("sessions", "cancel", "a", "--turn", "1", "--json", "--url", server.url)
     assert [told["is_running"] for told in lines(stopped.stdout)] == [False]
     shown = run("sessions", "show", "a", "--store", server.store).stdout
-    assert "~ message 1 was taken back" in shown
+    assert "~ message 1 was withdrawn" in shown
     assert "You said" not in shown
 
 

@@ -17,7 +17,7 @@ def test_one_place_is_looked_into(tmp_path: Path) -> None:
     surroundings = Surroundings(Paths(tmp_path, tmp_path), "never")
     assert isinstance(source_of(surroundings, None, None), StoreSource)
     assert isinstance(source_of(surroundings, None, "http://127.0.0.1:8000"), ServerSource)
-    with pytest.raises(UsageError, match="two places"):
+    with pytest.raises(UsageError, match="exclude each other"):
         source_of(surroundings, str(tmp_path / "s.db"), "http://127.0.0.1:8000")
 
 

@@ -37,7 +37,7 @@ def test_a_secret_is_brought_by_a_file_or_the_environment(
     assert brought_secret() == "f" * 43
     assert shown_for("http://127.0.0.1:1", "s", None) == SecretsToShow("f" * 43)
     file.chmod(0o644)
-    with pytest.raises(UsageError, match="others may read"):
+    with pytest.raises(UsageError, match="readable by other users"):
         brought_secret()
     file.unlink()
     with pytest.raises(UsageError, match="cannot be read"):

@@ -92,7 +92,7 @@ def test_a_prefix_that_fits_several_sessions_names_them(run: Run, store: Path) -
     done = run("sessions", "show", "har")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == (
-        "midstream: 'har' could be any of 'harvest-2', 'harbour-1': give more of the id. [usage]\n"
+        "midstream: 'har' is ambiguous: 'harvest-2', 'harbour-1'; give more of the id. [usage]\n"
     )
 
 
@@ -100,8 +100,7 @@ def test_what_is_not_there_is_not_found(run: Run, store: Path) -> None:
     done = run("sessions", "show", "nobody")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == (
-        "midstream: there is no session 'nobody'. `midstream sessions list` shows what there is. "
-        "[session_not_found]\n"
+        "midstream: no session 'nobody'. `midstream sessions list` lists the sessions. [session_not_found]\n"
     )
 
 
@@ -132,9 +131,9 @@ def test_deleting_needs_yes_where_nobody_can_be_asked(run: Run, store: Path) -> 
 
 def test_deleting_on_a_terminal_asks_and_takes_no_for_an_answer(on_terminal: OnTerminal, store: Path) -> None:
     arguments = ("sessions", "delete", "harbour-1", "--store", store)
-    seen = on_terminal(*arguments, answers={"for good? [y/N]:": "n\n"})
+    seen = on_terminal(*arguments, answers={"permanently? [y/N]:": "n\n"})
     assert seen.code == 130
-    seen = on_terminal(*arguments, answers={"for good? [y/N]:": "y\n"})
+    seen = on_terminal(*arguments, answers={"permanently? [y/N]:": "y\n"})
     assert (seen.code, "1 session deleted." in seen.text) == (0, True)
 
 

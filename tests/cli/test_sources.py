@@ -151,7 +151,7 @@ def test_an_encrypted_store_is_read_with_its_key_file_when_no_server_runs(tmp_pa
     store = ("--store", server.store)
 
     refused = run_process("sessions", "export", "s", *store)
-    assert "name the file with --key-file" in refused.stderr
+    assert "give the key file with --key-file" in refused.stderr
     opened = (*store, "--key-file", keys)
     assert run_process("sessions", "export", "s", *opened).stdout == live
     assert "You said: what is in the harbour?" in run_process("sessions", "show", "s", *opened).stdout
@@ -164,4 +164,4 @@ def test_an_encrypted_store_is_read_with_its_key_file_when_no_server_runs(tmp_pa
     refused = run_process("sessions", "export", "s", *store, "--key-file", other)
     assert "[key_missing]" in refused.stderr
     refused = run_process("sessions", "export", "s", "--url", server.url, "--key-file", keys)
-    assert "the server at --url has its own" in refused.stderr
+    assert "leave it out with --url" in refused.stderr

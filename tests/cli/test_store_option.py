@@ -17,7 +17,7 @@ def test_a_new_file_gets_keys_beside_it_and_other_stores_need_them_named(tmp_pat
     keys = tmp_path / "s.db.keys"
     assert keys.exists()
     assert isinstance(encrypted_store("memory:", keys, is_escrowed=False), EncryptedStore)
-    with pytest.raises(UsageError, match="name the keys with --key-file"):
+    with pytest.raises(UsageError, match="give one with --key-file"):
         encrypted_store("memory:", None, is_escrowed=True)
     with pytest.raises(UsageError):
         encrypted_store("memory:", tmp_path / "none", is_escrowed=True)

@@ -232,11 +232,11 @@ def test_people_and_sub_agents_have_their_place_in_a_turn() -> None:
         "         unknown",
         "       ~ waits for a person: Sure?",
         "       ~ ann answered: allow, with other arguments",
-        "       ~ the process that ran a call died: nobody knows whether it happened",
-        "       ~ message 1 waits for the end of this turn: and then?",
-        "       ~ message 1 was taken back",
-        "       ~ what became of a call came late (ok): it was paid",
-        "       ~ turn 1 goes on",
+        "       ~ the process that ran a call died; its outcome is unknown",
+        "       ~ message 1 is queued until the end of this turn: and then?",
+        "       ~ message 1 was withdrawn",
+        "       ~ the outcome of a call arrived late (ok): it was paid",
+        "       ~ turn 1 continues",
         "       completed after 7.0 s",
     ]
 
@@ -260,7 +260,7 @@ def test_a_pruned_journal_begins_with_its_words_and_results_without_their_times(
     assert first.entries == [SpokenText("user", "hi"), SpokenText("agent", "look"), called]
     assert (first.turn, first.status, first.at, second.turn, second.at) == (1, "failed", 0.0, 2, 100.0)
     shown = list(lines([first], PLAIN, 70))
-    assert "turn 1 · its events are not kept any more" in shown[0]
+    assert "turn 1 · its events are no longer kept" in shown[0]
     assert shown[-1].strip() == "failed"
     running = read([pruned(fold((1, record) for record in records[:-1]), at=99.0)])
     assert [turn.status for turn in running] == ["running"]
@@ -270,10 +270,13 @@ def test_what_an_upstreams_agent_wants_leave_for_is_noted_with_what_came_of_it()
     wants = QuestionAsked(
         1, 1, "leave-1", QuestionKind.APPROVAL, "d", 11.0, attempt=1, name="Bash", arguments='{"a":1}'
     )
-    assert note_of(wants) == 'wants leave for Bash {"a":1}'
+    assert note_of(wants) == 'requests permission for Bash {"a":1}'
     closed = QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, 12.0)
-    assert note_of(closed) == "the question is closed: nobody answered in time"
-    assert note_of(replace(closed, why=CloseReason.WITHDRAWN)) == "the question is closed: it waits no more"
+    assert note_of(closed) == "the question is closed: no answer came in time"
+    assert (
+        note_of(replace(closed, why=CloseReason.WITHDRAWN))
+        == "the question is closed: no answer is needed any more"
+    )
     assert note_of(AnswerUsed(1, 1, 1, "leave-1", 12.0)) == ""
 
 

@@ -21,10 +21,10 @@ NAMESPACE = MemoryStore()
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ("nobody", "there are acp, claude"),
+        ("nobody", "known: acp, claude"),
         ("acp", "command"),
-        ("cursor", "name the model"),
-        ("openai", "name the model"),
+        ("cursor", "needs a model"),
+        ("openai", "needs a model"),
         ("openai-compatible:http://127.0.0.1/v1", "--model"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_key_is_taken_from_the_variable_that_is_named(monkeypatch: pytest.Monk
 def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(UsageError, match="wants a key"):
+    with pytest.raises(UsageError, match="needs a key"):
         find_upstream("openai:gpt-5", NAMESPACE)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     found = find_upstream("openai:gpt-5", NAMESPACE, cwd=tmp_path)
@@ -81,9 +81,9 @@ def test_what_remembers_is_pooled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             "claude",
             "claude_agent_sdk",
             UpstreamOptions(permission_mode="polite"),
-            "it has default, acceptEdits",
+            "it supports default, acceptEdits",
         ),
-        ("codex", "openai_codex", UpstreamOptions(sandbox="beach"), "it has read-only, workspace-write"),
+        ("codex", "openai_codex", UpstreamOptions(sandbox="beach"), "it supports read-only, workspace-write"),
     ],
 )
 def test_a_word_that_an_upstream_does_not_know_is_refused_with_those_it_knows(

@@ -374,7 +374,7 @@ async def test_a_full_disk_is_named_and_nothing_is_written(file: CheckpointFile)
 
 async def test_a_folder_that_cannot_be_made_is_named(secrets: SecretStore) -> None:
     file = CheckpointFile(Path("/dev/null") / "state.db", server=SERVER, secrets=secrets, world=FakeWorld())
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         await file.open()
     await file.close()
 
@@ -459,7 +459,7 @@ async def test_a_stream_whose_secret_cannot_be_kept_is_not_kept_either(path: Pat
     nowhere = SecretStore(Path("/dev/null/secrets.db"), world=World())
     file = CheckpointFile(path, server=SERVER, secrets=nowhere, world=FakeWorld())
     await file.open()
-    with pytest.raises(UsageError, match=r"'/dev/null/secrets\.db' cannot be made"):
+    with pytest.raises(UsageError, match=r"'/dev/null/secrets\.db' cannot be created"):
         await file.write("a", SECRETIVE)
     assert await file.streams() == []
     await file.close()

@@ -331,7 +331,7 @@ async def test_a_playback_that_nobody_ever_saw_is_lost_with_an_error(tmp_path: P
         command = CommandKept(0, b"what is this")
         await client._file.write("stream-1", [StreamBegun("s1", "secret"), command])
         (turn,) = await client.resume_interrupted()
-        with pytest.raises(StoreDamagedError, match="say it again"):
+        with pytest.raises(StoreDamagedError, match="send the message again"):
             await _all(aiter(turn))
         assert await client.resume_interrupted() == []
 
@@ -589,7 +589,7 @@ async def test_a_frame_that_breaks_in_the_middle_is_read_again(dial: Dial, scrip
         [Welcome("", "1-1", "1-1"), b'{"type":"events","events":[{"id":"1-9","record":{}}]}'],
         [Welcome("", "1-1", "1-1"), b'{"type":"unheard of"}'],
         [Error("draining", "restarting", "later")],
-        [Error("store_full", "no room", "later", seqno=0, retry_after_s=0.0)],
+        [Error("store_full", "no space is left", "later", seqno=0, retry_after_s=0.0)],
     ],
 )
 async def test_a_server_out_of_its_mind_is_left_and_asked_again(

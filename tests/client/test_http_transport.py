@@ -299,7 +299,7 @@ async def test_a_page_that_answers_in_the_servers_place_is_a_lost_connection() -
 
         peer._answer = answer  # type: ignore[method-assign] # another server stands there
         await transport.send([frames.encode(OPENING)])
-        with pytest.raises(ConnectionLostError, match="no event stream"):
+        with pytest.raises(ConnectionLostError, match="not an event stream"):
             await transport.receive()
 
 

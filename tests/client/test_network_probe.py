@@ -53,7 +53,7 @@ def arrived(*times: float, refusal: str = "") -> Arrivals:
         (arrived(0.1, 0.7, 1.3, 1.9), ProbeOutcome.INCOMPLETE),
         (arrived(0.1, 0.7), ProbeOutcome.INCOMPLETE),
         (arrived(0.1), ProbeOutcome.AT_ONCE),
-        (arrived(0.1, 0.7, refusal="the connection broke"), ProbeOutcome.INCOMPLETE),
+        (arrived(0.1, 0.7, refusal="the connection was lost"), ProbeOutcome.INCOMPLETE),
         (arrived(), ProbeOutcome.NOTHING),
         (arrived(refusal="403"), ProbeOutcome.REFUSED),
     ],
@@ -129,7 +129,7 @@ async def test_where_nothing_answers_it_is_said() -> None:
         NetworkProbe("localhost:8000")
 
 
-@pytest.mark.parametrize(("is_certified", "told"), [(True, "is not believed"), (False, "speaks no TLS")])
+@pytest.mark.parametrize(("is_certified", "told"), [(True, "is not trusted"), (False, "does not use TLS")])
 async def test_who_answers_in_another_tongue_is_no_silence(
     tmp_path: Path, *, is_certified: bool, told: str
 ) -> None:

@@ -123,5 +123,5 @@ async def test_what_was_handled_is_read_and_nothing_behind_it() -> None:
     assert (await answer_until(told(*events[:1], *events[3:]), end)).now.transcript == "2 "
     gone = reading.event("1-1", Gone("1-1", "a power cut"))
     assert (await answer_until(told(gone, *events), end)).now.transcript == ""
-    missing = SessionNotFoundError("there is no session")
+    missing = SessionNotFoundError("no session")
     assert (await answer_until(told(events[0], error=missing), end)).now.transcript == "2 "

@@ -222,7 +222,7 @@ async def test_a_keyring_that_is_locked_later_loses_nothing(
         with pytest.raises(UnavailableError):
             await call
     await store.settle(ours, ())
-    assert "is still there" in caplog.text
+    assert "could not be removed" in caplog.text
     with chosen(ring):
         assert ring.kept() == [SECRET, SECRET]
         await make().settle(ours, ())
@@ -413,11 +413,11 @@ async def test_a_file_of_an_earlier_layout_begins_anew_and_the_log_has_a_warning
     assert await store.get(SESSION) is None
     assert await store.put(SESSION, SECRET) == SECRET
     assert (OTHER.encode() in _bytes(path), await store.get(SESSION)) == (False, SECRET)
-    assert [f"{path} is of an earlier layout" in each for each in caplog.messages] == [True]
+    assert [f"{path} has an earlier layout" in each for each in caplog.messages] == [True]
 
 
 async def test_a_folder_that_cannot_be_made_is_named() -> None:
     store = SecretStore(Path("/dev/null/secrets.db"), world=World())
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         await store.put(STREAM, SECRET)
     await store.close()

@@ -203,7 +203,7 @@ def test_a_client_is_used_in_one_block(serve: Serve) -> None:
     client = connect(serve([text(WORDS)]))
     with client:
         pass
-    with pytest.raises(UsageError, match="make another one"), client:
+    with pytest.raises(UsageError, match="create another one"), client:
         pass
     client.close()
 

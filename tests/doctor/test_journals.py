@@ -50,7 +50,7 @@ def test_a_database_of_ours_is_clean_and_its_open_turns_are_no_defect(store: Pat
     done = examine(store)
     assert (done.report.status, done.report.format, done.remedy) == (Status.CLEAN, "midstream", None)
     assert (done.report.conversations, done.report.messages) == (1, 2)
-    assert done.report.notes == ("a turn is open: the next owner carries it on",)
+    assert done.report.notes == ("a turn is open; the next node continues it",)
 
 
 def test_a_damaged_database_is_told(store: Path) -> None:

@@ -93,8 +93,8 @@ def test_a_broken_turn_that_was_taken_back_is_no_defect_and_stays_in_the_copy(tm
     ]
     done = examine(write_lines(tmp_path / "r.jsonl", lines))
     assert [(found.code, found.call_id) for found in done.report.findings] == [("dangling-call", "kept")]
-    assert done.report.conversations == 1, "what was taken back began no new one"
-    assert done.report.notes == ("lines of turns that were taken back, kept and not judged: 4",)
+    assert done.report.conversations == 1, "what was withdrawn began no new one"
+    assert done.report.notes == ("lines of withdrawn turns, kept and not judged: 4",)
     assert done.remedy is not None
     copy = done.remedy.beside().path
     kept = read_lines(copy)

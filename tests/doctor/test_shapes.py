@@ -85,7 +85,7 @@ def test_names_are_known_as_people_write_them() -> None:
         "gemini",
         "openai-chat",
     ]
-    with pytest.raises(UsageError, match="no format is called"):
+    with pytest.raises(UsageError, match="unknown format"):
         known_format("klingon")
 
 

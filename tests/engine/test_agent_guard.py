@@ -157,7 +157,7 @@ async def test_a_turn_whose_tools_are_gone_is_held_and_shown() -> None:
     before = runner.newest
     assert host.waits_for(runner) == "agent"
     for command in (SendMessage(UserMessage.of("and?")), Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW)):
-        with pytest.raises(AgentMismatchError, match=r"does not have any more \('push'\).*sessions resume"):
+        with pytest.raises(AgentMismatchError, match=r"no longer has \('push'\).*sessions resume"):
             await runner.submit(command)
     assert (runner.newest, runner.state.is_live) == (before, True)
     ran: list[str] = []

@@ -285,7 +285,7 @@ async def test_one_that_never_ends_is_cut() -> None:
 
     failed = noted.reports[-1]
     assert isinstance(failed, ModelFailed)
-    assert failed.message == "scripted said nothing for 600 s"
+    assert failed.message == "scripted sent nothing for 600 s"
 
 
 @spec("TURN-65")

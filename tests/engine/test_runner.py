@@ -635,7 +635,7 @@ async def test_a_bug_while_words_are_said_ends_the_session_and_says_nothing_twic
         with pytest.raises(UnavailableError, match="RuntimeError"):
             await runner.wait(runner.newest.position)
     assert runner.has_failed
-    assert "a session ended on a bug" in caplog.text
+    assert "a session ended on a defect" in caplog.text
     said = [decode(each.body) for each in await store.read("s", after=0, limit=100)]
     assert [each.text for each in said if isinstance(each, Delta)] == ["a"]
     await host.stop()

@@ -1,4 +1,4 @@
-"""Sub-agents: a child session does the work of a call, whatever happens to either of them."""
+"""Sub-agents: a child session runs a call of another session, whatever happens to either of them."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ async def test_nobody_speaks_to_a_child_but_its_parent() -> None:
     host = await _started(_boss(Agent(ScriptedModel([text("here")]), name="finder")), MemoryStore())
     await run_turn(host, "s", "where is it?")
     child = await host.session(CHILD)
-    with pytest.raises(UsageError, match="does the work of a call"):
+    with pytest.raises(UsageError, match="runs a call of another session"):
         await child.submit(SendMessage(UserMessage.of("and you?")))
     end = child.newest.position
     assert await child.submit(SendMessage(UserMessage.of("find it"), parent=child.state.parent)) == end

@@ -266,7 +266,7 @@ def test_the_profile_is_the_callers_choice() -> None:
     done = repaired_body("/v1/chat/completions", json.dumps(asked).encode(), profile="strict-template")
     assert done is not None
     assert len(json.loads(done.body)["messages"][1]["tool_calls"][0]["id"]) == 9
-    with pytest.raises(UsageError, match="no profile is called 'opnai'"):
+    with pytest.raises(UsageError, match="unknown profile 'opnai'"):
         repairing(httpx2.Client(), profile="opnai")
 
 
@@ -309,7 +309,7 @@ def test_a_callback_that_fails_stops_nothing_and_is_named_in_the_log(
     with repairing(httpx2.Client(), on_repair=failing) as http:
         http.post(f"{provider.url}/v1/messages", json={"messages": BROKEN_ANTHROPIC}).raise_for_status()
     assert [record.getMessage().rpartition(":")[0] for record in caplog.records] == [
-        "a history was sent repaired, and its caller could not be told: RuntimeError in failing"
+        "a repaired history was sent, and the report to its caller failed: RuntimeError in failing"
     ]
 
 

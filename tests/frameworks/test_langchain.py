@@ -186,9 +186,9 @@ def test_the_state_may_be_an_object() -> None:
 
 def test_what_is_no_json_is_a_typed_error() -> None:
     messages: list[BaseMessage] = [AIMessage("", tool_calls=[{**CALL, "args": {"to": object()}}])]
-    with pytest.raises(InvalidHistoryError, match="message 0 is no JSON value"):
+    with pytest.raises(InvalidHistoryError, match="message 0 is not a JSON value"):
         repair_messages(messages)
-    with pytest.raises(UsageError, match="no profile is called 'x'"):
+    with pytest.raises(UsageError, match="unknown profile 'x'"):
         repair_messages(broken(), profile="x")
 
 

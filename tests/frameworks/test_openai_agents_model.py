@@ -314,7 +314,7 @@ async def test_the_limit_of_the_settings_holds_for_the_whole_answer() -> None:
         error = await error_of(responses_agent(server.url, model_settings=ModelSettings(timeout=0.2)))
         assert (type(error), error.message) == (
             ModelStalledError,
-            "openai-agents:m gave no whole answer within 0.2 s",
+            "openai-agents:m gave no complete answer within 0.2 s",
         )
         await asyncio.wait_for(server.left.wait(), WAIT_S)
 

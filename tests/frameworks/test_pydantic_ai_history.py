@@ -202,7 +202,7 @@ def test_a_message_without_json_form_is_a_typed_error() -> None:
 
 
 def test_an_unknown_profile_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="no profile is called 'x'"):
+    with pytest.raises(UsageError, match="unknown profile 'x'"):
         repair_history("x")
 
 

@@ -107,7 +107,7 @@ def test_the_newest_epoch_is_known_by_when_it_began(
 
 @spec("STREAM-104")
 def test_an_epoch_that_began_another_time_shows_a_server_that_was_set_back_and_went_on() -> None:
-    with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 another time since"):
+    with pytest.raises(EventsLostError, match="had 2-7 on its disk, and began epoch 2 again since"):
         known_after(KNOWN, KEPT, OTHER.epoch, OTHER.began_at)
 
 

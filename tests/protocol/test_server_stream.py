@@ -274,7 +274,7 @@ def test_an_event_that_is_not_on_the_line_is_gone(event_id: str, epoch_at: int |
     stream.admit(_session(*_said()), epoch_at=epoch_at, now=0.0)
     welcome, gone = _sent(stream)
     assert welcome == Welcome("a", "3-5", "3-1", 1, 1, turn_status="running", status="running", began_at=1.0)
-    assert gone == Gone("3-1", f"the event {event_id} is not on this session's line")
+    assert gone == Gone("3-1", f"the event {event_id} is not in this session's journal")
     assert stream.cursor == 1
 
 
@@ -312,7 +312,7 @@ def test_a_reader_may_begin_before_the_first_record_and_has_nothing_to_say() -> 
 def test_a_stream_the_server_forgot_is_refused() -> None:
     stream = _opened(Open("b", SECRET, event_id="3-4", next_seqno=1))
     stream.admit(_session(*_said()), epoch_at=3, now=0.0)
-    assert _sent(stream) == [Error("stream_not_found", "this session does not know the stream 'b'")]
+    assert _sent(stream) == [Error("stream_not_found", "this session has no stream 'b'")]
     assert stream.is_closed
 
 
@@ -685,7 +685,7 @@ def test_who_is_owed_what_was_pruned_is_told_and_shown_a_snapshot(event_id: str)
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     welcome, gone = _sent(stream)
     assert welcome == Welcome("", "3-5", "3-4", status="running", oldest=5, began_at=1.0)
-    reason = "the events before position 5 are not kept any more"
+    reason = "the events before position 5 are no longer kept"
     assert gone == Gone("3-4", reason, oldest=5, has_snapshot=True)
     assert (stream.cursor, stream.snapshot_due) == (4, SnapshotDue.BEGINNING)
 
@@ -707,7 +707,7 @@ def test_a_client_of_before_that_takes_no_snapshot_is_told_where_events_go_on() 
     stream = _opened(Open(event_id="3-2"))
     stream.admit(_session(*_said()), epoch_at=None, pruned_to=EventId(3, 4), now=0.0)
     _, gone = _sent(stream)
-    assert gone == Gone("3-4", "the events before position 5 are not kept any more", oldest=5)
+    assert gone == Gone("3-4", "the events before position 5 are no longer kept", oldest=5)
     assert (stream.cursor, stream.snapshot_due) == (4, None)
 
 

@@ -830,7 +830,7 @@ test("a stop reaches somebody else's turn past a message of one's own that waits
   client.close();
 });
 
-test("a message that was taken back ends its stream, and another one does not", () => {
+test("a message that was withdrawn ends its stream, and another one does not", () => {
   const { stream } = saying();
   const withdrawn = { type: "message_withdrawn", number: 1, at: 1 };
   stream.receive(events(["1-2", { ...withdrawn, stream: "other" }]), NOW);

@@ -348,7 +348,7 @@ async def test_rule_18_no_door_stands_open_by_default(
     if starts:
         await asyncio.wait_for(serving, 20)
     else:
-        with pytest.raises(UsageError, match="lets the network in"):
+        with pytest.raises(UsageError, match="opens the server to the network"):
             await serving
 
 

@@ -1,4 +1,4 @@
-"""What a client meets where events are not kept any more, or are not wanted one by one."""
+"""What a client meets where events are no longer kept, or are not wanted one by one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_reader_behind_what_is_kept_gets_a_snapshot_and_every_event_afte
         assert gone == {
             "type": "gone",
             "resume_from": str(at),
-            "reason": f"the events before position {at.position + 1} are not kept any more",
+            "reason": f"the events before position {at.position + 1} are no longer kept",
             "oldest": at.position + 1,
             "has_snapshot": True,
         }

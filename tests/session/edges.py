@@ -80,7 +80,7 @@ LATER_S = LOOK_BACK_S + 3600.0
 STATES_MAX = 20_000
 """States after which the search is too wide to be called small."""
 
-JUDGED = ReuseDecision("new", "nothing is known of it", "fresh")
+JUDGED = ReuseDecision("new", "no record", "fresh")
 
 
 class Edge(NamedTuple):

@@ -78,7 +78,7 @@ async def test_a_long_life_passes_in_no_time() -> None:
 
 async def test_a_life_that_goes_nowhere_is_ended() -> None:
     world = FakeWorld()
-    with pytest.raises(TimeoutError, match="nobody sleeps"):
+    with pytest.raises(TimeoutError, match="none sleeps"):
         await world.live_through(asyncio.Event().wait())
 
     async def sleep_for_ever() -> None:

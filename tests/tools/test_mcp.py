@@ -418,7 +418,7 @@ async def test_a_server_that_is_busy_with_a_call_keeps_the_tools_it_had(
     assert await _tools(old) == had
     hanging.cancel()
     await asyncio.wait([hanging])
-    with pytest.raises(ToolsUnavailableError, match="did not say within"):
+    with pytest.raises(ToolsUnavailableError, match="did not list its tools within"):
         await _tools(old)
 
 

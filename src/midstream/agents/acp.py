@@ -254,7 +254,7 @@ class _Conversation:
         if self._is_closed:
             raise UpstreamFailedError(f"this agent of {self._terms.name} is closed")
         if self._is_sending:
-            raise UpstreamBusyError(f"{self._terms.name} is still answering the message before")
+            raise UpstreamBusyError(f"{self._terms.name} is still answering the previous message")
         self._is_sending, is_in_order = True, False
         try:
             process = await self._started()
@@ -308,10 +308,10 @@ class _Conversation:
                 yield MessageTaken(self._session, before)
             raise doubtful(error) from error.__cause__
         if response.stop_reason == "cancelled":
-            raise UpstreamFailedError(f"somebody stopped {self._terms.name} while it was answering")
+            raise UpstreamFailedError(f"{self._terms.name} was stopped by another client during its answer")
         if response.stop_reason == "refusal" and not reader.has_words:
             if before:  # so some agents answer to sessions that they do not have
-                raise UpstreamFailedError(f"{self._terms.name} will not go on with this conversation")
+                raise UpstreamFailedError(f"{self._terms.name} refuses to continue this conversation")
             raise ModelFilteredError(f"{self._terms.name} refused the message")
         if not is_opened:
             self._is_fresh = False
@@ -367,7 +367,7 @@ class _Conversation:
             opening = connection.load_session(self._terms.cwd, self._session, mcp_servers=[*servers])
             is_loading = True
         else:
-            raise UpstreamGoneError(f"{self._terms.name} cannot go on with conversations of before")
+            raise UpstreamGoneError(f"{self._terms.name} cannot resume earlier conversations")
         try:
             await process.ask(opening, limit_s=OPENING_S)
         except ModelError as error:
@@ -378,11 +378,13 @@ class _Conversation:
         replayed = process.heard()
         others = {session for session, _ in replayed} - {self._session}
         if others and len(others) == len({session for session, _ in replayed}):
-            raise UpstreamMismatchError(f"{self._terms.name} opened another conversation than the one named")
+            raise UpstreamMismatchError(
+                f"{self._terms.name} opened another conversation than the requested one"
+            )
         is_told = any(isinstance(update, UserMessageChunk | AgentMessageChunk) for _, update in replayed)
         if is_loading and not is_told:
             # The protocol has it replay everything before it answers: what was not replayed is not remembered.
-            raise UpstreamGoneError(f"{self._terms.name} opened the conversation, and there is nothing in it")
+            raise UpstreamGoneError(f"{self._terms.name} opened the conversation, and it is empty")
 
     def _servers(self, process: AcpProcess) -> list[_Server]:
         can = process.capabilities.mcp_capabilities
@@ -421,7 +423,7 @@ class _Conversation:
 
 
 async def _nobody(_: str, __: ToolCallUpdate) -> Decision:
-    return "nobody is there to ask"
+    return "no person can be asked"
 
 
 def _attachment(file: File, can: PromptCapabilities) -> _Block:

@@ -135,7 +135,7 @@ class AcpProcess:
         )
         if greeting.protocol_version != PROTOCOL_VERSION:
             raise ModelMissingError(
-                f"{self._name} speaks version {greeting.protocol_version} of the protocol, not {PROTOCOL_VERSION}"
+                f"{self._name} uses version {greeting.protocol_version} of the protocol; expected {PROTOCOL_VERSION}"
             )
         self.capabilities = greeting.agent_capabilities or AgentCapabilities()
         if sign_in:
@@ -200,7 +200,7 @@ class AcpProcess:
         until.add_done_callback(lambda _: updates.put_nowait(None))
         while (update := await updates.get()) is not None:
             if updates.qsize() > UPDATES_MAX:
-                raise UpstreamFailedError(f"{self._name} says more than anybody can hear")
+                raise UpstreamFailedError(f"{self._name} sends output faster than it can be read")
             yield update
 
     def let_go(self) -> None:

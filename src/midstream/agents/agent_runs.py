@@ -148,7 +148,7 @@ class AgentRun:
             await asyncio.wait({self._reading}, timeout=self._limits.close_s)
         self.is_left = not self._reading.done()
         if self.is_left:
-            _log.warning("%s did not stop within %.0f s; it is left alone", self._name, self._limits.close_s)
+            _log.warning("%s did not stop within %.0f s; it is abandoned", self._name, self._limits.close_s)
 
     async def next(self) -> UpstreamEvent:
         """Return the next event; `Working` of ours while a tool takes long. Nothing may be asked after `Finished`.
@@ -218,4 +218,4 @@ class AgentRun:
     def _stalled(self, silent_s: float) -> ModelStalledError:
         names = ", ".join(sorted(set(self._open.values())))
         open_words = f" while its tools were open: {names}" if names else ""
-        return ModelStalledError(f"{self._name} said nothing for {silent_s:.0f} s{open_words}")
+        return ModelStalledError(f"{self._name} sent nothing for {silent_s:.0f} s{open_words}")

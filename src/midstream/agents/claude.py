@@ -141,7 +141,7 @@ class Claude(Upstream):
     ) -> None:
         given = options or ClaudeAgentOptions()
         if not isinstance(given.mcp_servers, dict):
-            raise UsageError("give `mcp_servers` as a dict: the host's servers are added to it")
+            raise UsageError("give `mcp_servers` as a dict; the client application's servers are added to it")
         if permissions is not None and given.can_use_tool is not None:
             raise UsageError("give either `permissions` or the SDK's `can_use_tool`")
         preset = {"type": "preset", "preset": "claude_code"}
@@ -258,7 +258,7 @@ class _Program:
     async def typed(self, error: Exception) -> ModelError:
         """Return what an error of the SDK means; the reason may stand on stderr only."""
         if isinstance(error, CLINotFoundError):
-            return ModelMissingError(f"{self._name} has no CLI to talk to: {error}")
+            return ModelMissingError(f"{self._name} has no CLI: {error}")
         if isinstance(error, ResultError):
             names = [error.terminal_reason, error.subtype]
             return upstream_error(self._name, str(error), names=names, status=error.api_error_status)
@@ -347,7 +347,7 @@ class _ClaudeAgent:
         if self._is_closed:
             raise UpstreamFailedError(f"this agent of {self._name} is closed")
         if self._is_sending:
-            raise UpstreamBusyError(f"{self._name} is still answering the message before")
+            raise UpstreamBusyError(f"{self._name} is still answering the previous message")
         self._is_sending, is_whole = True, False
         self._person = said.person
         try:
@@ -500,4 +500,6 @@ def _instructed(prompt: Any, instructions: str) -> Any:  # noqa: ANN401 - the SD
             return {**prompt, "append": f"{before}\n\n{instructions}".strip()}
         case "custom":
             return {**prompt, "prompt": f"{prompt['prompt']}\n\n{instructions}".strip()}
-    raise UsageError("a system prompt in a file cannot be given a host's instructions: give it as text")
+    raise UsageError(
+        "instructions of a client application cannot be added to a system prompt in a file; give the prompt as text"
+    )

@@ -94,7 +94,7 @@ class ClaudeReader:
             case UserMessage() if message.parent_tool_use_id is None:
                 yield from self._results(message)
             case ConversationResetMessage():
-                self._fail(UpstreamGoneError(f"{self._name} has put the conversation aside for an empty one"))
+                self._fail(UpstreamGoneError(f"{self._name} replaced the conversation by an empty one"))
             case RateLimitEvent():
                 if message.rate_limit_info.status == "rejected":
                     self._resets_at = message.rate_limit_info.resets_at
@@ -179,7 +179,7 @@ class ClaudeReader:
     def _result(self, result: ResultMessage, *, now: float) -> Iterator[UpstreamEvent]:
         reason = result.terminal_reason or ""
         if reason.startswith("aborted"):
-            self._fail(UpstreamFailedError(f"somebody stopped {self._name} while it was answering"))
+            self._fail(UpstreamFailedError(f"{self._name} was stopped by another client during its answer"))
             return
         if result.subtype not in _LIMITS and (result.is_error or result.subtype != "success"):
             self._fail(self._error(result, now=now))

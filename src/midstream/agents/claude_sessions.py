@@ -196,7 +196,7 @@ def _ms(line: KeyValueEntry) -> int:
 
 
 def _slow() -> EntryMovedError:
-    return EntryMovedError(f"others were faster {TRIES_MAX} times to write of a transcript")
+    return EntryMovedError(f"a transcript was changed by another process {TRIES_MAX} times in a row")
 
 
 def _name(key: SessionKey) -> str:

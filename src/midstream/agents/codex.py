@@ -123,7 +123,7 @@ class Codex:
     ) -> None:
         folder = Path(cwd).resolve()
         if not folder.is_dir():
-            raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
+            raise UsageError(f"the working folder {str(folder)!r} does not exist")
         if is_reviewing and permissions is not None:
             raise UsageError("either Codex's own review decides (`is_reviewing`), or `permissions` do")
         self.name = f"codex:{model or 'default'}"
@@ -175,7 +175,7 @@ class Codex:
             if not resume:
                 return CodexThread(self, codex, thread, "")
         if thread.id != resume:
-            raise UpstreamMismatchError(f"{self.name} took up {thread.id!r} instead of {resume!r}")
+            raise UpstreamMismatchError(f"{self.name} resumed {thread.id!r} instead of {resume!r}")
         return CodexThread(self, codex, thread, resume)
 
     async def fork(self, setup: Setup, *, agent: str, mark: str) -> CodexThread:

@@ -129,7 +129,7 @@ class CodexPermissions:
         if deciding.cancelled():
             return "cancel"
         if (error := deciding.exception()) is not None:
-            _log.error("a decision failed, so leave is refused", exc_info=error)
+            _log.error("a decision failed, so the permission is refused", exc_info=error)
             return "decline"
         answer = deciding.result()
         if isinstance(answer, Allowed):

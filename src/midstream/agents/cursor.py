@@ -140,7 +140,7 @@ class Cursor:
     ) -> None:
         folder = Path(cwd).resolve()
         if not folder.is_dir():
-            raise UsageError(f"there is no folder {str(folder)!r} for the agents to work in")
+            raise UsageError(f"the working folder {str(folder)!r} does not exist")
         self.name = f"cursor:{model}"
         self.abilities = Abilities(
             takes_servers=True, can_reinstruct=is_instructing, can_oauth=True, can_secret=True
@@ -188,7 +188,7 @@ class Cursor:
             agent = await self._bridge.openings.answer(client.resume_agent(resume, options), _closed)
         if agent.agent_id != resume:
             await _bounded(agent.close())
-            raise UpstreamMismatchError(f"{self.name} took up {agent.agent_id!r} instead of {resume!r}")
+            raise UpstreamMismatchError(f"{self.name} resumed {agent.agent_id!r} instead of {resume!r}")
         return CursorAgent(agent, self._bridge, resume)
 
     async def verify(self) -> bool:

@@ -90,7 +90,7 @@ async def decided(
             return verdict
         case Ask():
             if person is None:
-                return _refusal(permission, "this is not to be done without a person's leave")
+                return _refusal(permission, "this needs a person's permission")
             return await person(permission, verdict)
         case _:
             assert_never(verdict)
@@ -98,6 +98,6 @@ async def decided(
 
 def _refusal(permission: Permission, why: str) -> str:
     return (
-        f"{permission.tool!r} ({permission.kind}) is not allowed here: nobody is there to ask, and {why}. "
-        "Do without it, or say what would have to be done."
+        f"{permission.tool!r} ({permission.kind}) is not allowed here: no person can be asked, and {why}. "
+        "Do without it, or report what would have to be done."
     )

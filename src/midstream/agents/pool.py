@@ -124,7 +124,7 @@ class PoolLimits(Struct, frozen=True):
     def __post_init__(self) -> None:
         times = (self.rest_s, self.wait_s, self.record_age_max_s)
         if not (self.live_max > 0 and self.records_max > 0 and all(each > 0 for each in times)):
-            raise UsageError("the limits of a pool are positive numbers")
+            raise UsageError("the limits of a pool must be positive numbers")
 
 
 class Pooled(StoredModel):
@@ -293,7 +293,9 @@ class Pooled(StoredModel):
             if request.session and not request.is_ephemeral:
                 turn = await self._claimed(request, outline, setup)
         except OUT_OF_ORDER as error:
-            _log.warning("a turn goes without its record: %s", error.code, extra={"session": request.session})
+            _log.warning(
+                "a turn continues without its record: %s", error.code, extra={"session": request.session}
+            )
         if turn is None:
             judged = classify(None, outline, is_ephemeral=True)
             turn = PoolTurn(request, outline, judged, Fresh(is_pooled=False), setup, None)
@@ -482,7 +484,7 @@ class Pooled(StoredModel):
                     raise
                 turn.delivery.is_forced = turn.delivery.is_forced or doing.is_forced
                 turn.delivery.repeats += not doing.is_forced
-                self._log_turn(turn, "said again after %s", error.code)
+                self._log_turn(turn, "sent again after %s", error.code)
                 self._close_where_spoiled(turn)
                 await self._world.sleep(doing.after_s)
             else:
@@ -596,7 +598,7 @@ class Pooled(StoredModel):
             if turn.first_error is not None:
                 raise error from turn.first_error
             raise error
-        self._log_turn(turn, "begun anew after %s", error.code)
+        self._log_turn(turn, "a fresh agent after %s", error.code)
         is_mismatch = isinstance(error, UpstreamMismatchError)
         if isinstance(turn.action, ResumeAgent) and not is_mismatch:
             await self._learn(turn, is_alive=False)

@@ -220,7 +220,7 @@ class PoolEntries:
         )
         if learned.never_echoes(now=now) and not known.never_echoes(now=now):
             _log.warning(
-                "this upstream does not send the id of the conversation that it resumed: its agents go on while they "
+                "this upstream does not send the id of a resumed conversation: its agents are used while they "
                 "are open, and after that a fresh one gets the transcript",
                 extra={"upstream": self._upstream},
             )

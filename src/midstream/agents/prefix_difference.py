@@ -50,17 +50,17 @@ class PrefixCause(StrEnum):
 
 
 _WORDS = {
-    PrefixCause.MODEL: "another model was asked",
+    PrefixCause.MODEL: "another model was used",
     PrefixCause.TOOLS_ORDER: "the tools came in another order",
     PrefixCause.TOOLS: "the tools changed",
     PrefixCause.KEY_ORDER: "the same value was written with its members in another order",
-    PrefixCause.ENCODING: "the same words were encoded in another form",
-    PrefixCause.CLOCK: "a date or time went on",
-    PrefixCause.ID: "an id was made anew",
+    PrefixCause.ENCODING: "the same text was encoded in another form",
+    PrefixCause.CLOCK: "a date or time changed",
+    PrefixCause.ID: "an id changed",
     PrefixCause.PATH: "a path changed",
-    PrefixCause.MOVED: "what stood here has moved further down",
+    PrefixCause.MOVED: "the content at this place moved further down",
     PrefixCause.SHORTENED: "the conversation is shorter than before",
-    PrefixCause.WORDS: "the words changed",
+    PrefixCause.WORDS: "the text changed",
 }
 
 

@@ -119,12 +119,12 @@ def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool 
     theirs = outline.fingerprint
     if is_ephemeral:
         return Classification(
-            RequestRelation.SIDE_CALL, Reason("ephemeral", None, "the host says so"), new=theirs.count
+            RequestRelation.SIDE_CALL,
+            Reason("ephemeral", None, "declared by the client application"),
+            new=theirs.count,
         )
     if record is None:
-        return Classification(
-            RequestRelation.NEW, Reason("record", None, "nothing is known of it"), new=theirs.count
-        )
+        return Classification(RequestRelation.NEW, Reason("record", None, "no record"), new=theirs.count)
     mine = record.fingerprint
     common = common_users(mine.users, theirs.users)
     changed = _changed(mine, theirs)
@@ -222,20 +222,20 @@ def _judged(
     is_foreign = "identity" in changed or "system" in changed
     if is_foreign and is_longer:
         return RequestRelation.REBASE, Reason(
-            changed[0], None, f"the {changed[0]} changed, and the conversation goes on"
+            changed[0], None, f"the {changed[0]} changed, and the conversation continues"
         )
     if is_foreign or (changed and not common):
         if _is_of_aside(record, outline, changed):
-            words = "what looked like a side call goes on"
+            words = "an assumed side call continues"
             return RequestRelation.REBASE, Reason(changed[0], None, words)
-        words = f"the {changed[0]} changed, and the conversation does not go on"
+        words = f"the {changed[0]} changed, and the conversation does not continue"
         return RequestRelation.SIDE_CALL, Reason(changed[0], None, words)
     if changed:
         return RequestRelation.TOOLS_CHANGED, Reason(changed[0], None, f"the {changed[0]} changed")
     if delivery is None:
         return _unfit(record, outline, common)
     if not record.is_resumable:
-        words = "nobody knows whether the agent heard the last message"
+        words = "it is uncertain whether the agent received the last message"
         return RequestRelation.DIVERGENCE, Reason("phase", None, words)
     if delivery.users == 0:
         return RequestRelation.CONTINUATION, Reason("results", None, "the results of its calls are new")
@@ -250,18 +250,20 @@ def _unfit(record: PoolRecord, outline: Outline, common: int) -> tuple[RequestRe
     if common < min(known, count):
         return divergence, Reason("users", common, f"user message {common} is another one")
     if count < known:
-        return divergence, Reason("users", count, f"{known - count} user messages were taken back")
+        return divergence, Reason("users", count, f"{known - count} user messages were removed")
     if outline.tail_users == 0 and not (outline.tail_results and count == known):
-        return divergence, Reason("tail", None, "the last message is no user's and no awaited result")
+        return divergence, Reason("tail", None, "the last message is neither a user's nor an awaited result")
     if count == known:
         if outline.tail_users:
-            return RequestRelation.REPEAT, Reason("users", count - 1, "the agent has been asked this")
+            return RequestRelation.REPEAT, Reason(
+                "users", count - 1, "the agent already received this message"
+            )
         if Counter(outline.answered) <= Counter(record.answered):
-            return RequestRelation.REPEAT, Reason("results", None, "the agent has been given these results")
+            return RequestRelation.REPEAT, Reason("results", None, "the agent already received these results")
     if outline.tail_users < count - known:
         return divergence, Reason("users", known, "responses of others stand between the new messages")
     if known == 0:
-        return divergence, Reason("users", 0, "the agent knows no user message")
+        return divergence, Reason("users", 0, "the agent received no user message")
     return divergence, Reason("results", None, "the results are not those of the calls that the agent made")
 
 

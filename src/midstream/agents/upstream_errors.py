@@ -211,7 +211,7 @@ _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {
         _ASK: " (check its login or key, its account and the name of its model; then resume the turn)",
         _LONG: " (the conversation is longer than the model can read)",
-        _FILTER: " (its content filter; other words may pass)",
+        _FILTER: " (its content filter; another text may pass)",
     }
 )
 
@@ -261,7 +261,7 @@ def upstream_error(
         unknown: The type where no row matches.
     """
     kind = kind_of(words, names=names, status=status) or unknown
-    said = " ".join(words.split())[:REASON_CHARS_MAX] or "it did not say why"
+    said = " ".join(words.split())[:REASON_CHARS_MAX] or "no reason was given"
     return kind(f"{who} failed: {said}{_HINTS.get(kind, '')}", retry_after_s=retry_after_s)
 
 

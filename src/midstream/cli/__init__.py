@@ -33,25 +33,34 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "cache": (
         "midstream.cli.cache:cache",
-        "Show what of each turn came from the provider's cache, or an upstream's memory.",
+        "Show the cached share of each turn, and why the rest was not cached.",
     ),
-    "chat": ("midstream.cli.chat:chat", "Talk to an agent; survives Ctrl-C, cuts and restarts."),
+    "chat": (
+        "midstream.cli.chat:chat",
+        "Chat with an agent; survives Ctrl-C, lost connections and restarts.",
+    ),
     "conformance": (
         "midstream.cli.conformance:conformance",
-        "Try a server of the stream protocol, clause by clause.",
+        "Test a server of the stream protocol, clause by clause.",
     ),
-    "demo": ("midstream.cli.demo_command:demo", "Watch a session survive a cut and a SIGKILL."),
-    "doctor": ("midstream.cli.doctor:doctor", "Find and repair broken histories; probe the way to a server."),
-    "gateway": ("midstream.cli.gateway:gateway", "Put an agent behind the APIs of OpenAI and Anthropic."),
-    "login": ("midstream.cli.login:login", "Print a link that logs a browser in, once."),
-    "pool": ("midstream.cli.pool_command:pool", "List the agents that a pool would resume, or remove them."),
-    "resume": ("midstream.cli.resume:resume", "Go on with a turn that was interrupted or failed."),
+    "demo": ("midstream.cli.demo_command:demo", "Watch a session survive a cut connection and a SIGKILL."),
+    "doctor": (
+        "midstream.cli.doctor:doctor",
+        "Find and repair broken histories; check the connection to a server.",
+    ),
+    "gateway": ("midstream.cli.gateway:gateway", "Serve an agent under the APIs of OpenAI and Anthropic."),
+    "login": ("midstream.cli.login:login", "Print a one-time login link for a browser."),
+    "pool": (
+        "midstream.cli.pool_command:pool",
+        "List or remove the upstream agents that are kept for reuse.",
+    ),
+    "resume": ("midstream.cli.resume:resume", "Resume a turn that was interrupted or failed."),
     "serve": ("midstream.cli.serve:serve", "Serve an agent."),
     "sessions": (
         "midstream.cli.sessions:sessions",
         "List, show, answer, resume, stop, export and delete sessions.",
     ),
-    "token": ("midstream.cli.login:token", "Print the token of a server of this machine."),
+    "token": ("midstream.cli.login:token", "Print your token for a server on this machine."),
 }
 """Name: where it lives, and what it is for (a test compares this with the command's own help)."""
 
@@ -155,18 +164,18 @@ _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, me
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="MIDSTREAM_HOME",
-    help="Folder for everything midstream keeps (default: the XDG folders).",
+    help="Folder for all files of midstream (default: the XDG folders).",
 )
 @click.option(
     "--color",
     type=click.Choice(COLOR_MODES),
     default="auto",
     show_default=True,
-    help="auto: on a terminal, unless NO_COLOR or TERM=dumb say otherwise.",
+    help="auto: on a terminal, unless NO_COLOR or TERM=dumb is set.",
 )
 @click.pass_context
 def midstream_command(ctx: click.Context, home: Path | None, color: str) -> None:
-    """AI-agent sessions that survive anything.
+    """Durable AI-agent sessions.
 
     Results go to stdout, messages to stderr; every option can be set as MIDSTREAM_<COMMAND>_<OPTION>.
     """

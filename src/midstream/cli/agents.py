@@ -43,7 +43,7 @@ def find_agent(name: str) -> Agent:
     """
     module_name, colon, attribute = name.partition(":")
     if not (colon and module_name and attribute):
-        raise AgentNotFoundError(f"name the agent as MODULE:AGENT, such as app:agent, not {name!r}")
+        raise AgentNotFoundError(f"expected the agent as MODULE:AGENT, such as app:agent; got {name!r}")
     module = _imported(module_name)
     found = getattr(module, attribute, None)
     if found is None:
@@ -66,7 +66,7 @@ def find_access(name: str) -> Access:
     module_name, colon, attribute = name.partition(":")
     found = getattr(_imported(module_name), attribute, None) if colon and module_name and attribute else None
     if not isinstance(found, Access):
-        raise UsageError(f"name a `midstream.server.auth.access.Access` as MODULE:NAME, not {name!r}")
+        raise UsageError(f"expected a `midstream.server.auth.access.Access` as MODULE:NAME; got {name!r}")
     return found
 
 
@@ -79,7 +79,7 @@ def find_server(text: str) -> ToolSource:
     name, equals, where = text.partition("=")
     if not equals or not where.strip():
         raise UsageError(
-            "name an MCP server as NAME=COMMAND or NAME=URL, such as --mcp 'files=npx -y server .'"
+            "expected an MCP server as NAME=COMMAND or NAME=URL, such as --mcp 'files=npx -y server .'"
         )
     try:
         from midstream.tools.mcp import McpServer  # noqa: PLC0415 - an extra, and slow to import
@@ -90,7 +90,7 @@ def find_server(text: str) -> ToolSource:
     try:
         command, *arguments = shlex.split(where)
     except ValueError as error:
-        raise UsageError(f"the command of the MCP server {name!r} cannot be read: {error}") from error
+        raise UsageError(f"the command of the MCP server {name!r} cannot be parsed: {error}") from error
     return McpServer.stdio(command, arguments, name=name)
 
 
@@ -101,14 +101,14 @@ def _imported(name: str) -> ModuleType:
     importlib.invalidate_caches()
     if name.endswith(".py"):
         right = name.removesuffix(".py").replace("/", ".")
-        raise AgentNotFoundError(f"{name!r} is a file: name its module, {right!r}")
+        raise AgentNotFoundError(f"{name!r} is a file; give its module instead: {right!r}")
     try:
         is_there = find_spec(name) is not None
     except (ImportError, ValueError):
         is_there = False
     if not is_there:
         raise AgentNotFoundError(
-            f"there is no module {name!r} in {here} or on the Python path: "
+            f"no module {name!r} in {here} or on the Python path: "
             "run this in the folder of your agent's file, or correct the name"
         )
     try:
@@ -142,4 +142,4 @@ def _agents_in(module: ModuleType) -> str:
     names = sorted(name for name, value in there if isinstance(value, Agent) or _framework_of(value))
     if names:
         return f"did you mean {' or '.join(f'{module.__name__}:{name}' for name in names)}?"
-    return f"make one with `agent = midstream.Agent(...)` in {module.__name__}"
+    return f"create one with `agent = midstream.Agent(...)` in {module.__name__}"

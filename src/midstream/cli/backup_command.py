@@ -27,7 +27,7 @@ QUIET_S = 0.5
     help="Copy this store (default: the one `midstream serve` uses).",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
-@click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
+@click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def backup(
     surroundings: Surroundings,
@@ -38,7 +38,7 @@ def backup(
 ) -> None:
     """Copy the sessions into one file, also while a server works on them.
 
-    The copy is as of one moment, is checked, and appears only when it is complete. To restore it, stop all servers,
+    The copy shows one moment, is checked, and appears only when it is complete. To restore it, stop all servers,
     move the database and its companions (-wal, -shm) away, and put the copy in its place. A copy of an encrypted
     database needs the same key file.
     """
@@ -46,7 +46,7 @@ def backup(
     named = store or surroundings.places.store
     file = file_of(named)
     if file is None:
-        raise UsageError(f"store {str(named)!r} is not one file: copy it with the tools of its database")
+        raise UsageError(f"store {str(named)!r} is not a single file; copy it with the tools of its database")
     done = back_up(file, target, may_replace=force, progress=progress.show)
     progress.clear()
     if is_json:

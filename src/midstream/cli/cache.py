@@ -45,7 +45,7 @@ def cache(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> int:
-    """Show what of each turn came from the provider's cache, or an upstream's memory.
+    """Show the cached share of each turn, and why the rest was not cached.
 
     SESSION is an id, the beginning of one, or - for the last changed. With --diff the first difference of two
     requests is named, and the command ends with 6 where there is one.
@@ -119,10 +119,10 @@ def _compare(before: Path, after: Path, *, is_json: bool) -> int:
 
 def _body(path: Path) -> bytes:
     if path.stat().st_size > REQUEST_BYTES_MAX:
-        raise UsageError(f"{str(path)!r} is longer than any request ({REQUEST_BYTES_MAX:,} bytes)")
+        raise UsageError(f"{str(path)!r} is larger than a request can be ({REQUEST_BYTES_MAX:,} bytes)")
     body = path.read_bytes()
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise UsageError(f"{str(path)!r} holds no request, which is a JSON object: {error}") from error
+        raise UsageError(f"{str(path)!r} holds no request (a JSON object): {error}") from error
     return body

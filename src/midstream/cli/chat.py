@@ -48,20 +48,20 @@ class WatchEnd(IntEnum):
     INTERRUPTED = INTERRUPTED
 
 
-@click.command(short_help="Talk to an agent; survives Ctrl-C, cuts and restarts.")
+@click.command(short_help="Chat with an agent; survives Ctrl-C, lost connections and restarts.")
 @url_argument
-@click.option("--session", metavar="NAME", help="Talk in this session (default: a new one).")
+@click.option("--session", metavar="NAME", help="Use this session (default: a new one).")
 @click.option(
-    "--resume", is_flag=True, help="Go on with every turn that was interrupted, then in the last session."
+    "--resume", is_flag=True, help="Resume every turn that this terminal left, then the last session."
 )
-@click.option("--message", metavar="TEXT", help="Say this, show the answer, and end.")
-@click.option("--json", "is_json", is_flag=True, help='Print events, one a line: {"id", "record"}.')
+@click.option("--message", metavar="TEXT", help="Send this message, print the answer, and exit.")
+@click.option("--json", "is_json", is_flag=True, help='Print one event per line: {"id", "record"}.')
 @click.option(
     "--transport",
     type=click.Choice([AUTO, *(way.value for way in TransportKind)]),
     default=AUTO,
     show_default=True,
-    help="How frames are carried (auto: the first that works).",
+    help="The transport (auto: the first that works).",
 )
 @click.option("--cancel-on-interrupt", is_flag=True, help="Stop the turn on the first Ctrl-C (for scripts).")
 @click.pass_context
@@ -75,11 +75,11 @@ def chat(
     transport: TransportName,
     cancel_on_interrupt: bool,  # noqa: FBT001 - see above
 ) -> None:
-    """Talk to the agent at URL (default: MIDSTREAM_URL, or http://127.0.0.1:8000).
+    """Chat with the agent at URL (default: MIDSTREAM_URL, or http://127.0.0.1:8000).
 
-    Ctrl-C once detaches: the turn goes on in the server, and --resume shows the rest. Twice stops the turn. Without a
-    terminal, stdin is the message, the answer goes to stdout (each response of it when it is whole, so that nothing is
-    there twice) and everything else to stderr.
+    Ctrl-C once detaches: the turn continues in the server, and --resume shows the rest. Twice stops the turn.
+    Without a terminal, stdin is the message. The answer goes to stdout, each response when it is complete, and
+    everything else to stderr.
     """
     surroundings: Surroundings = ctx.obj
     url = url.rstrip("/")
@@ -111,9 +111,9 @@ def chat(
     try:
         words.encode()
     except UnicodeEncodeError as error:  # Python hands over what it could not decode as lone surrogates
-        raise UsageError("the message is not valid UTF-8: convert it first") from error
+        raise UsageError("the message is not valid UTF-8; convert it first") from error
     if not words.strip():
-        raise UsageError("there is nothing to say: give --message, or the message on stdin")
+        raise UsageError("the message is empty: give --message, or the message on stdin")
     ctx.exit(asyncio.run(talk.say(words)))
 
 
@@ -130,7 +130,9 @@ def _ask_and_answer(talk: ChatSession) -> int:
     """Take messages from the terminal until its end (Ctrl-D), or until a turn was left by Ctrl-C."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # makes `input` editable where it exists
-    talk.tell(f"{talk.session} at {talk.url}\nCtrl-C leaves a running turn, Ctrl-D ends; /help shows more.\n")
+    talk.tell(
+        f"{talk.session} at {talk.url}\nCtrl-C detaches from a running turn, Ctrl-D exits, /help shows more.\n"
+    )
     while True:
         try:
             words = input(PROMPT)
@@ -153,9 +155,9 @@ def _ask_and_answer(talk: ChatSession) -> int:
 
 def _help(talk: ChatSession) -> str:
     return f"""\
-/help   shows this, /quit ends; anything else goes to the agent.
-Ctrl-C  leaves a running turn: it goes on in the server. Twice stops it.
-Ctrl-D  ends the chat. Come back to it, or list all sessions:
+/help   shows this text, /quit exits; any other line goes to the agent.
+Ctrl-C  detaches: the turn continues in the server. Twice stops the turn.
+Ctrl-D  exits. To resume this chat, or to list all sessions:
 midstream chat {talk.url} --session {talk.session} --resume
 midstream sessions list --url {talk.url}
 """
@@ -244,7 +246,7 @@ class ChatSession:
         """Show what was missed of the turns that were left, and the rest of them."""
         left = await self._go_on(self._left_here, self._running)
         if left is None:
-            self._screen.note(f"no turn of {self.session} was interrupted")
+            self._screen.note(f"session {self.session} has no interrupted turn")
         return left or WatchEnd.COMPLETED
 
     async def go_on(self) -> WatchEnd | None:
@@ -272,7 +274,7 @@ class ChatSession:
         """The turns that this terminal did not see the end of."""
         for turn in await client.resume_interrupted():
             if turn.session == self.session:
-                self._screen.note(f"going on in {self.session} where this terminal stopped")
+                self._screen.note(f"continuing session {self.session} from the last event shown here")
                 yield turn.resume()
 
     async def _running(self, client: Client) -> AsyncIterator[AsyncIterator[Event]]:
@@ -282,9 +284,11 @@ class ChatSession:
             return
         with self._chats.shown(self.session) as shown:
             after = shown.newest or now.event_id
-        self._screen.note(f"turn {now.turns} of {self.session} runs: it waits for {now.waiting_on}")
+        self._screen.note(f"turn {now.turns} of {self.session} is running; it waits for {now.waiting_on}")
         if now.waiting_on == "agent":
-            self._screen.note("another agent began it, or its tools are gone; to continue it:")
+            self._screen.note(
+                "it belongs to another agent, or its tools are missing; to continue it with this agent:"
+            )
             self._screen.note(f"midstream sessions resume {self.session}")
         yield _to_end_of(now.turns, client.follow(self.session, after))
 
@@ -325,10 +329,10 @@ class ChatSession:
     def _tell_of_connection(self, trouble: MidstreamError | None, *, is_reconnecting: bool) -> None:
         code = trouble.code if trouble else ""
         if trouble and code != self._told:
-            self._screen.note(f"trying again: {trouble.message} [{code}]")
+            self._screen.note(f"retrying: {trouble.message} [{code}]")
         elif not trouble:
             self._screen.note(
-                "the connection broke: making a new one" if is_reconnecting else "connected again"
+                "the connection was lost; reconnecting" if is_reconnecting else "connected again"
             )
         self._told = code
 
@@ -400,7 +404,7 @@ class ChatSession:
             return
         elif shown.may_have(event.id):
             self._screen.note(
-                f"the last chat was killed while it showed event {event.id}: it may stand there twice"
+                f"the last chat was killed while it printed event {event.id}; that event may appear twice"
             )
         shown.begin(event.id)
         if self._is_json:
@@ -424,7 +428,7 @@ class ChatSession:
         self._screen.pause()
         again = f"midstream chat {self.url} --session {self.session} --resume"
         if interrupts.count < self.stops_at:
-            self.tell(f"\nDetached: the turn goes on. Come back with:\n  {again}\n")
+            self.tell(f"\nDetached: the turn continues. To resume:\n  {again}\n")
             self.tell(f"Ctrl-C again within {SECOND_CTRL_C_S:g} s stops it.\n")
             try:
                 async with asyncio.timeout(SECOND_CTRL_C_S):
@@ -436,7 +440,7 @@ class ChatSession:
             async with asyncio.timeout(CANCEL_S):
                 await self._stop(client, coming, shown, events)
         except TimeoutError:
-            self.tell(f"The turn was told to stop and has not ended yet: see {again}\n")
+            self.tell(f"The turn was cancelled and has not ended yet; see {again}\n")
         await _let_go(coming, events)
         return WatchEnd.INTERRUPTED
 

@@ -46,7 +46,7 @@ class Chats:
         """
         session = self._read_last().get(url)
         if session is None:
-            raise SessionNotFoundError(f"there is no chat at {url} to resume: begin one without --resume")
+            raise SessionNotFoundError(f"no chat at {url} can be resumed; start one without --resume")
         return session
 
     def remember(self, url: str, session: str) -> None:

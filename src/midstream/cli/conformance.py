@@ -23,24 +23,28 @@ from midstream.testing.conformance.scripts import Script, scripts
 from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, ServerTrial
 
 
-@click.command(short_help="Try a server of the stream protocol, clause by clause.")
+@click.command(short_help="Test a server of the stream protocol, clause by clause.")
 @click.argument("url")
 @click.option(
-    "--only", "words", metavar="WORDS", default="", help="Only scripts whose name or clauses hold this."
+    "--only",
+    "words",
+    metavar="WORDS",
+    default="",
+    help="Only scripts with this text in their name or clauses.",
 )
 @click.option(
     "--transport",
     "ways",
     type=click.Choice([way.value for way in TransportKind]),
     multiple=True,
-    help="How frames are carried; may be given more than once (default: each transport in turn).",
+    help="The transport; may be repeated (default: each one in turn).",
 )
 @click.option(
     "--header",
     "named",
     metavar="NAME:VALUE",
     multiple=True,
-    help="Sent with each request, such as an authorization; may be given more than once.",
+    help="Header of each request, such as an authorization; may be repeated.",
 )
 @click.option(
     "--wait",
@@ -51,7 +55,7 @@ from midstream.testing.conformance.server_side import WAIT_S, ScriptOutcome, Ser
     show_default=True,
     help="Seconds for each answer.",
 )
-@click.option("--keep", "is_kept", is_flag=True, help="Leave the sessions that the scripts open.")
+@click.option("--keep", "is_kept", is_flag=True, help="Keep the sessions of the scripts.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON object for each script.")
 @click.pass_obj
 def conformance(
@@ -64,7 +68,7 @@ def conformance(
     is_kept: bool,  # noqa: FBT001 - click passes options so
     is_json: bool,  # noqa: FBT001 - see above
 ) -> int:
-    """Try a server of the stream protocol at URL, clause by clause, over each transport.
+    """Test a server of the stream protocol at URL, clause by clause, over each transport.
 
     Each script opens its own session and sends a few messages to the agent there, whose answers do not matter. The
     sessions are deleted in the end. Each difference is printed with its step and the server's frames.
@@ -78,7 +82,7 @@ def conformance(
         if each.fits(TransportKind(way))
     ]
     if not chosen:
-        raise UsageError(f"no script is about {words!r}")
+        raise UsageError(f"no script matches {words!r}")
     return asyncio.run(
         _try(surroundings, base_url(url), headers, chosen, wait_s, is_kept=is_kept, is_json=is_json)
     )
@@ -132,7 +136,7 @@ async def _try(
         if not is_kept:
             for trial in trials.values():
                 await _clear(url, trial.sessions, headers)
-    click.echo(f"{len(chosen) - different} of {len(chosen)} scripts are kept.", err=True)
+    click.echo(f"{len(chosen) - different} of {len(chosen)} scripts passed.", err=True)
     return VERIFICATION if different else 0
 
 
@@ -145,7 +149,7 @@ def _show(outcome: ScriptOutcome, ink: Ink, *, is_json: bool) -> None:
     if not outcome.is_kept:
         click.echo(f"        step {outcome.step}: {clean(outcome.problem, is_one_line=True)}", color=True)
         for frame in outcome.heard:
-            click.echo(f"        heard: {clean(frame, is_one_line=True)}", color=True)
+            click.echo(f"        received: {clean(frame, is_one_line=True)}", color=True)
 
 
 async def _clear(url: str, sessions: Mapping[str, str], headers: Mapping[str, str]) -> None:

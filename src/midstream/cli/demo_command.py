@@ -27,29 +27,35 @@ from midstream.environment import World
 from midstream.paths import made
 
 LOCAL_MODEL = "The model runs in it (SmolLM2, 135M parameters): no network, no key."
-NOT_INSTALLED = "The local model is not installed (`make demo` does that): going on with --model scripted."
-SCRIPTED_MODEL = "Its model is scripted: no real one does the talking this time."
+NOT_INSTALLED = "The local model is not installed (`make demo` does that); continuing with --model scripted."
+SCRIPTED_MODEL = "The model is scripted; no language model runs."
 
 
-@click.command(short_help="Watch a session survive a cut and a SIGKILL.")
+@click.command(short_help="Watch a session survive a cut connection and a SIGKILL.")
 @click.option(
     "--model",
     type=click.Choice(["local", "scripted"]),
     default="local",
     show_default=True,
-    help="local: a small language model in the server; scripted: fixed words.",
+    help="local: a small language model in the server; scripted: fixed text.",
 )
 @click.option(
-    "--once", is_flag=True, help="End after the table; exit code 6 if anything was lost or repeated."
+    "--once", is_flag=True, help="Exit after the table; exit code 6 if anything was lost or repeated."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0: a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="The server's port; 0 takes a free one.",
+)
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Use this folder and leave it there (default: a temporary one).",
+    help="Use this folder and keep it (default: a temporary one).",
 )
 @click.option(
-    "--json", "is_json", is_flag=True, help="Print what was found as JSON; the story goes to stderr."
+    "--json", "is_json", is_flag=True, help="Print the result as JSON; the demo itself goes to stderr."
 )
 @click.pass_context
 def demo(
@@ -107,12 +113,12 @@ class Show:
                 problems = story.verdict.problems
                 screen.end(story.verdict, story.timings)
             well = ink.green("Nothing lost, nothing shown twice, nothing run twice.")
-            badly = ink.red(f"NOT well: {', '.join(problems)}.")
+            badly = ink.red(f"FAILED: {', '.join(problems)}.")
             self._write(f"\n {badly if problems else well}\n")
             self._report(story, model, problems)
             if not is_once:
                 address = ink.cyan(f"{server.page}&open={story.session}")
-                self._write(f"\n The server is still up: {address}\n Ctrl-C ends it.\n")
+                self._write(f"\n The server is still running: {address}\n Ctrl-C stops it.\n")
                 with Interrupts() as interrupts:
                     await interrupts.reached(1)
             return VERIFICATION if problems else 0

@@ -50,7 +50,7 @@ class DemoScreen:
 def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
     """Set the verdict as lines of at most 80 columns."""
     words = verdict.words
-    yield _row(ink, "Words: screen and SQLite file", "shown", "journal", "lost", "twice", is_head=True)
+    yield _row(ink, "Text: screen and SQLite file", "shown", "journal", "lost", "twice", is_head=True)
     pieces = (words.shown_pieces, words.journal_pieces, words.lost, words.twice)
     yield _row(ink, "tokens (pieces, one event each)", *pieces)
     missing = max(0, words.journal_characters - words.shown_characters)
@@ -64,16 +64,16 @@ def table(verdict: DemoVerdict, timings: Timings, ink: Ink) -> Iterator[str]:
     yield ""
     yield _row(ink, "History", is_head=True)
     fold = f"accepted: {verdict.entries} entries" if verdict.entries else "REFUSED"
-    yield f" {padded('the journal folds, every call has its result', 46)}{fold}"
+    yield f" {padded('the journal can be read, every call has its result', 46)}{fold}"
     ends = ", ".join(verdict.statuses)
     yield f" {padded('how the turns ended', 46)}{ends}"
     yield ""
     yield _row(ink, "Time to recovery", is_head=True)
     for what, seconds in (
-        ("connection cut -> next words on the screen", timings.cut_to_words),
-        ("server restarted -> it listens", timings.restart_to_listening),
+        ("connection cut -> next text on the screen", timings.cut_to_words),
+        ("server restarted -> listening", timings.restart_to_listening),
         ("server restarted -> first recovered record", timings.restart_to_record),
-        ("server restarted -> first new words on the screen", timings.restart_to_words),
+        ("server restarted -> first new text on the screen", timings.restart_to_words),
     ):
         took = "not seen" if seconds is None else f"{seconds:.2f} s"
         yield f" {padded(what, 52)}{took:>12}"

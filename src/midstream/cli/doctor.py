@@ -40,32 +40,39 @@ EPILOG = """\b
 Exit codes:
     0  clean
     3  no such file
-    6  findings that a repair settles without losing anything
-    7  something cannot be read, or not be repaired without a loss
-With --fix the code is that of the original: examine the copy to see 0.
+    6  findings that a repair fixes without loss
+    7  a file cannot be read, or not be repaired without loss
+With --fix the code is that of the original; examine the copy to get 0.
 \b
 For a URL:
-    0  nothing in between disturbs any transport
-    1  no transport gets through undisturbed, nothing answers, or it asks who you are
-    3  what answers is no midstream server
-    6  something in between disturbs a transport, and another one gets through"""
+    0  all transports work undisturbed
+    1  no transport works undisturbed, no answer, or authentication is required
+    3  the server is not a midstream server
+    6  a proxy disturbs some transport, and another one works"""
 
 
-@click.command(short_help="Find and repair broken histories; probe the way to a server.", epilog=EPILOG)
+@click.command(
+    short_help="Find and repair broken histories; check the connection to a server.", epilog=EPILOG
+)
 @click.argument("named_places", metavar="[PATH | URL]...", nargs=-1)
 @click.option(
-    "--for", "profile", metavar="PROFILE", help="Judge by these rules (default: those of the format)."
+    "--for",
+    "profile",
+    metavar="PROFILE",
+    help="Apply the rules of this provider (default: those of the format).",
 )
-@click.option(
-    "--format", "named", metavar="FORMAT", help="What the files are (default: what they look like)."
-)
+@click.option("--format", "named", metavar="FORMAT", help="The format of the files (default: detected).")
 @key_file_option
 @click.option(
     "--fix", is_flag=True, help="Write a repaired copy, NAME.repaired.EXT, beside each broken file."
 )
 @click.option("--in-place", is_flag=True, help="With --fix: replace the file, and keep it as NAME.EXT.bak.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Without PATH: to check."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Without PATH: the port to check.",
 )
 @click.option("--json", "is_json", is_flag=True, help="One JSON object for each history, with every finding.")
 @click.pass_obj
@@ -88,13 +95,13 @@ def doctor(
     """
     if any(is_address(place) for place in named_places):
         if len(named_places) > 1 or fix or profile or named or key_file:
-            raise UsageError("a server is probed alone: give its address and nothing else but --json")
+            raise UsageError("a server's URL takes no other argument or option than --json")
         return check_network(surroundings, named_places[0], is_json=is_json)
     paths = tuple(Path(place) for place in named_places)
     if in_place and not fix:
-        raise UsageError("--in-place says where --fix writes: give both")
+        raise UsageError("--in-place needs --fix; give both")
     if fix and STDIN in paths:
-        raise UsageError("--fix has no place to write for standard input: name a file")
+        raise UsageError("--fix cannot write for standard input; give a file")
     rules = profile_named(profile).name if profile else None
     look = partial(examine, named=known_format(named) if named else None, profile=rules, key_file=key_file)
     if not paths:
@@ -113,7 +120,7 @@ def doctor(
                 click.echo(line, color=True)
     click.echo(summary(statuses), err=True)
     if statuses[Status.FINDINGS] + statuses[Status.LOSSY] and not fix and paths != (STDIN,):
-        click.echo("--fix writes repaired copies beside them.", err=True)
+        click.echo("--fix writes repaired copies beside the files.", err=True)
     return _exit_code(statuses)
 
 
@@ -133,7 +140,7 @@ def _examined(
         found += 1
         yield examined
     if not found:
-        problem = "there is no history in it"
+        problem = "it contains no history"
         for path in paths:
             yield Examined(HistoryReport(str(path), Status.MISSING, reason="no-history", problem=problem))
 

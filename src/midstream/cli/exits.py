@@ -31,8 +31,8 @@ EXIT_CODES = {
     0: "done",
     FAILURE: "failed",
     USAGE: "wrong use",
-    NOT_FOUND: "no such thing",
-    CONFLICT: "somebody else holds it (session, store)",
+    NOT_FOUND: "not found",
+    CONFLICT: "conflict: another process, client or turn",
     UPSTREAM: "the model failed",
     VERIFICATION: "a check found something",
     UNREADABLE: "a file could not be read, or a repair lost something",
@@ -40,25 +40,25 @@ EXIT_CODES = {
 }
 
 ADVICE = {
-    "session_not_found": "`midstream sessions list` shows what there is.",
+    "session_not_found": "`midstream sessions list` lists the sessions.",
     "stream_not_found": "Start a new turn.",
-    "lease_held": "Stop the other process, or ask it with --url.",
-    "lease_lost": "Another process took over: connect to that one.",
+    "lease_held": "Stop the other process, or use its server with --url.",
+    "lease_lost": "Another process took over. Connect to that one.",
     "agent_mismatch": "Serve that agent on this store, cancel the turn, or resume it with this agent.",
     "session_busy": "Wait for the end of the turn, or cancel it.",
-    "question_closed": "`midstream sessions questions` shows what still waits.",
-    "answer_mismatch": "`midstream sessions questions` shows what it takes.",
-    "nothing_to_resume": "Say something: the next message opens a turn of its own.",
+    "question_closed": "`midstream sessions questions` lists the open questions.",
+    "answer_mismatch": "`midstream sessions questions` lists the valid choices.",
+    "nothing_to_resume": "Send a message; it opens a new turn.",
     "store_busy": "Stop the other program that uses the file, then try again.",
     "store_full": "Free some space, then try again.",
     "store_damaged": "Restore a copy of the file.",
-    "events_lost": "Let whoever runs the server look: its store was cut, or is an older copy.",
+    "events_lost": "Contact the operator: the server's store was truncated, or is an older copy.",
     "record_undecodable": "Use the midstream version that wrote it, or restore a copy.",
     "unauthorized": "Put its token into MIDSTREAM_TOKEN.",
     "connection_lost": "Check that the server runs and that the address is right.",
     "draining": "Try again in a moment.",
     "recovering": "Try again in a moment.",
-    "wrong_secret": "Another client has its secret: use its --home, or name a file with it in MIDSTREAM_SECRET_FILE.",
+    "wrong_secret": "Use the --home of the client with its secret, or set MIDSTREAM_SECRET_FILE to a file with it.",
     "model_rejected": "Check the model's name, its key and the size of the conversation.",
     "model_unavailable": "Try again later.",
     "model_stalled": "Try again later.",
@@ -110,7 +110,7 @@ def of_system(error: OSError, state: Path) -> tuple[str, int]:
         return f"the output could not be written: {_sentence(error.strerror or '')} [output]", FAILURE
     if error.filename is None:
         return of_bug(error, state)
-    advice = "Choose another place with --home or --store, or make this one usable."
+    advice = "Choose another location with --home or --store, or make this one usable."
     return (
         f"{str(error.filename)!r} cannot be used: {_sentence(error.strerror or '')} {advice} [usage]",
         USAGE,
@@ -125,7 +125,7 @@ def of_bug(error: Exception, state: Path) -> tuple[str, int]:
         log.touch(mode=0o600)
         log.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
     except OSError:
-        where = "(and the traceback could not be kept)"
+        where = "(the traceback could not be stored)"
     else:
         where = f"Please report it with {log}"
     return (

@@ -22,7 +22,7 @@ PAUSE_S = 0.1
 _WORDS = {
     Status.CLEAN: "clean",
     Status.FINDINGS: "with findings",
-    Status.LOSSY: "with findings that cost something",
+    Status.LOSSY: "with findings that need a loss",
     Status.UNREADABLE: "unreadable",
     Status.MISSING: "missing",
 }

@@ -34,26 +34,26 @@ COLLECT_AFTER = 5_000
 thousands, nearly none of them so, and all of them stand still while it looks."""
 
 
-@click.command(short_help="Put an agent behind the APIs of OpenAI and Anthropic.")
+@click.command(short_help="Serve an agent under the APIs of OpenAI and Anthropic.")
 @click.option(
     "--upstream",
     required=True,
     metavar="KIND[:DETAIL]",
     help="claude, cursor:MODEL, codex, acp:COMMAND, openai:MODEL, openai-compatible:URL, or scripted.",
 )
-@click.option("--model", default="", help="The upstream's model, where DETAIL is something else.")
+@click.option("--model", default="", help="The upstream's model, if DETAIL is something else.")
 @click.option(
     "--cwd",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path(),
-    help="The folder an agent works in (default: this one).",
+    help="The working folder of an agent (default: this one).",
 )
 @click.option(
     "--key-from",
     "key_variable",
     default="",
     metavar="VARIABLE",
-    help="The environment variable that has the upstream's key, where it does not find its own.",
+    help="The environment variable with the upstream's key, if the upstream does not find its own.",
 )
 @address_options(port=8100)
 @click.option(
@@ -61,16 +61,19 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     metavar="FILE|URL",
     help="The store of conversations and responses (default: in midstream's data folder).",
 )
+@click.option("--token", default="", help="The key that clients send (default: generated once and stored).")
 @click.option(
-    "--token", default="", help="The key that clients show (default: one that is made once and kept)."
+    "--no-token",
+    "is_open",
+    is_flag=True,
+    help="Do not authenticate: every program on this machine has access.",
 )
-@click.option("--no-token", "is_open", is_flag=True, help="Let everybody on this machine in.")
 @click.option(
     "--serve-as",
     "names",
     multiple=True,
     metavar="NAME",
-    help="Answer only to this name of a model; may be repeated (default: to any).",
+    help="Accept only this model name; may be repeated (default: any name).",
 )
 @click.option(
     "--grace",
@@ -78,32 +81,32 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     type=click.FloatRange(0, 3600),
     default=GRACE_S,
     show_default=True,
-    help="Seconds that a response goes on when no client reads it any more.",
+    help="Seconds that a response continues after its last reader left.",
 )
 @click.option(
     "--keep-sessions-hours",
     type=click.FloatRange(min=0, min_open=True),
     default=KEPT_S / HOUR_S,
     show_default=True,
-    help="Hours after its last response for which a conversation is kept in words.",
+    help="Hours after its last response until the text of a conversation is deleted.",
 )
 @click.option(
     "--permission-mode",
     default="",
     metavar="MODE",
-    help="How an agent asks for leave, in its own words: claude's permission mode, or a session mode of acp.",
+    help="The agent's own permission mode: Claude Code's permission mode, or a session mode of an ACP agent.",
 )
 @click.option(
     "--sandbox",
     default="",
     metavar="KIND",
-    help="What codex may change: read-only, workspace-write or full-access.",
+    help="What Codex may change: read-only, workspace-write or full-access.",
 )
 @click.option(
     "--rules-file",
     "has_rules_file",
     is_flag=True,
-    help="Write the client application's instructions to .cursor/rules/midstream.mdc, where cursor reads them.",
+    help="Write the client application's instructions to .cursor/rules/midstream.mdc, where Cursor reads them.",
 )
 @click.option(
     "--mcp-servers",
@@ -116,14 +119,14 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     type=click.IntRange(min=1),
     default=RECORDS_MAX,
     show_default=True,
-    help="Conversations whose agents are known, the most recently used first.",
+    help="Number of conversations whose agents are kept; the least recently used go first.",
 )
 @click.option(
     "--pool-days",
     type=click.FloatRange(min=0, min_open=True),
     default=RECORD_AGE_MAX_S / DAY_S,
     show_default=True,
-    help="Days that an agent is known after its last use.",
+    help="Days after its last use until an agent's record is deleted.",
 )
 @click.option(
     "--live-agents",
@@ -139,21 +142,23 @@ thousands, nearly none of them so, and all of them stand still while it looks.""
     metavar="SECONDS",
     default=SilenceLimits().idle_s,
     show_default=True,
-    help="Seconds without any event, before the first word too, after which an answer of an agent is cut.",
+    help="Seconds without any event after which an agent's answer is cut.",
 )
 @click.option(
     "--key-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Encrypt the database under the first key of this file; made where there is neither it nor a database yet.",
+    help="Encrypt the database under the first key of this file; created if neither the file nor the database exists.",
 )
-@click.option("--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools an agent runs itself.")
+@click.option(
+    "--hide-tools", "hides_tools", is_flag=True, help="Do not show the tools that an agent runs itself."
+)
 @telling_options
 @click.pass_obj
 def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
-    """Put an agent or a model behind the APIs of OpenAI and Anthropic.
+    """Serve an agent or a model under the APIs of OpenAI and Anthropic.
 
-    Hosts are pointed at it by their base URL: agents that remember are sent only what is new, and an answer survives
-    the connection it was asked over. Ctrl-C ends within 10 s.
+    Set the printed base URL in a client application. A stateful agent receives only new messages, and an answer
+    survives a lost connection. Ctrl-C ends the gateway within 10 s.
     """
     log_to_stderr(options["log_level"], options["log_format"])
     token = _token_of(surroundings, options)
@@ -192,9 +197,11 @@ def gateway(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN
             }
             click.echo(msgspec.json.encode(ready))
             return
-        click.echo(f"{clean(model.name)} on {url}. Ctrl-C ends it. Point a host at it with:", err=True)
+        click.echo(
+            f"{clean(model.name)} on {url}. Ctrl-C stops it. Configure a client application with:", err=True
+        )
         click.echo(f"  OPENAI_BASE_URL={url}/v1\n  ANTHROPIC_BASE_URL={url}", err=True)
-        shown = "anything: there is no key" if token is None else token
+        shown = "any value; no key is required" if token is None else token
         click.echo(f"  API key: {shown}", err=True)
 
     work = serve(
@@ -234,9 +241,9 @@ def _check_names(surroundings: Surroundings, options: dict[str, Any]) -> None:
         UsageError: There are no names.
     """
     if not options["allowed_hosts"]:
-        message = f"--host {options['host']} lets the network in"
-        raise UsageError(f"{message}: name the hosts under which clients may ask with --allow-host")
-    warning = "Warning: keys and words cross the network as they are: put a proxy with TLS in front."
+        message = f"--host {options['host']} opens the server to the network"
+        raise UsageError(f"{message}; list the permitted host names with --allow-host")
+    warning = "Warning: keys and text are sent unencrypted; use a proxy with TLS."
     click.echo(surroundings.talk.yellow(warning), err=True, color=True)
 
 
@@ -244,7 +251,7 @@ def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None
     """Return the token of clients: the given one, or the one that an earlier start has made, or a new one."""
     if options["is_open"]:
         if options["token"] or options["host"] not in LOCAL_HOSTS:
-            raise UsageError("--no-token is for this machine alone: leave out --token and --host")
+            raise UsageError("--no-token serves this machine only; leave out --token and --host")
         return None
     if options["token"]:
         return str(options["token"])
@@ -255,7 +262,7 @@ def _token_of(surroundings: Surroundings, options: dict[str, Any]) -> str | None
     except FileNotFoundError:
         pass
     except UnicodeDecodeError as error:
-        raise UsageError(f"{str(path)!r} holds no key: remove it, and a new one is made") from error
+        raise UsageError(f"{str(path)!r} holds no key; remove it, and a new key is generated") from error
     token = World().new_secret()
     # Nobody else may read it, not even for the instant between making and writing.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -15,12 +15,10 @@ def check_secrets(path: Path) -> Check:
         found = survey(path)
     except MidstreamError as error:
         return Check("secrets", CheckResult.PROBLEM, error.message)
-    words = [f"{found.in_file} stand in {str(path)!r}, which only this user may read"]
+    words = [f"{found.in_file} are stored in {str(path)!r}, which only this user can read"]
     if found.in_keyring:
         words.append(f"the keyring has {found.in_keyring}")
     if found.orphans:
-        words.append(
-            f"{found.orphans} belong to nothing any more: clients clear them, at the latest after a week"
-        )
+        words.append(f"{found.orphans} are no longer used; clients remove them within a week")
     verdict = CheckResult.WARNING if found.orphans else CheckResult.OK
     return Check("secrets", verdict, "; ".join(words))

@@ -44,7 +44,7 @@ def address_options(port: int) -> Callable[[F], F]:
         "allowed_hosts",
         multiple=True,
         metavar="NAME",
-        help="Host name under which clients may ask, where --host is not this machine alone; * for any.",
+        help="Permitted host name of requests, if --host is not this machine only; * for any.",
     )
     return lambda command: host_option(port_option(names_option(command)))
 
@@ -59,10 +59,10 @@ def telling_options(command: F) -> F:
         type=click.Choice([*FORMATS]),
         default="text",
         show_default=True,
-        help="json: one object a line, with ids and without anything that was said.",
+        help="json: one object per line, with ids and without content of messages.",
     )
     json_option = click.option(
-        "--json", "is_json", is_flag=True, help="Print one JSON object when it listens."
+        "--json", "is_json", is_flag=True, help="Print one JSON object when the server listens."
     )
     return log_option(format_option(json_option(command)))
 

@@ -11,25 +11,23 @@ from midstream.errors import UnauthorizedError
 from midstream.local_keys import shown_to
 
 
-@click.command(short_help="Print a link that logs a browser in, once.")
+@click.command(short_help="Print a one-time login link for a browser.")
 @url_argument
 def login(url: str) -> None:
-    """Print a link to the page of the server at URL that logs one browser in, within an hour."""
+    """Print a one-time login link to the page of the server at URL, valid for one hour."""
     url = url.rstrip("/")
     click.echo(f"{url}/#login={ServerSource(url).login_link()}")
 
 
-@click.command(short_help="Print the token of a server of this machine.")
+@click.command(short_help="Print your token for a server on this machine.")
 @url_argument
 @click.pass_obj
 def token(surroundings: Surroundings, url: str) -> None:
     """Print the bearer token of this user for the server at URL, for scripts.
 
-    It opens everything this server has: keep it out of addresses, logs and command lines that others can see.
+    The token gives access to everything on this server. Keep it out of URLs, logs and public command lines.
     """
     shown = shown_to(url, surroundings.places)
     if not shown:
-        raise UnauthorizedError(
-            f"no server of yours has made a key on this machine, or {url!r} is another one"
-        )
+        raise UnauthorizedError(f"no key of your servers fits {url!r}; it may be another user's server")
     click.echo(shown["authorization"].removeprefix("Bearer "))

@@ -40,10 +40,10 @@ def read_servers(path: Path) -> tuple[ForwardedMcpServer, ...]:
     try:
         told = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{str(path)!r} cannot be read as JSON: {error}") from error
+        raise UsageError(f"{str(path)!r} is not valid JSON: {error}") from error
     servers = told.get("mcpServers") if isinstance(told, dict) else None
     if not isinstance(servers, dict):
-        raise UsageError(f'{str(path)!r} has no servers: write {{"mcpServers": {{"NAME": {{…}}}}}}')
+        raise UsageError(f'{str(path)!r} contains no servers; expected {{"mcpServers": {{"NAME": {{…}}}}}}')
     return tuple(_server(name, servers[name]) for name in sorted(servers))
 
 
@@ -67,7 +67,7 @@ def _server(name: str, told: Any) -> ForwardedMcpServer:  # noqa: ANN401 - JSON 
         }
         server = msgspec.convert(fields, ForwardedMcpServer)
     except (AttributeError, TypeError, msgspec.ValidationError) as error:
-        raise UsageError(f"the MCP server {name!r} is described wrongly: {error}") from error
+        raise UsageError(f"the MCP server {name!r} has an invalid description: {error}") from error
     if not (server.command if server.transport == "stdio" else server.url):
         missing = "command" if server.transport == "stdio" else "url"
         raise UsageError(f"the MCP server {name!r} has no {missing!r}")
@@ -94,5 +94,5 @@ def _expanded(value: Any) -> Any:  # noqa: ANN401 - JSON of somebody else's
 def _variable(found: re.Match[str]) -> str:
     value = os.environ.get(found[1])
     if value is None:
-        raise UsageError(f"the variable {found[1]} is not set: an MCP server wants it")
+        raise UsageError(f"the variable {found[1]} is not set; an MCP server needs it")
     return value

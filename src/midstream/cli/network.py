@@ -56,12 +56,12 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
         for line in rest:
             yield f"{' ' * (len(head) + 2)}{line}"
     if report.via:
-        yield from textwrap.wrap(f"It says it is: {clean(report.via, is_one_line=True)}.", width)
+        yield from textwrap.wrap(f"It identifies itself as: {clean(report.via, is_one_line=True)}.", width)
     if report.transport is None:
-        words = "No transport gets through undisturbed: ask whoever runs the proxy in between."
+        words = "No transport works undisturbed. Contact the operator of the proxy."
     elif report.lures:
         lures = " or ".join(NAMES[lure] for lure in report.lures)
-        told = f"unless it is told: --transport {report.transport}."
+        told = f"unless it is given --transport {report.transport}."
         words = f"Works: {NAMES[report.transport]}. A client may stay with {lures} {told}"
     else:
         words = f"A client takes {NAMES[report.transport]}."

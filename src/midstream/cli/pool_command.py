@@ -64,18 +64,18 @@ class PoolLine(Struct, frozen=True):
 
 @click.group()
 def pool() -> None:
-    """List the agents that a pool would resume, or remove them.
+    """List or remove the upstream agents that are kept for reuse.
 
-    A session's next turn begins with a fresh agent where its record is gone; nothing of the conversation is lost.
+    After its record is removed, a session's next turn begins with a fresh agent. The conversation is not lost.
     """
 
 
 _store_option = click.option(
     "--store",
     metavar="FILE|URL",
-    help="Look into this store (default: those of `midstream gateway` and `midstream serve`).",
+    help="Read this store (default: those of `midstream gateway` and `midstream serve`).",
 )
-_json_option = click.option("--json", "is_json", is_flag=True, help="Answer in JSON.")
+_json_option = click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 
 
 @pool.command("ls")
@@ -89,7 +89,7 @@ def list_records(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """List the records, last used first: a table, or tab-separated lines where stdout is no terminal."""
+    """List the records, last used first: a table, or tab-separated lines if stdout is not a terminal."""
     found = _found(_stores(surroundings, store, key_file), key_file)
     ink = surroundings.out
     if is_json:
@@ -126,7 +126,7 @@ def show(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Show what is known of a session's agents; the session is named by its id or the beginning of it."""
+    """Show the record of a session's agent. SESSION is the id or its beginning."""
     for line in _of_session(_found(_stores(surroundings, store, key_file), key_file), session):
         if is_json:
             click.echo(json_of(line))
@@ -142,7 +142,7 @@ def show(
 @pool.command()
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All records.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @_store_option
 @key_file_option
 @_json_option
@@ -156,14 +156,14 @@ def clear(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
-    """Remove records: the next turn of these sessions begins with a fresh agent. Upstream nothing is deleted."""
+    """Remove records, so that the next turn begins with a fresh agent. Nothing is deleted upstream."""
     if bool(sessions) == is_all:
-        raise UsageError("name the sessions to clear, or say --all")
+        raise UsageError("no sessions given; name them, or give --all")
     found = _found(_stores(surroundings, store, key_file), key_file)
     wanted = found if is_all else [line for name in sessions for line in _of_session(found, name)]
     if wanted and not yes:
         if not sys.stdin.isatty():
-            raise UsageError("say --yes where nobody can be asked")
+            raise UsageError("stdin is not a terminal; give --yes to confirm")
         what = f"the record of {wanted[0].session!r}" if len(wanted) == 1 else _counted(len(wanted))
         click.confirm(f"Remove {clean(what, is_one_line=True)}?", abort=True, err=True)
     removed: list[str] = []
@@ -205,7 +205,7 @@ def _stores(surroundings: Surroundings, named: str | None, key_file: Path | None
     places = surroundings.places
     stores = [str(path) for path in (places.gateway_store, places.store) if path.exists()]
     if key_file is not None and len(stores) > 1:
-        raise UsageError("--key-file opens one database, and there are two: name one with --store")
+        raise UsageError("--key-file is for one database, but two were found; choose one with --store")
     return stores
 
 
@@ -232,7 +232,7 @@ def _of_session(found: Sequence[PoolLine], name: str) -> list[PoolLine]:
     ]
     if not fitting:
         raise NotFoundError(
-            f"no agent is known for session {name!r}: `midstream pool ls` shows what there is"
+            f"no agent is recorded for session {name!r}: `midstream pool ls` lists the records"
         )
     sessions = sorted({line.session for line in fitting})
     if len(sessions) > 1:

@@ -19,8 +19,8 @@ OPTIONS_MAX = 20
 
 _HEADS = {
     QuestionKind.APPROVAL: "may this run?",
-    QuestionKind.QUESTION: "asks you",
-    QuestionKind.DOUBT: "did this happen? Its process died before anybody knew.",
+    QuestionKind.QUESTION: "asks:",
+    QuestionKind.DOUBT: "did this happen? Its process died before the outcome was recorded.",
 }
 _PROMPTS = {
     QuestionKind.APPROVAL: "[y]es, [n]o (and why), [e]dit the arguments > ",
@@ -28,7 +28,7 @@ _PROMPTS = {
     QuestionKind.DOUBT: "it [h]appened (and what came of it), run it [a]gain, [s]kip it > ",
 }
 _FIXED_PROMPT = "[y]es, [n]o (and why) > "
-_EDIT_PROMPT = "arguments as JSON, or nothing to leave them > "
+_EDIT_PROMPT = "arguments as JSON, or Enter to keep them > "
 _SHORT = {
     QuestionKind.APPROVAL: {"y": Choice.ALLOW, "yes": Choice.ALLOW, "n": Choice.DENY, "no": Choice.DENY},
     QuestionKind.DOUBT: {
@@ -137,7 +137,7 @@ def question_lines(question: Question, ink: Ink, width: int) -> Iterator[str]:
         yield from shown[:ARGUMENT_LINES_MAX]
         if len(shown) > ARGUMENT_LINES_MAX:
             more = len(shown) - ARGUMENT_LINES_MAX
-            yield f"{inner}… {more} more lines: `midstream sessions questions --json` has them"
+            yield f"{inner}… {more} more lines: see `midstream sessions questions --json`"
     if question.text:
         yield from indented(clean(question.text), inner, width)
     for number, option in enumerate(options_of(question), start=1):

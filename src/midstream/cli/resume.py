@@ -21,7 +21,7 @@ from midstream.session.records import TurnStatus
 _LEFT = (TurnStatus.INTERRUPTED, TurnStatus.FAILED)
 
 
-@click.command(short_help="Go on with a turn that was interrupted or failed.")
+@click.command(short_help="Resume a turn that was interrupted or failed.")
 @click.argument("session", required=False, shell_complete=complete)
 @server_options
 @click.pass_context
@@ -31,7 +31,7 @@ def resume(
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Go on with the last turn of SESSION, and show the rest of it; without SESSION, list all that can go on.
+    """Resume the last turn of SESSION and show the rest of it. Without SESSION, list all that can be resumed.
 
     A turn that still runs (this terminal left it, or it waits for a person) is shown from where this terminal stopped.
     """
@@ -47,7 +47,7 @@ def resume(
     talk = ChatSession(surroundings, chats, url, name, is_json=is_json)
     left = asyncio.run(talk.go_on())
     if left is None:
-        raise NothingToResumeError(f"the last turn of session {name!r} has come to its end")
+        raise NothingToResumeError(f"the last turn of session {name!r} has ended")
     ctx.exit(left)
 
 
@@ -60,9 +60,9 @@ def _list(source: ServerSource, left: set[str], *, is_json: bool) -> None:
             cells = (line.id, str(line.turns), line.status, time_of(line.updated_at), line.title)
             click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
     if found:
-        click.echo("`midstream resume SESSION` goes on with one.", err=True)
+        click.echo("`midstream resume SESSION` resumes one.", err=True)
     else:
-        click.echo("No turn was interrupted, left or has failed.", err=True)
+        click.echo("No turn can be resumed.", err=True)
 
 
 def _can_go_on(source: ServerSource, line: ListedSession) -> bool:

@@ -124,7 +124,7 @@ class Screen:
                 self._heard(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
                 self._held = ""
-                self.note(f"asked again (attempt {record.attempt}): what it had begun to say is void")
+                self.note(f"retried (attempt {record.attempt}): the text of the previous attempt is void")
             case ResponseCompleted():
                 self.pause()
                 self._settle(record)
@@ -140,13 +140,13 @@ class Screen:
             case Gone(has_snapshot=True):
                 pass  # the snapshot says the rest
             case Gone():
-                self.note(f"the server has lost what came after event {record.resume_from}: forget it")
+                self.note(f"the server lost everything after event {record.resume_from}; disregard it")
             case SnapshotFrame():
                 self.note(
-                    "what happened meanwhile is not kept any more: `sessions show` has the conversation"
+                    "the missed events are no longer kept; `midstream sessions show` prints the conversation"
                 )
             case PlaybackLost():
-                self.note(f"what was said last is lost, say it again: {record.reason}")
+                self.note(f"the last message was lost; send it again: {record.reason}")
             case ChildDelta():
                 for line in self._below.lines(record):
                     self.remark(line)

@@ -58,7 +58,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     except ValueError:
         limit = 0
     if not limit > 0:
-        raise click.BadParameter(f"{value!r} is no limit: give {kind} above 0, or 'all'")
+        raise click.BadParameter(f"{value!r} is not a limit; give {kind} above 0, or 'all'")
     return limit
 
 
@@ -69,29 +69,34 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     "--share-port",
     "shares_port",
     is_flag=True,
-    help="Let other servers listen on the same port: start several with the same --store.",
+    help="Let other servers listen on the same port; start several with the same --store.",
 )
 @click.option(
     "--store",
     metavar="FILE|URL",
-    help="The store of all sessions: a SQLite file, made where it is missing, or a URL such as sqlite:///sessions.db "
+    help="The store of all sessions: a SQLite file (created if missing), or a URL such as sqlite:///sessions.db "
     "(default: a file for the current folder, in midstream's data folder).",
 )
-@click.option("--no-auth", "is_open", is_flag=True, help="Let in everybody on this machine.")
+@click.option(
+    "--no-auth",
+    "is_open",
+    is_flag=True,
+    help="Do not authenticate: every program on this machine has access.",
+)
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Who may come in: a line TOKEN SUBJECT [TENANT] each, readable by you alone.",
+    help="Authenticate by a file with lines TOKEN SUBJECT [TENANT], readable by you only.",
 )
 @click.option(
-    "--auth", "access_name", metavar="MODULE:ACCESS", help="Who may come in: an `Access` of your own."
+    "--auth", "access_name", metavar="MODULE:ACCESS", help="Authenticate by an `Access` of your own."
 )
 @click.option(
     "--trust-proxy",
     "trusted_proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="A proxy whose X-Forwarded-For and X-Forwarded-Proto are believed; may be repeated.",
+    help="A proxy whose X-Forwarded-For and X-Forwarded-Proto are trusted; may be repeated.",
 )
 @click.option(
     "--mcp",
@@ -102,7 +107,10 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
 )
 @click.option("--metrics", "has_metrics", is_flag=True, help="Serve counters for Prometheus at /metrics.")
 @click.option(
-    "--otel", "has_spans", is_flag=True, help="Tell OpenTelemetry, as this process has it configured."
+    "--otel",
+    "has_spans",
+    is_flag=True,
+    help="Send spans and metrics to OpenTelemetry, as configured in this process.",
 )
 @click.option(
     "--keep-events-days",
@@ -110,7 +118,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     metavar="DAYS|all",
     default=str(round(EVENTS_FOR_S / DAY_S)),
     show_default=True,
-    help="Days in which the events of a finished turn can be replayed; the conversation stays.",
+    help="Days for which the events of a finished turn can be replayed; the conversation stays.",
 )
 @click.option(
     "--keep-events-count",
@@ -134,7 +142,7 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     metavar="DAYS|all",
     default="all",
     show_default=True,
-    help="Days after its last change in which a session is kept; then it is deleted.",
+    help="Days after its last change until a session is deleted.",
 )
 @click.option(
     "--memory-mib",
@@ -142,34 +150,34 @@ def _limit(value: str, number: type[int | float], kind: str) -> float:
     metavar="MIB",
     default=MemoryLimits().bytes_max // MIB,
     show_default=True,
-    help="MiB that the sessions in memory may hold together, as estimated from their journals.",
+    help="Limit in MiB for all sessions in memory, estimated from their journals.",
 )
 @click.option(
     "--settings",
     "settings_path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="How streams are served, as TOML: is_recovery_on, look_back_s, heartbeat_s, in_flight_max, coalesce_s, "
+    help="Settings of streams, as TOML: is_recovery_on, look_back_s, heartbeat_s, in_flight_max, coalesce_s, "
     "tail_bytes_max. May be changed while the server runs.",
 )
 @click.option(
     "--key-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Encrypt sessions under the first key of this file; made where there is neither it nor a store yet.",
+    help="Encrypt sessions under the first key of this file; created if neither the file nor the store exists.",
 )
 @click.option(
     "--encrypt",
     "encrypting",
     type=click.Choice(["client"]),
-    help="Encrypt each session under its client's secret too, so that nobody reads it while that one is away.",
+    help="Encrypt each session under its client's secret too; only that client can open it.",
 )
 @telling_options
 @click.pass_obj
 def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN401 - click passes options so
-    """Serve an agent: MODULE:AGENT names a `midstream.Agent`, searched in the current folder first.
+    """Serve an agent. MODULE:AGENT names a `midstream.Agent`; the current folder is searched first.
 
-    Only its user is let in: by commands of this machine, and by a browser that opened the link it prints (see
-    --no-auth, --token-file, --auth). Interrupted turns of an earlier process are carried on. Ctrl-C ends within 10 s;
-    what is cut then is carried on by the next start.
+    Only your own commands on this machine have access, and a browser that opened the printed link (see --no-auth,
+    --token-file, --auth). Interrupted turns of an earlier process are continued. Ctrl-C ends the server within 10 s;
+    the next start continues the work that was cut.
     """
     log_to_stderr(options["log_level"], options["log_format"])
     agent = find_agent(options["agent_name"])
@@ -196,7 +204,7 @@ def serve(surroundings: Surroundings, /, **options: Any) -> None:  # noqa: ANN40
             ready = {"url": url, "pid": os.getpid(), "store": str(path), "agent": agent.name, "page": page}
             click.echo(msgspec.json.encode(ready))
             return
-        click.echo(f"{clean(agent.name)} on {url}. Ctrl-C ends it.", err=True)
+        click.echo(f"{clean(agent.name)} on {url}. Ctrl-C stops it.", err=True)
         click.echo(f"Sessions: {path}", err=True)
         click.echo(f"Terminal: midstream chat {url}", err=True)
         # On a line of its own: a terminal that wraps a link makes it unusable.
@@ -244,7 +252,7 @@ def _observers_of(agent: Agent, options: dict[str, Any]) -> list[Observer]:
             observers.append(otel.OpenTelemetry(agent=agent.name))
     except ImportError as error:
         raise UsageError(
-            "this needs an extra: pip install 'midstream[prometheus]', 'midstream[otel]'"
+            "an extra is missing: pip install 'midstream[prometheus]', 'midstream[otel]'"
         ) from error
     return observers
 
@@ -261,21 +269,19 @@ def _refuse_open_doors(options: dict[str, Any]) -> None:
     """
     ways = [bool(options[name]) for name in ("is_open", "token_file", "access_name")]
     if sum(ways) > 1:
-        raise UsageError(
-            "--no-auth, --token-file and --auth are three answers to one question: give one of them"
-        )
+        raise UsageError("--no-auth, --token-file and --auth exclude each other; give one of them")
     host = options["host"]
     if host in LOCAL_HOSTS:
         return
     if options["is_open"]:
-        raise UsageError("--no-auth is for this machine alone: leave out --host")
+        raise UsageError("--no-auth serves this machine only; leave out --host")
     if not any(ways):
         raise UsageError(
-            f"--host {host} lets the network in: say who may come in with --token-file or --auth"
+            f"--host {host} opens the server to the network; authenticate with --token-file or --auth"
         )
     if not options["allowed_hosts"]:
         raise UsageError(
-            f"--host {host} lets the network in: name the hosts under which clients may ask with --allow-host"
+            f"--host {host} opens the server to the network; list the permitted host names with --allow-host"
         )
 
 

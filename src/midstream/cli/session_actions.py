@@ -32,7 +32,7 @@ def questions(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """List what waits for a person, the longest first: everywhere, or in SESSION and its sub-agents."""
+    """List open questions, oldest first: of all sessions, or of SESSION and its sub-agents."""
     source = source_of(surroundings, store, url, key_file)
     found = source.questions(resolve(source, session).id if session else None)
     if is_json:
@@ -47,7 +47,7 @@ def questions(
             cells = (*place, question.name, question.arguments, question.text)
             click.echo("\t".join(clean(cell, is_one_line=True) for cell in cells))
     if not found:
-        click.echo("Nothing waits for a person.", err=True)
+        click.echo("No open questions.", err=True)
 
 
 def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
@@ -60,12 +60,12 @@ def _cards(found: Sequence[Question], ink: Ink, width: int) -> Iterator[str]:
 @click.command()
 @click.argument("session", shell_complete=complete)
 @click.argument("choice", type=click.Choice([choice.value for choice in Choice]))
-@click.option("--call", "call_id", metavar="ID", help="Which question, where several are open.")
+@click.option("--call", "call_id", metavar="ID", help="The call, if several questions are open.")
 @click.option(
-    "--text", default="", help="The response, the reason of a denial, or what came of what happened."
+    "--text", default="", help="The response, the reason of a denial, or the result of a call that happened."
 )
-@click.option("--arguments", metavar="JSON", help="With allow: run with these instead.")
-@click.option("--digest", help="Refuse where the arguments are not those that were shown under this digest.")
+@click.option("--arguments", metavar="JSON", help="With allow: run with these arguments (JSON) instead.")
+@click.option("--digest", help="Refuse if the arguments are not those with this digest.")
 @server_options
 def answer(
     session: str,
@@ -77,9 +77,9 @@ def answer(
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Answer what SESSION, or a sub-agent below it, asks a person."""
+    """Answer an open question of SESSION or of a sub-agent below it."""
     if choice == Choice.RESPOND and not text:
-        raise UsageError("a response needs its words: give --text")
+        raise UsageError("the choice `respond` needs a text; give --text")
     source = ServerSource(url)
     name = resolve(source, session).id
     question = _the_one(source.questions(name), name, call_id)
@@ -104,14 +104,12 @@ def _the_one(found: Sequence[Question], session: str, call_id: str | None) -> Qu
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        what = (
-            "nothing waits for a person" if call_id is None else f"no question about call {call_id!r} is open"
-        )
+        what = "no question is open" if call_id is None else f"no question about call {call_id!r} is open"
         raise NotFoundError(
-            f"{what} in session {session!r}: `midstream sessions questions` lists what is open"
+            f"{what} in session {session!r}; `midstream sessions questions` lists the open ones"
         )
     named = ", ".join(f"{each.call_id!r} of {each.session!r}" for each in fitting)
-    raise UsageError(f"several questions are open ({named}): give --call, and the session that asks")
+    raise UsageError(f"several questions are open ({named}); give --call and the session of the question")
 
 
 @click.command("resume")
@@ -124,7 +122,7 @@ def resume_turn(
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Let the last turn of SESSION go on, which was interrupted or failed; `midstream resume` shows it too."""
+    """Resume the last turn of SESSION, which was interrupted or failed."""
     _tell(url, session, "resume", ("turn", turn), is_json=is_json)
 
 
@@ -138,13 +136,15 @@ def cancel(
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Stop the turn that runs in SESSION; harmless where none does."""
+    """Stop the running turn of SESSION, if any."""
     _tell(url, session, "cancel", ("turn", turn), is_json=is_json)
 
 
 @click.command()
 @click.argument("session", shell_complete=complete)
-@click.option("--number", type=click.IntRange(min=1), help="This message only (default: all that wait).")
+@click.option(
+    "--number", type=click.IntRange(min=1), help="This message only (default: all queued messages)."
+)
 @server_options
 def withdraw(
     session: str,
@@ -152,7 +152,7 @@ def withdraw(
     url: str,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """Take back messages that wait in SESSION for the end of a turn."""
+    """Withdraw queued messages of SESSION."""
     _tell(url, session, "withdraw", ("number", number), is_json=is_json)
 
 

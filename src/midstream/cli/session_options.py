@@ -30,19 +30,19 @@ COMPLETIONS_MAX = 50
 key_file_option = click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The key file of that database, where it is encrypted.",
+    help="The key file of that database, if it is encrypted.",
 )
 
 
 def source_options(command: F) -> F:
     """Add the options of a source, and of the form of the answer."""
     for option in (
-        click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
-        click.option("--url", metavar="URL", help="Ask a running server, such as http://127.0.0.1:8000."),
+        click.option("--json", "is_json", is_flag=True, help="Print JSON."),
+        click.option("--url", metavar="URL", help="Use a running server, such as http://127.0.0.1:8000."),
         click.option(
             "--store",
             metavar="FILE|URL",
-            help="Look into this store (default: the one `midstream serve` uses).",
+            help="Read this store (default: the one that `midstream serve` uses).",
         ),
         key_file_option,
     ):
@@ -56,7 +56,7 @@ url_argument = click.argument("url", default=DEFAULT_URL, envvar=URL_VARIABLE)
 def server_options(command: F) -> F:
     """Which server is to do it, and in which form to answer."""
     for option in (
-        click.option("--json", "is_json", is_flag=True, help="Answer in JSON."),
+        click.option("--json", "is_json", is_flag=True, help="Print JSON."),
         click.option(
             "--url",
             metavar="URL",
@@ -79,9 +79,9 @@ def source_of(
         UsageError: Two places were named, or a key file for a server.
     """
     if store and url:
-        raise UsageError("--store and --url name two places: give one of them")
+        raise UsageError("--store and --url exclude each other; give one of them")
     if key_file and url:
-        raise UsageError("--key-file opens a database here: the server at --url has its own")
+        raise UsageError("--key-file is for a local database; leave it out with --url")
     return ServerSource(url) if url else StoreSource(store or surroundings.places.store, key_file)
 
 

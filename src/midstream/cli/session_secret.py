@@ -38,7 +38,7 @@ def brought_secret() -> str:
     path = Path(named)
     try:
         if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise UsageError(f"others may read {named!r}: make it yours alone (chmod 600)")
+            raise UsageError(f"{named!r} is readable by other users; restrict it with chmod 600")
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the secret in {named!r} cannot be read: {type(error).__name__}") from error

@@ -28,13 +28,13 @@ ID_COLUMNS = 24
 def sessions() -> None:
     """List, show, answer, resume, stop, export and delete sessions.
 
-    A session is named by its id, by the beginning of it if that is unique, or by - for the last changed one.
+    SESSION is an id, a unique beginning of one, or - for the last changed session.
     """
 
 
 @sessions.command("list")
 @click.option("--limit", type=click.IntRange(min=0), default=LIST_MAX, show_default=True, help="0: all.")
-@click.option("--all", "has_children", is_flag=True, help="Also those of sub-agents.")
+@click.option("--all", "has_children", is_flag=True, help="Include sessions of sub-agents.")
 @source_options
 @click.pass_obj
 def list_sessions(
@@ -46,7 +46,7 @@ def list_sessions(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - click passes options so
 ) -> None:
-    """List sessions, last changed first: a table, or tab-separated lines where stdout is no terminal."""
+    """List sessions, last changed first: a table, or tab-separated lines if stdout is not a terminal."""
     source = source_of(surroundings, store, url, key_file)
     wanted = (line for line in source.list() if has_children or PART_MARK not in line.id)
     found = list(islice(wanted, limit + 1 if limit else None))
@@ -83,7 +83,7 @@ def _table(shown: list[ListedSession], ink: Ink, width: int) -> Iterator[str]:
 
 @sessions.command()
 @click.argument("session", shell_complete=complete)
-@click.option("--raw", is_flag=True, help="Print what was written as it is; it may act on your terminal.")
+@click.option("--raw", is_flag=True, help="Print text without removing control characters.")
 @source_options
 @click.pass_obj
 def show(
@@ -134,7 +134,7 @@ def export(
 ) -> None:
     """Write a session's records as JSON lines: {"id": epoch-position, "record": {...}}.
 
-    Where a record names a large result, "whole" beside it has all of that.
+    A record that names a large result has the result beside it, as "whole".
     """
     source = source_of(surroundings, store, url, key_file)
     found = resolve(source, session)
@@ -144,8 +144,8 @@ def export(
 
 @sessions.command()
 @click.argument("names", metavar="SESSION...", nargs=-1, required=True, shell_complete=complete)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
 @source_options
 @click.pass_obj
 def delete(
@@ -158,7 +158,7 @@ def delete(
     key_file: Path | None,
     is_json: bool,  # noqa: FBT001 - see above
 ) -> None:
-    """Delete sessions and everything in them for good."""
+    """Delete sessions permanently."""
     source = source_of(surroundings, store, url, key_file)
     found = list({line.id: line for line in (resolve(source, name) for name in names)}.values())
     for line in found:
@@ -166,8 +166,8 @@ def delete(
         click.echo(f"{clean(line.id, is_one_line=True)}  {line.turns} turns  {title}", err=True)
     if not (dry_run or yes):
         if not sys.stdin.isatty():
-            raise UsageError("deleting is for good: say --yes where nobody can be asked")
-        click.confirm(f"Delete {_counted(found)} for good?", abort=True, err=True)
+            raise UsageError("stdin is not a terminal; give --yes to confirm the permanent deletion")
+        click.confirm(f"Delete {_counted(found)} permanently?", abort=True, err=True)
     for line in found:
         if not dry_run:
             source.delete(line.id)

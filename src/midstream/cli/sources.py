@@ -116,9 +116,9 @@ def resolve(source: Source, name: str) -> ListedSession:
     if len(begins) > 1:
         named = ", ".join(repr(line.id) for line in begins[:CANDIDATES_MAX])
         more = ", ..." if len(begins) > CANDIDATES_MAX else ""
-        raise UsageError(f"{name!r} could be any of {named}{more}: give more of the id")
+        raise UsageError(f"{name!r} is ambiguous: {named}{more}; give more of the id")
     if not begins:
-        missing = "there are no sessions yet" if name == "-" else f"there is no session {name!r}"
+        missing = "no sessions yet" if name == "-" else f"no session {name!r}"
         raise SessionNotFoundError(missing)
     return begins[0]
 
@@ -144,7 +144,7 @@ class StoreSource(Source):
     def records(self, session: str) -> Iterator[ExportLine]:
         with read_store(self._named) as store:
             if store.find(session) is None:
-                raise SessionNotFoundError(f"there is no session {session!r}")
+                raise SessionNotFoundError(f"no session {session!r}")
             is_locked = store.is_under_client_key(session)
         with read_store(self._named, key_file=None if is_locked else self._key_file) as store:
             after = 0
@@ -178,7 +178,7 @@ class StoreSource(Source):
     @override
     def delete(self, session: str) -> None:
         if not asyncio.run(self._delete(session)):
-            raise SessionNotFoundError(f"there is no session {session!r}")
+            raise SessionNotFoundError(f"no session {session!r}")
 
     async def _delete(self, session: str) -> bool:
         store = open_store(self._named)
@@ -208,11 +208,11 @@ class _Naming(Struct, frozen=True):
 
 
 def _unreadable(session: str, *, is_locked: bool) -> MidstreamError:
-    name, ask = repr(session), "ask the server that has it, with --url"
+    name, ask = repr(session), "use its server with --url"
     if not is_locked:
-        brought = f"name the file with --key-file, or {ask}"
+        brought = f"give the key file with --key-file, or {ask}"
         return KeyMissingError(f"session {name} is encrypted under a key of its server's operator: {brought}")
-    brought = f"{FILE_VARIABLE} names the file of the secret where another client has it"
+    brought = f"{FILE_VARIABLE} may name a file with the secret"
     return SessionLockedError(f"session {name} is encrypted under its client's secret: {ask} ({brought})")
 
 
@@ -354,7 +354,7 @@ class ServerSource(Source):
         try:
             self._read(self._ask("GET", "/health").read(), _Health)
         except NotFoundError as error:
-            raise ProtocolError(f"there is a server at {self._url}, but no midstream at this path") from error
+            raise ProtocolError(f"the server at {self._url} has no midstream at this path") from error
 
     def _ask_of(
         self, session: str, method: str, what: str = "", body: bytes = b""

@@ -19,7 +19,7 @@ def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bo
     if is_escrowed and key_file is None:
         if file is None:
             raise UsageError(
-                f"store {str(named)!r} is no file with keys beside it: name the keys with --key-file"
+                f"store {str(named)!r} is not a file, so no key file is beside it; give one with --key-file"
             )
         key_file = file.with_name(f"{file.name}.keys")
     if key_file is None:
@@ -29,7 +29,7 @@ def encrypted_store(named: str | Path, key_file: Path | None, *, is_escrowed: bo
         from midstream.store.encryption.encrypted_store import encrypted  # noqa: PLC0415 - see above
         from midstream.store.encryption.escrow import escrowed  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
-        raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
+        raise UsageError("encryption needs an extra: pip install 'midstream[crypto]'") from error
     if file is not None and not key_file.exists() and not file.exists():
         try:
             FileKeys.make(key_file)

@@ -66,7 +66,7 @@ NAMES_MAX = 8
 """Tools that are named where some came or went; `export` names all."""
 GO_ON = UserMessage.of(CONTINUE)
 """What no person said, though it stands in the history as if."""
-CONTINUED_NOTE = "cut; the provider kept the response: it goes on where it stopped"
+CONTINUED_NOTE = "cut; the provider kept the response, which continues where it stopped"
 INDENT = "       "
 INNER = "  "
 """How much further a sub-agent's work is set in than the call."""
@@ -104,7 +104,7 @@ class Noted(Struct, tag="noted", tag_field="type"):
 
 
 class TurnTranscript(Struct):
-    """One turn; `status` is "running" while it is open, `at` 0 where its events are not kept any more."""
+    """One turn; `status` is "running" while it is open, `at` 0 where its events are no longer kept."""
 
     turn: int
     at: float
@@ -264,19 +264,23 @@ def note_of(record: Record) -> str:
         case StallEnded():
             return f"resumed after {record.silent_s:.0f} s"
         case HistoryCompacted():
-            return "longer than the model can read: from here on it is not shown the older part"
+            return "longer than the model can read; the model no longer receives the older part"
         case ToolsChanged():
             return tools_note(record)
         case EpochStarted() if record.epoch > 1:
             return f"a new process took over (epoch {record.epoch})"
         case CancelRequested():
-            return "its time is over" if record.status is TurnStatus.FAILED else "stopped on request"
+            return (
+                "the time limit of the turn was reached"
+                if record.status is TurnStatus.FAILED
+                else "stopped on request"
+            )
         case TurnResumed():
-            return f"turn {record.turn} goes on"
+            return f"turn {record.turn} continues"
         case MessageQueued():
-            return f"message {record.number} waits for the end of this turn: {words_of(record.message)}"
+            return f"message {record.number} is queued until the end of this turn: {words_of(record.message)}"
         case MessageWithdrawn():
-            return f"message {record.number} was taken back"
+            return f"message {record.number} was withdrawn"
         case _:
             return _note_of_call(record)
 
@@ -286,11 +290,15 @@ def _note_of_call(record: Record) -> str:
         case CallProgressed():
             return record.text
         case CallInDoubt():
-            return "the process that ran a call died: nobody knows whether it happened"
+            return "the process that ran a call died; its outcome is unknown"
         case QuestionAsked() if record.attempt:
-            return f"wants leave for {record.name} {record.arguments}"
+            return f"requests permission for {record.name} {record.arguments}"
         case QuestionClosed():
-            why = "nobody answered in time" if record.why is CloseReason.EXPIRED else "it waits no more"
+            why = (
+                "no answer came in time"
+                if record.why is CloseReason.EXPIRED
+                else "no answer is needed any more"
+            )
             return f"the question is closed: {why}"
         case QuestionAsked():
             return f"waits for a person: {record.text or record.kind.value}"
@@ -302,7 +310,7 @@ def _note_of_call(record: Record) -> str:
             )
         case ResultArrivedLate():
             result = record.result
-            return f"what became of a call came late ({result.outcome.value}): {result.content}"
+            return f"the outcome of a call arrived late ({result.outcome.value}): {result.content}"
         case _:
             return ""
 
@@ -339,7 +347,7 @@ def _words(part: Text | File) -> str:
 def lines(turns: Iterable[TurnTranscript], ink: Ink, width: int) -> Iterator[str]:
     """Set turns for a terminal of `width` columns. Everything foreign is cleaned."""
     for turn in turns:
-        title = f"turn {turn.turn} · {time_of(turn.at) if turn.at else 'its events are not kept any more'}"
+        title = f"turn {turn.turn} · {time_of(turn.at) if turn.at else 'its events are no longer kept'}"
         yield ink.dim(f"── {title} {'─' * max(0, width - len(title) - 4)}")
         for entry in turn.entries:
             yield from _entry_lines(entry, ink, width)

@@ -79,7 +79,7 @@ def _claude(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 def _cursor(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
-        raise UsageError("name the model that Cursor is to use, such as --upstream cursor:composer-2")
+        raise UsageError("Cursor needs a model, such as --upstream cursor:composer-2")
     named = {"cwd": wanted.cwd, "api_key": wanted.api_key, "is_instructing": wanted.options.has_rules_file}
     return (model,), named
 
@@ -94,30 +94,30 @@ def _codex(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 def _acp(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not wanted.detail:
-        raise UsageError("name the agent's command, such as --upstream 'acp:gemini --acp'")
+        raise UsageError("an ACP agent needs a command, such as --upstream 'acp:gemini --acp'")
     return (wanted.detail,), {"cwd": wanted.cwd, "mode": wanted.options.permission_mode}
 
 
 def _openai(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     model = wanted.detail or wanted.model
     if not model:
-        raise UsageError("name the model that OpenAI is to use, such as --upstream openai:gpt-5")
+        raise UsageError("OpenAI needs a model, such as --upstream openai:gpt-5")
     if not (wanted.api_key or os.environ.get("OPENAI_API_KEY")):
-        raise UsageError("OpenAI wants a key: set OPENAI_API_KEY, or name another variable with --key-from")
+        raise UsageError("OpenAI needs a key; set OPENAI_API_KEY, or name another variable with --key-from")
     return (model,), {"api_key": wanted.api_key}
 
 
 def _compatible(wanted: Wanted) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if not (wanted.detail and wanted.model):
         example = "--upstream openai-compatible:http://127.0.0.1:11434/v1 --model qwen3"
-        raise UsageError(f"name the server and the model, such as {example}")
+        raise UsageError(f"an OpenAI-compatible server needs a URL and a model, such as {example}")
     return (wanted.detail, wanted.model, wanted.api_key), {}
 
 
 def _one_of(option: str, said: str, known: Collection[str]) -> str | None:
     """Return the value of an option, or None where it was not given."""
     if said and said not in known:
-        raise UsageError(f"{option} {said} is not known to this upstream; it has {', '.join(known)}")
+        raise UsageError(f"{option} {said} is not supported by this upstream; it supports {', '.join(known)}")
     return said or None
 
 
@@ -173,23 +173,25 @@ def find_upstream(
     kind = KINDS.get(kind_name)
     if kind is None and kind_name != SCRIPTED:
         known = ", ".join(sorted([*KINDS, SCRIPTED]))
-        raise UsageError(f"there is no upstream {kind_name!r}; there are {known}")
+        raise UsageError(f"unknown upstream {kind_name!r}; known: {known}")
     takes = kind.takes if kind is not None else frozenset()
     if model and "model" not in takes:
         raise UsageError(f"the upstream {kind_name!r} takes no --model")
     if key_variable and "key" not in takes:
-        raise UsageError(f"the upstream {kind_name!r} finds its own key: leave out --key-from")
+        raise UsageError(f"the upstream {kind_name!r} finds its own key; leave out --key-from")
     options = options or UpstreamOptions()
     for field, option in _OPTIONS.items():
         if getattr(options, field) and field not in takes:
             raise UsageError(f"the upstream {kind_name!r} takes no {option}")
     if options.limits != PoolLimits() and (kind is None or not kind.is_pooled):
-        raise UsageError(f"the upstream {kind_name!r} has no pool: leave out the options of one")
+        raise UsageError(f"the upstream {kind_name!r} has no pool; leave out its options")
     if kind is None:
         return ScriptedModel(_echo, name=SCRIPTED)
     api_key = os.environ.get(key_variable) if key_variable else None
     if key_variable and not api_key:
-        raise UsageError(f"the variable {key_variable} is not set: it was to have the upstream's key")
+        raise UsageError(
+            f"the variable {key_variable} is not set; --key-from names it for the upstream's key"
+        )
     try:
         positional, named_arguments = kind.arguments(Wanted(detail, model, cwd, api_key, options))
         made = getattr(importlib.import_module(kind.module), kind.name)

@@ -61,7 +61,7 @@ LOG_BYTES_MAX = 4 * 1024 * 1024
 CALLED = "state file"
 DAMAGED_DIGEST = "damaged"
 """In the plan of a call that cannot be read: the digest of no call."""
-BUSY = "another process uses this state file: give each its own"
+BUSY = "another process uses this state file; give each process its own"
 
 _log = logging.getLogger(__name__)
 
@@ -312,13 +312,13 @@ class CheckpointFile:
         try:
             await self._secrets.forget(key)
         except MidstreamError as error:
-            _log.warning("the secret of the stream %s is still kept: %s", key.stream, error.message)
+            _log.warning("the secret of the stream %s could not be removed: %s", key.stream, error.message)
 
     # --- on the thread ------------------------------------------------------------------------------------------
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._thread is None:
-            raise UsageError("the client is not open: use it inside `async with connect(...)`")
+            raise UsageError("the client is not open; use it inside `async with connect(...)`")
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, lambda: translated(work, called=CALLED, busy=BUSY)
         )
@@ -516,7 +516,7 @@ class CheckpointFile:
         if 0 in lost and not is_begun and self._execute(_CALLS, stream).fetchone() is None:
             return _Commands(end, (), lost[0])
         for seqno, damage in lost.items():
-            _log.warning("the stream %s goes on without what was lost: %s", stream, damage)
+            _log.warning("the stream %s continues without the lost data: %s", stream, damage)
             unacked[seqno] = FILLER
         return _Commands(end, tuple(sorted(unacked.items())), has_lost=bool(lost))
 
@@ -549,7 +549,7 @@ def sessions_left(path: Path, *, server: str) -> list[str]:
         ) as connection:
             return list(dict.fromkeys(session for (session,) in connection.execute(found, (server,))))
     except sqlite3.Error as error:
-        _log.debug("not looked into: %s", error)
+        _log.debug("state file not read: %s", error)
         return []
 
 
@@ -584,7 +584,7 @@ def _call_of(place: Place, columns: Sequence[Any], sent: ToolResult | None) -> K
         known, planned = msgspec.json.decode(call, type=ToolCall), msgspec.json.decode(plan, type=CallPlan)
         runs, epoch = msgspec.convert((runs, epoch), type=tuple[int, int])
     except (msgspec.MsgspecError, UnicodeDecodeError, TypeError):
-        _log.warning("%s in the state file is damaged: it is not run again", where)
+        _log.warning("%s in the state file is damaged; it is not run again", where)
         # As one that was started and may not be started again, whatever its policy was.
         known, planned, runs, epoch = ToolCall(call_id, "", "{}"), CallPlan(call_id, DAMAGED_DIGEST), 1, -1
     return KeptCall(
@@ -597,5 +597,5 @@ def _kept_result(body: bytes, place: str) -> ToolResult | None:
     try:
         return msgspec.json.decode(body, type=ToolResult)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
-        _log.warning("the outcome of %s in the state file is damaged: the call is in doubt", place)
+        _log.warning("the outcome of %s in the state file is damaged; the call is in doubt", place)
         return None

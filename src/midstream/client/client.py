@@ -697,7 +697,7 @@ class Client:
             newest, is_at_rest, session = await snapshot(self._url, kept.session, headers)
         except SessionNotFoundError as error:
             await self._file.write(stream, [Forgotten()])
-            message = f"{kept.damage}, and the server never saw session {kept.session!r}: say it again"
+            message = f"{kept.damage}, and the server has no session {kept.session!r}; send the message again"
             raise StoreDamagedError(message) from error
         reading = EventReader()
         yield reading.event(newest, PlaybackLost(kept.damage, msgspec.Raw(session)))
@@ -751,7 +751,7 @@ class Client:
             elif stream.is_encrypted is False:
                 await self._session_secrets.release(session)
         except MidstreamError as error:  # the next stream of the session tries again
-            _log.debug("what is kept is not what is needed: %s", error.code, extra={"session": session})
+            _log.debug("the stored secret does not fit: %s", error.code, extra={"session": session})
 
     async def _deliver(
         self, attachment: Attachment, reading: EventReader | None = None
@@ -785,7 +785,7 @@ def _secrets_of_this_user() -> Path:
     try:
         return Paths.found().secrets
     except RuntimeError as error:  # of pathlib, in a container whose user nobody knows
-        raise UsageError("this user has no home: set MIDSTREAM_HOME, or give `secrets=`") from error
+        raise UsageError("this user has no home folder; set MIDSTREAM_HOME, or give `secrets=`") from error
 
 
 def _ignore(session: str, news: object) -> None:

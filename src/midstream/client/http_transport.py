@@ -175,13 +175,13 @@ class HttpTransport(Transport):
             self._tasks.append(self._world.spawn(work, name=f"midstream http {name}"))
 
     async def _follow(self) -> None:
-        error: Exception = ConnectionLostError("the way down ended before the turn did")
+        error: Exception = ConnectionLostError("the event stream ended before the turn")
         try:
             async for frame in self._down.read(self._client, self._paths, self._opening):
                 self._is_welcome.set()
                 await self._heard.put(frame)
         except (httpx2.HTTPError, httpx2.StreamError) as failure:
-            error = ConnectionLostError(f"the connection to the server broke ({type(failure).__name__})")
+            error = ConnectionLostError(f"the connection to the server was lost ({type(failure).__name__})")
         except Exception as refusal:  # noqa: BLE001 - whoever reads raises it, a fault of ours too
             error = refusal
         await self._heard.put(error)
@@ -194,7 +194,7 @@ class HttpTransport(Transport):
                 try:
                     answer = await self._post(frame, body)
                 except httpx2.HTTPError as failure:
-                    message = f"nothing came back for what was said ({type(failure).__name__})"
+                    message = f"a command received no answer ({type(failure).__name__})"
                     await self._heard.put(ConnectionLostError(message))
                     return
                 except Exception as refusal:  # noqa: BLE001 - as in `_follow`
@@ -245,14 +245,16 @@ class EventStream(Downlink):
             if response.status_code >= _BAD_REQUEST:
                 raise _refusal(response, await _whole(response), self._world)
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise ConnectionLostError("what answers there is no event stream of a midstream server")
+                raise ConnectionLostError("the answer is not an event stream of a midstream server")
             async for piece in response.aiter_raw():
                 self.received_bytes += len(piece)
                 try:
                     for frame in _frames_of(decoder.feed(piece)):
                         yield frame
                 except ProtocolError as error:
-                    raise ConnectionLostError(f"the event stream cannot be read: {error.message}") from error
+                    raise ConnectionLostError(
+                        f"the event stream cannot be decoded: {error.message}"
+                    ) from error
 
 
 def _frames_of(events: Sequence[ServerSentEvent]) -> list[bytes]:
@@ -306,7 +308,7 @@ class LongPoll(Downlink):
                 polled = _polled.decode(body)
                 places = [_placed.decode(frame) for frame in polled.frames]
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise ConnectionLostError("what answers there is no poll of a midstream server") from error
+                raise ConnectionLostError("the answer is not a poll of a midstream server") from error
             for frame, placed in zip(polled.frames, places, strict=True):
                 after = placed.events[-1].id if placed.events else placed.resume_from or after
                 yield bytes(frame)

@@ -138,7 +138,7 @@ class Arrivals:
         try:
             self.numbers.append(msgspec.json.decode(body, type=_Chunk).probe)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.refusal = self.refusal or "something else answers than the probe"
+            self.refusal = self.refusal or "the answer is not from the probe"
         else:
             self.times.append(at)
 
@@ -160,13 +160,13 @@ def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
         return Probed(what, finding, detail=arrivals.refusal or "no chunk came")
     if first_s > pace.late_s:
         detail = (
-            f"the first chunk came after {first_s:.1f} s: something holds answers back until they are whole"
+            f"the first chunk came after {first_s:.1f} s: a proxy buffers answers until they are complete"
         )
         return Probed(what, ProbeOutcome.BUFFERED, count, first_s, detail)
     if count == 1:
-        return Probed(what, ProbeOutcome.AT_ONCE, count, first_s, "one chunk came alone: nothing is streamed")
+        return Probed(what, ProbeOutcome.AT_ONCE, count, first_s, "only one chunk came: nothing is streamed")
     if count < CHUNKS or arrivals.numbers != [*range(count)]:
-        detail = f"{count} of {CHUNKS} chunks came: something cuts answers short"
+        detail = f"{count} of {CHUNKS} chunks came: a proxy cuts answers short"
         return Probed(what, ProbeOutcome.INCOMPLETE, count, first_s, detail)
     pauses = [later - earlier for earlier, later in pairwise(times)]
     if max(pauses) < pace.every_ms / 4000:
@@ -234,7 +234,7 @@ class NetworkProbe:
             if not isinstance(refusal, NotFoundError | ProtocolError):
                 raise refusal
         raise NotFoundError(
-            f"{self._base} answers {response.status_code} and has no probe: is a midstream server there?"
+            f"{self._base} answers {response.status_code} and has no probe; check that it is a midstream server"
         )
 
     async def _probed(self, way: TransportKind, chunks: AsyncIterator[bytes]) -> Probed:
@@ -289,7 +289,7 @@ class NetworkProbe:
             return Probed(POST, ProbeOutcome.NOTHING, detail=_reason(error))
         first_s = round(self._world.monotonic() - began, 3)
         if response.content != body:
-            return Probed(POST, ProbeOutcome.INCOMPLETE, 1, first_s, "what came back is not what was sent")
+            return Probed(POST, ProbeOutcome.INCOMPLETE, 1, first_s, "the returned data is not the sent data")
         return Probed(POST, ProbeOutcome.WORKS, 1, first_s)
 
 
@@ -307,8 +307,8 @@ def _unanswered(base: str, error: BaseException) -> str:
         error = deeper
     match error:
         case ssl.SSLCertVerificationError():
-            return f"the certificate of {base} is not believed: {error.verify_message}"
+            return f"the certificate of {base} is not trusted: {error.verify_message}"
         case ssl.SSLError():
-            return f"what answers at {base} speaks no TLS ({error.reason})"
+            return f"the server at {base} does not use TLS ({error.reason})"
         case _:
-            return f"nothing answers at {base} ({type(error).__name__})"
+            return f"no answer from {base} ({type(error).__name__})"

@@ -51,7 +51,7 @@ class OsKeyring:
             backend = _backend()
             backend.set_password(SERVICE, name, secret)
             if backend.get_password(SERVICE, name) != secret:
-                raise UnavailableError("the keyring did not keep what it was given")
+                raise UnavailableError("the keyring did not store the secret")
 
         self._ask(keep)
 

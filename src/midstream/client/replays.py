@@ -32,7 +32,7 @@ async def answer_until(events: AsyncGenerator[Event, None], end: EventId) -> Ans
                 if position == end.position:
                     break
     except MidstreamError as error:
-        _log.debug("what came before cannot be read: %s", error.code)
+        _log.debug("earlier events cannot be read: %s", error.code)
     return answer
 
 

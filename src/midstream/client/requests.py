@@ -38,7 +38,7 @@ async def questions(url: str, session: str | None, headers: Mapping[str, str]) -
     try:
         return msgspec.json.decode(body, type=_Questions).questions
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{url} does not answer like a midstream server") from error
+        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
 
 
 class _Now(Struct):
@@ -58,7 +58,7 @@ async def snapshot(url: str, session: str, headers: Mapping[str, str]) -> tuple[
     try:
         now = msgspec.json.decode(body, type=_Now)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{url} does not answer like a midstream server") from error
+        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
     return now.event_id, now.status not in OPEN_STATUSES, body
 
 
@@ -90,7 +90,7 @@ async def let_look(url: str, session: str, for_s: float, headers: Mapping[str, s
     try:
         return msgspec.json.decode(body, type=_Issued).word
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"{url} does not answer like a midstream server") from error
+        raise ProtocolError(f"{url} is not a midstream server, or is another version") from error
 
 
 async def withdraw_viewers(url: str, session: str, headers: Mapping[str, str]) -> None:

@@ -242,9 +242,7 @@ class SecretStore:
             try:
                 self._forget(row.key, None)
             except UnavailableError as error:
-                _log.warning(
-                    "%s: one of its entries is of no use any more, and is still there", error.message
-                )
+                _log.warning("%s: an unused entry could not be removed", error.message)
         moved = "UPDATE secret SET place = ? WHERE keeper = ? AND place != ?"
         self._execute(moved, keeper.place, keeper.name, keeper.place)
 
@@ -304,7 +302,9 @@ def _opened(path: Path | None) -> sqlite3.Connection:
             made(path.parent)
             path.touch(mode=0o600)
         if os.name == "posix" and path.stat().st_mode & 0o077:
-            raise UsageError(f"others may read {path}, which holds secrets: make it yours alone (chmod 600)")
+            raise UsageError(
+                f"{path} holds secrets and is readable by other users; restrict it with chmod 600"
+            )
     place = ":memory:" if path is None else str(path)
     connection = sqlite3.connect(place, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
     try:
@@ -316,7 +316,7 @@ def _opened(path: Path | None) -> sqlite3.Connection:
             with transaction(connection):  # another process may have been faster
                 if _is_older(connection):
                     _log.warning(
-                        "%s is of an earlier layout: it begins anew, and streams begun before show no secret",
+                        "%s has an earlier layout and is replaced; earlier streams lose their secrets",
                         path,
                     )
                     connection.execute("DROP TABLE IF EXISTS entry")

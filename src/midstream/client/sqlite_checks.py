@@ -34,11 +34,11 @@ def is_laid_out(connection: sqlite3.Connection, application: int, layout: int, *
     """
     version, found, tables = connection.execute(_FOUND).fetchone()
     if found == application and version > layout:
-        raise UsageError(f"this {called} was written by a later version of midstream: install that one")
+        raise UsageError(f"this {called} was written by a later version of midstream; install that version")
     if found == application and version < layout:
-        raise UsageError(f"this {called} was written before the first release of midstream: name another one")
+        raise UsageError(f"this {called} was written before the first release of midstream; use another file")
     if found != application and (found or version or tables):
-        raise UsageError(f"this {called} belongs to another program: name another one")
+        raise UsageError(f"this {called} belongs to another program; use another file")
     return bool(version)
 
 
@@ -80,8 +80,8 @@ def translated(work: Callable[[], T], *, called: str, busy: str) -> T:
     except msgspec.DecodeError as error:
         raise StoreDamagedError(f"an entry in the {called} cannot be read") from error
     except OSError as error:
-        advice = "name one in a folder that this user may write to"
-        raise UsageError(f"the {called} cannot be made ({error.strerror}): {advice}") from error
+        advice = "choose a folder that this user can write to"
+        raise UsageError(f"the {called} cannot be created ({error.strerror}); {advice}") from error
 
 
 def _error_of(error: sqlite3.Error, called: str, busy: str) -> MidstreamError:
@@ -90,8 +90,8 @@ def _error_of(error: sqlite3.Error, called: str, busy: str) -> MidstreamError:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreBusyError(busy)
         case sqlite3.SQLITE_FULL:
-            return StoreFullError(f"there is no room for the {called}: free some space")
+            return StoreFullError(f"no space is left for the {called}; free some space")
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-            return UsageError(f"the {called} cannot be opened for writing ({error}): name another one")
+            return UsageError(f"the {called} cannot be opened for writing ({error}); use another file")
         case _:
             return StoreDamagedError(f"the {called} cannot be used: {error}")

@@ -98,7 +98,7 @@ class Carrier:
             async with asyncio.timeout(SEND_S):
                 await self._transport.send(frames)
         except TimeoutError:
-            self.drop(ConnectionLostError(f"the server took nothing for {SEND_S:g} s"))
+            self.drop(ConnectionLostError(f"the server accepted no data for {SEND_S:g} s"))
 
     def tend(self, *, is_paused: bool) -> None:
         """Have the connection, the read and the timer that the stream needs, and no others.

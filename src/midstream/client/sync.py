@@ -72,7 +72,7 @@ class Portal:
             UsageError: It was opened before.
         """
         if self._thread.ident is not None:
-            raise UsageError("a client is used in one block: make another one with `connect`")
+            raise UsageError("a client can be used in one block only; create another one with `connect`")
         self._is_open = True
         self._thread.start()
 

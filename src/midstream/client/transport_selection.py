@@ -127,7 +127,7 @@ class RememberedTransports:
             new.write_bytes(msgspec.json.encode(kept))
             new.replace(self._path)
         except OSError as error:
-            _log.debug("what transport works could not be kept: %s", error.strerror)
+            _log.debug("the working transport could not be stored: %s", error.strerror)
 
 
 class TransportSelection:
@@ -249,7 +249,7 @@ class TransportSelection:
             return
         for_s = REMEMBERED_DOUBTFUL_S if way is doubted else REMEMBERED_S
         self._first = Remembered(way, self._world.now() + for_s)
-        _log.info("%s is reached by %s from now on", self._base, way)
+        _log.info("%s uses the transport %s from now on", self._base, way)
         if way is TransportKind.WEBSOCKET:
             await asyncio.to_thread(self._remembered.forget, self._base)
         else:
@@ -270,7 +270,9 @@ class TransportSelection:
     def meant(self, refusal: MidstreamError) -> MidstreamError:
         """Return what a refusal by every transport means: who answers where the server was will go (STREAM-107)."""
         if self.is_known and _may_be_foreign(refusal) and not isinstance(refusal, AccessError):
-            return ConnectionLostError(f"somebody else answers in the server's place: {refusal.message}")
+            return ConnectionLostError(
+                f"the answer is not from the server but from a proxy: {refusal.message}"
+            )
         return refusal
 
 
@@ -330,7 +332,7 @@ class Trial(Transport):
                 async with asyncio.timeout(self._first_frame_s):
                     frame = await self._transport.receive()
             except TimeoutError:
-                message = f"nothing came over {self._order[0]} in time"
+                message = f"no data came over {self._order[0]} in time"
                 await self._change(ConnectionLostError(message), is_silent=True)
             except MidstreamError as error:
                 await self._change(error)

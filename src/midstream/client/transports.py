@@ -80,7 +80,7 @@ def base_url(server: str) -> str:
     Raises:
         UsageError: It is no such address.
     """
-    wrong = f"a server's address looks like 'http://127.0.0.1:8000', not {server!r}"
+    wrong = f"a server's address must look like 'http://127.0.0.1:8000'; got {server!r}"
     try:
         parts = urlsplit(server)
         parts.port  # noqa: B018 - read, and refused where it is no port
@@ -142,5 +142,5 @@ def refusal_of(status: int, body: bytes, wait_s: float | None = None) -> Midstre
     if status in {403, 451}:
         return AccessError(message)
     if status in {404, 410}:
-        return NotFoundError(f"{message}: is a midstream server at this address?")
+        return NotFoundError(f"{message}; check that a midstream server is at this address")
     return ProtocolError(message)

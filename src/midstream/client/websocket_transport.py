@@ -49,7 +49,7 @@ class WebSocketTransport(Transport):
         try:
             return await self._connection.recv(decode=False)
         except websockets.ConnectionClosed as error:
-            raise ConnectionLostError(f"the connection to the server broke: {error}") from error
+            raise ConnectionLostError(f"the connection to the server was lost: {error}") from error
 
     @override
     async def send(self, frames: Sequence[bytes]) -> None:

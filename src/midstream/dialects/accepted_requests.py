@@ -122,7 +122,7 @@ class Accepting:
             RefusedError: It is another one.
         """
         if self._names and name not in self._names:
-            message = f"there is no such model here; there are {', '.join(sorted(self._names))}"
+            message = f"the model is not served here; available: {', '.join(sorted(self._names))}"
             raise RefusedError(ApiError(404, "model_not_found", message, param="model"))
 
     def _granting(self, asked: Asked) -> Asked:
@@ -169,7 +169,7 @@ class Accepting:
         if found is None or not found.form.is_stored:
             raise _no_previous()
         if found.response.is_open:
-            raise bad_field("previous_response_id", "this response is still being made")
+            raise bad_field("previous_response_id", "this response is still running")
         return found
 
     # --- repetitions ------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Accepting:
 
 
 def _no_previous() -> RefusedError:
-    message = "there is no such response: none was stored, or it is too old"
+    message = "no such response: it was not stored, or it is too old"
     return RefusedError(ApiError(400, "previous_response_not_found", message, "previous_response_id"))
 
 

@@ -82,7 +82,7 @@ class ApplicationSessions:
         try:
             kept = await self.host.store.kv_get(REQUESTS, key)
         except _OUT_OF_ORDER as error:
-            _log.warning("a repetition is not looked up: %s", error.code)
+            _log.warning("a repeated request cannot be looked up: %s", error.code)
             return ""
         return "" if kept is None else kept.body.decode()
 
@@ -97,7 +97,7 @@ class ApplicationSessions:
             except EntryMovedError:
                 pass  # an equal request at another process was faster
             except _OUT_OF_ORDER as error:
-                _log.warning("a request is not noted: %s", error.code)
+                _log.warning("a request cannot be noted: %s", error.code)
 
     def compare(self, session: str, state: Session, read: Read) -> Comparison:
         """Return how a transcript differs from its session."""

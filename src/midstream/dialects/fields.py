@@ -50,7 +50,7 @@ def said(fields: Fields) -> Fields:
 
 def no_object() -> MalformedFrameError:
     """Return the error for a body that is no JSON object."""
-    return MalformedFrameError("the body of this request is no JSON object")
+    return MalformedFrameError("the body of this request is not a JSON object")
 
 
 def field(fields: Fields, name: str, kind: type[T]) -> T | None:
@@ -65,7 +65,7 @@ def field(fields: Fields, name: str, kind: type[T]) -> T | None:
     try:
         return cast("T", _decoder_of(cast("Hashable", kind))(raw))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad_field(name, f"`{name}` has another form than this API says") from error
+        raise bad_field(name, f"`{name}` does not have the form of this API") from error
 
 
 def texts_of(fields: Fields, name: str) -> dict[str, str]:

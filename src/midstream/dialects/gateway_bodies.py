@@ -61,7 +61,7 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
         shown.append(authorization[len(BEARER) :])
     wanted = token.encode()
     if not any(hmac.compare_digest(each.strip().encode("utf-8", "replace"), wanted) for each in shown):
-        message = "this gateway has a key of its own: show it as `Authorization: Bearer …` or `x-api-key: …`"
+        message = "this gateway needs its own key; send it as `Authorization: Bearer …` or `x-api-key: …`"
         raise RefusedError(ApiError(401, "invalid_api_key", message))
 
 

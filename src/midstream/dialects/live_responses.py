@@ -148,7 +148,9 @@ class LiveResponses:
             OverloadedError: There are.
         """
         if len(self._open) >= OPEN_MAX and len(self) >= OPEN_MAX:
-            raise OverloadedError(f"this gateway makes {OPEN_MAX} responses: retry later", retry_after_s=1.0)
+            raise OverloadedError(
+                f"this gateway already runs {OPEN_MAX} responses; retry later", retry_after_s=1.0
+            )
 
     def add(
         self, sessions: ApplicationSessions, found: FoundResponse, place: ConversationPlace | None

@@ -88,11 +88,11 @@ def read_responses(fields: Fields, known: int = 0) -> Asked:
     if not isinstance(sent, list) or not (sent or previous or known):
         raise bad_field("input", "`input` is a text or a list of items")
     if field(fields, "conversation", object) is not None:
-        raise bad_field("conversation", "conversations are not kept here: use `previous_response_id`")
+        raise bad_field("conversation", "conversations are not stored here; use `previous_response_id`")
     is_stored = field(fields, "store", bool) is not False
     is_background = bool(field(fields, "background", bool))
     if is_background and not is_stored:
-        raise bad_field("background", "`background` needs `store`: the answer is asked for later")
+        raise bad_field("background", "`background` needs `store`, because the answer is requested later")
     ignored = [name for name in fields if name in _IGNORED]
     tools = tools_of(fields, ignored)
     wished = read_options(fields, _WISHES, tools)

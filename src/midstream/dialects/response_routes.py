@@ -52,7 +52,7 @@ class ResponseRoutes:
             case "GET", [response_id, "input_items"]:
                 await self._items(response_id, arrived, send)
             case _:
-                raise RefusedError(ApiError(404, "not_found", "there is no such address"))
+                raise RefusedError(ApiError(404, "not_found", "no such address"))
 
     async def _show(self, response_id: str, arrived: Arrived, receive: Receive, send: Send) -> None:
         after = _number(arrived, "starting_after", -1) + 1
@@ -113,7 +113,7 @@ class ResponseRoutes:
         """Return a response that is stored; any other one has no name."""
         found = await self._sessions.find(response_id)
         if found is None or not found.form.is_stored:
-            message = "there is no such response: none was stored under this id, or it is too old"
+            message = "no such response: none was stored under this id, or it is too old"
             raise RefusedError(ApiError(404, "response_not_found", message))
         return self._responses.add(self._sessions, found, None)
 

@@ -46,7 +46,7 @@ class Conversations:
         try:
             kept = await self._kv.kv_get(CONVERSATIONS, place.before.hex())
         except _OUT_OF_ORDER as error:
-            _log.warning("a conversation is not looked up: %s", error.code)
+            _log.warning("a conversation cannot be looked up: %s", error.code)
             return ""
         return "" if kept is None else kept.body.decode("utf-8", "replace")
 
@@ -59,7 +59,7 @@ class Conversations:
         except EntryMovedError:
             return  # another one came to the very same words: either may go on
         except _OUT_OF_ORDER as error:
-            _log.warning("a conversation is not kept: %s", error.code)
+            _log.warning("a conversation cannot be stored: %s", error.code)
             return
         await self._forget(session, place)
 

@@ -233,7 +233,7 @@ def _apply(db: Database, changes: list[Change]) -> None:
                 db.execute(REPLACE[change.table], (change.after, change.id, change.before))
             if db.changes() != 1:
                 raise ConflictError(
-                    f"{change.table} {change.id} was changed meanwhile: stop opencode, try again"
+                    f"{change.table} {change.id} was changed meanwhile; stop opencode, then try again"
                 )
         db.execute("commit")
     finally:

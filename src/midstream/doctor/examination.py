@@ -128,7 +128,7 @@ def _examined(
         confirmed(Shape("midstream", "midstream", ()), named)
         return Examined(*journals.examine_database(path, profile, key_file))
     if not head.strip():
-        raise UnreadableHistoryError("there is nothing in it", reason="no-history")
+        raise UnreadableHistoryError("it is empty", reason="no-history")
     sample = _sample(path)
     if sample and journals.is_export(sample[0]):
         confirmed(Shape("midstream", "midstream", ()), named)
@@ -251,12 +251,12 @@ def _document(path: Path, named: str | None, profile: str | None) -> Examined:
     value, constants = document_in(path)
     shape = shape_of(value, named)
     if shape is None:
-        raise UnreadableHistoryError("JSON, but there are no messages in it", reason="no-history")
+        raise UnreadableHistoryError("JSON without messages", reason="no-history")
     rules = _rules(shape, profile)
     findings = [finding("not-a-number", "replaced by null", lost=each) for each in constants]
     messages = at(value, shape.path)
     if not messages:
-        findings.append(finding("empty-list", "none: say something first"))
+        findings.append(finding("empty-list", "none: send a message first"))
     done, repaired = _repaired(value, shape, profile)
     findings += [finding_of(edit, message=edit.at) for edit in done.edits]
     report = HistoryReport(

@@ -71,7 +71,7 @@ def require_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise UnreadableHistoryError("this is no regular file (- reads a pipe)", reason="not-a-file")
+            raise UnreadableHistoryError("this is not a regular file (- reads a pipe)", reason="not-a-file")
         with path.open("rb"):
             pass
     except OSError as error:
@@ -83,10 +83,10 @@ def of_os_error(error: OSError, path: Path) -> UnreadableHistoryError:
     if isinstance(error, FileNotFoundError):
         if path.is_symlink():
             target = str(path.readlink())
-            return UnreadableHistoryError(f"a link to {target!r}, which is not there", reason="not-found")
-        return UnreadableHistoryError("there is no such file", reason="not-found")
+            return UnreadableHistoryError(f"a link to {target!r}, which does not exist", reason="not-found")
+        return UnreadableHistoryError("no such file", reason="not-found")
     if isinstance(error, PermissionError):
-        return UnreadableHistoryError("this user may not read it", reason="no-permission")
+        return UnreadableHistoryError("this user has no permission to read it", reason="no-permission")
     return UnreadableHistoryError(f"it cannot be read: {error.strerror or error}", reason="not-a-file")
 
 
@@ -101,7 +101,7 @@ def head_of(path: Path) -> bytes:
     # A power cut can leave zeros at the end of a text.
     is_text = head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith((b"{", b"["))
     if b"\0" in head and not is_text and not head.startswith(b"SQLite format 3\0"):
-        raise UnreadableHistoryError("it is no text", reason="binary")
+        raise UnreadableHistoryError("it is not text", reason="binary")
     return head
 
 

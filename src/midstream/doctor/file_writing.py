@@ -79,7 +79,7 @@ def write_in_place(path: Path, pieces: Pieces, expected: Stamp, settle: Settle =
         def require_unchanged() -> None:
             if stamp_of(real) != expected:
                 raise ConflictError(
-                    f"{str(path)!r} was changed meanwhile: stop the program that writes it, try again"
+                    f"{str(path)!r} was changed meanwhile; stop the program that writes it, then try again"
                 )
 
         mode = stat.S_IMODE(real.stat().st_mode)
@@ -132,7 +132,7 @@ def write_folder_beside(path: Path, originals: Iterable[Path], changed: dict[Pat
     """
     target = copy_of(path)
     if target.exists():
-        raise ConflictError(f"{str(target)!r} is in the way: remove it first")
+        raise ConflictError(f"{str(target)!r} already exists; remove it first")
     with _named_errors(target):
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
         try:

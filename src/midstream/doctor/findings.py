@@ -20,7 +20,7 @@ RULES = {
     "journal-gap": "A journal has no gaps.",
     "journal-unfolded": "The records of a journal do not contradict one another.",
     "long-line": "A line is short enough to be read.",
-    "not-a-number": "NaN and Infinity are no JSON.",
+    "not-a-number": "NaN and Infinity are not JSON.",
     "orphan-part": "Every part belongs to a message.",
     "unreadable-record": "Every record can be read.",
 }

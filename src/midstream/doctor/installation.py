@@ -119,7 +119,7 @@ def _file_system(folder: Path, mounts: Path) -> Check:
     if kind in NETWORK_FILE_SYSTEMS:
         words = f"{kind} is a network file system: keep the store on a local disk (--home)"
         return Check("file system", CheckResult.PROBLEM, words)
-    return Check("file system", CheckResult.OK, kind or "local, as far as this system tells")
+    return Check("file system", CheckResult.OK, kind or "local, as far as this system reports")
 
 
 def file_system_of(folder: Path, mounts: Path) -> str:
@@ -153,10 +153,10 @@ def _folder(folder: Path, world: World) -> Iterator[Check]:
         and sys.platform != "win32"
         and here.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     ):
-        words = f"others may look into {str(here)!r}: chmod 700 keeps conversations private"
+        words = f"{str(here)!r} is readable by other users; chmod 700 keeps conversations private"
         yield Check("permissions", CheckResult.WARNING, words)
     else:
-        yield Check("permissions", CheckResult.OK, f"{str(here)!r} is ours to write")
+        yield Check("permissions", CheckResult.OK, f"{str(here)!r} is writable")
     try:
         with tempfile.TemporaryDirectory(prefix=".midstream-doctor-", dir=here) as draft:
             yield _locks(Path(draft), world)
@@ -173,7 +173,7 @@ def _locks(draft: Path, world: World) -> Check:
     try:
         if not is_alive(draft, first.node):
             return Check(
-                "locks", CheckResult.PROBLEM, "a lock that is held looks free: keep the store on a local disk"
+                "locks", CheckResult.PROBLEM, "a held lock appears to be free; keep the store on a local disk"
             )
     finally:
         first.give_up()
@@ -197,7 +197,7 @@ def _clock(world: World) -> Check:
         return Check(
             "clock",
             CheckResult.PROBLEM,
-            "the clock is before 2026: set it, deadlines and leases depend on it",
+            "the clock is before 2026; set it, because deadlines and leases depend on it",
         )
     return Check("clock", CheckResult.OK, "plausible")
 

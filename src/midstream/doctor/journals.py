@@ -54,7 +54,7 @@ LOST = {
 }
 """What a copy no longer holds."""
 
-_KEYS = "name the file of its keys with --key-file"
+_KEYS = "give its key file with --key-file"
 
 _EVENT_ID = re.compile(r"(\d+)-(\d+)")
 
@@ -95,7 +95,7 @@ class JournalRemedy:
             ConflictError: Always. Nothing was changed.
         """
         raise ConflictError(
-            "a store is not changed in place: write a copy beside it, stop the server, and put the copy there"
+            "a store cannot be changed in place; write a copy beside it, stop the server, and put the copy there"
         )
 
 
@@ -154,9 +154,9 @@ def examine_database(
         raise UnreadableHistoryError(f"{error.message}: restore a copy", reason="damaged") from error
     if not sqlite_files.is_whole(path):
         findings.append(finding("damaged-file", NO_REPAIR, lost="what the damaged pages held"))
-    notes: tuple[str, ...] = (f"{_count(live)} open: the next owner carries it on",) if live else ()
+    notes: tuple[str, ...] = (f"{_count(live)} open; the next node continues it",) if live else ()
     if locked:
-        notes += (f"not examined, as only their clients can open them: {locked} of {sessions} sessions",)
+        notes += (f"not examined, because only their clients can open them: {locked} of {sessions} sessions",)
     report = _report(path, findings, records, sessions, notes, profile)
     return report, JournalRemedy(path, cuts) if cuts else None
 

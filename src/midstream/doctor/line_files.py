@@ -84,7 +84,7 @@ class LineFile:
         if self.patch.cut:
             yield cut_note(self.patch.cut)
         if self._rollbacks.lines:
-            yield f"lines of turns that were taken back, kept and not judged: {self._rollbacks.lines}"
+            yield f"lines of withdrawn turns, kept and not judged: {self._rollbacks.lines}"
         if self._folded:
             yield f"earlier states of parts, folded into the last one: {self._folded}"
         if self._copies:

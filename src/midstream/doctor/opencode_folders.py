@@ -55,8 +55,8 @@ def examine_storage(
     """
     if not is_storage(path):
         if not os.access(path, os.R_OK | os.X_OK):
-            raise UnreadableHistoryError("this user may not look into it", reason="no-permission")
-        raise UnreadableHistoryError("there is no history in this folder", reason="not-found")
+            raise UnreadableHistoryError("this user has no permission to read it", reason="no-permission")
+        raise UnreadableHistoryError("no history in this folder", reason="not-found")
     storage = _Storage(path, profile)
     for number, session in enumerate(_folders(path / "message")):
         tick(number)

@@ -38,7 +38,7 @@ def reading(path: Path) -> Iterator[Database]:
     with _opened(f"{real.as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI) as db:
         yield db
     if stamp_of(real) != before:
-        raise UnreadableHistoryError("it was changed while it was read: try again", reason="busy")
+        raise UnreadableHistoryError("it was changed while it was read; try again", reason="busy")
 
 
 def _is_in_log_mode(path: Path) -> bool:
@@ -71,7 +71,7 @@ def named_errors() -> Iterator[None]:
     except (apsw.BusyError, apsw.LockedError) as error:
         raise UnreadableHistoryError("another program keeps it locked", reason="busy") from error
     except apsw.Error as error:
-        raise UnreadableHistoryError(f"no intact database: {error}", reason="damaged") from error
+        raise UnreadableHistoryError(f"not an intact database: {error}", reason="damaged") from error
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def mismatch(session_id: str, state: Session, agent: Agent) -> AgentMismatchErro
     if not state.is_turn_of_other(agent.name, agent.version):
         names = ", ".join(map(repr, missing_tools(state, agent)))
         return AgentMismatchError(
-            f"the open turn of session {session_id!r} calls tools that {agent.name!r} does not have any more "
+            f"the open turn of session {session_id!r} calls tools that {agent.name!r} no longer has "
             f"({names}): serve an agent with them, cancel the turn, or resume it (`midstream sessions resume`) without "
             "them"
         )

@@ -320,8 +320,8 @@ class DrivenTurn:
             return known
         if self._is_over:
             raise UsageError(
-                f"turn {self.number} of session {self._journal.journal.session_id!r} is over, and its loop now goes "
-                "another way than it did: give a new turn a key of its own"
+                f"turn {self.number} of session {self._journal.journal.session_id!r} is over, and its loop now takes "
+                "another path; give a new turn its own key"
             )
         await self._submit(RequestModelResponse(number, self._by_our_ids(answers)))
         return None
@@ -398,9 +398,7 @@ class DrivenTurn:
         for call in calls:
             if call.id not in self._taken and call_id in (call.id, call.provider_id):
                 return call
-        raise UsageError(
-            f"there is no call {call_id!r} in response {self._response_no} of turn {self.number}"
-        )
+        raise UsageError(f"no call {call_id!r} in response {self._response_no} of turn {self.number}")
 
     def _by_our_ids(self, answers: Mapping[str, ToolResult]) -> dict[str, ToolResult]:
         ours: dict[str, ToolResult] = {}
@@ -600,7 +598,7 @@ class Driver:
             return self._taken_up(journal, records, number, is_over=is_over)
         if not state.is_live:
             if message is None:
-                raise UsageError(f"no turn of session {session!r} is open, so there is nothing to go on with")
+                raise UsageError(f"no turn of session {session!r} is open, so nothing can be continued")
             turn = await self._opened(journal, message, key, digest)
             turn.cancelled = _cancelled_before(records, turn.number)
             return turn
@@ -613,7 +611,7 @@ class Driver:
             turn.cancelled = _cancelled_before([*records, *closed], turn.number)
             return turn
         raise SessionBusyError(
-            f"a turn of session {session!r} was left open: run it again with its own message to carry on, or "
+            f"a turn of session {session!r} was left open: run it again with its own message to continue it, or "
             "abandon it"
         )
 
@@ -650,7 +648,7 @@ class Driver:
         decided = await journal.submit(_both(_decision(first), begin) if first else begin, is_patient=False)
         self._keep(journal)
         if not any(isinstance(record, MessageAccepted) for record in decided):
-            raise SessionBusyError("another process has just taken this message: try again")
+            raise SessionBusyError("another process just took this message; try again")
         turn = DrivenTurn(journal, self.world, journal.state.turns)
         turn.cancelled = tuple(decided)
         return turn
@@ -660,9 +658,9 @@ class Driver:
     ) -> DrivenTurn:
         status = _status_of(records, number)
         if is_over and status is None:
-            raise EventGoneError(f"turn {number} is over, and how it went is not kept any more")
+            raise EventGoneError(f"turn {number} is over, and its result is no longer kept")
         if is_over and status is not TurnStatus.COMPLETED:
-            raise UsageError(f"turn {number} ended as {status}: give the next try a key of its own")
+            raise UsageError(f"turn {number} ended as {status}; give the next attempt its own key")
         self._keep(journal)
         turn = DrivenTurn(journal, self.world, number, is_over=is_over)
         turn.remember(records)

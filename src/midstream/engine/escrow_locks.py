@@ -156,7 +156,7 @@ class Locks:
                     timer.cancel()
         finally:
             self._looking.discard(must_look)
-        return UnauthorizedError("the word by which this session was opened is no longer good")
+        return UnauthorizedError("the viewer's word that opened this session is no longer valid")
 
     async def _is_good(self, opened: OpenedSession) -> bool:
         try:
@@ -177,7 +177,7 @@ class Locks:
         try:
             await self.escrow.forget_deleted()
         except MidstreamError as error:
-            _log.warning("not looked for keys of deleted sessions: %s", error.code)
+            _log.warning("keys of deleted sessions cannot be searched: %s", error.code)
 
     async def _lock(self, session: str) -> None:
         """Lock a session once no client uses it any more and it is at rest."""

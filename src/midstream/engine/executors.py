@@ -212,7 +212,7 @@ class Executor:
         try:
             history = await self._whole(session.shown) if session.has_blobs else session.shown
         except MidstreamError as error:
-            unread = ModelUnavailableError(f"what the model is to read cannot be read: {error.message}")
+            unread = ModelUnavailableError(f"the input of the model cannot be read: {error.message}")
             self._reports.report(self._failure(pending_work, unread, session))
             return
         watch = self._watch(pending_work)
@@ -318,7 +318,7 @@ class Executor:
         except TimeoutError as error:
             if not watch.silent_s:
                 raise ModelUnavailableError(f"{name} gave up waiting for its answer") from error
-            raise ModelStalledError(f"{name} said nothing for {watch.silent_s:.0f} s") from error
+            raise ModelStalledError(f"{name} sent nothing for {watch.silent_s:.0f} s") from error
         except Exception as error:
             _log.exception("the model raised an untyped error", extra={"session": self._reports.session_id})
             raise ModelError(f"{name} failed with {type(error).__name__}: {error}") from error
@@ -326,7 +326,7 @@ class Executor:
             raise ModelUnavailableError(f"{name} stopped in the middle of its response")
         response = builder.response()
         if response is None:
-            raise ModelEmptyError(f"{name} ended its response without a word or a call")
+            raise ModelEmptyError(f"{name} ended its response without text and calls")
         return response
 
     def _watch(self, pending_work: CallModel | RunCall) -> Watch:

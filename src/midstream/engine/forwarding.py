@@ -117,7 +117,7 @@ class Forwarder:
         except TimeoutError as error:
             if self._failure is not None and limit not in self._limits:
                 raise self._failure.again() from error
-            message = f"the node of session {self._journal.session_id!r} does not answer: ask again later"
+            message = f"the node of session {self._journal.session_id!r} does not answer; retry later"
             raise UnavailableError(message, retry_after_s=1.0) from error
         finally:
             self._limits.discard(limit)
@@ -159,7 +159,7 @@ def decode_command(body: bytes) -> Command | Received:
         handed = msgspec.json.decode(body, type=_Handed)
         command = None if handed.said is None else _command(handed.said)
     except (msgspec.MsgspecError, KeyError) as error:
-        raise UnavailableError("another version of this server runs the session: ask again later") from error
+        raise UnavailableError("another version of this server runs the session; retry later") from error
     if handed.stream:
         return Received(
             handed.stream,
@@ -171,7 +171,7 @@ def decode_command(body: bytes) -> Command | Received:
             handed.connection,
         )
     if command is None:
-        raise UnavailableError("a command that says nothing was handed over")
+        raise UnavailableError("an empty command was forwarded")
     return command
 
 

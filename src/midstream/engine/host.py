@@ -228,7 +228,7 @@ class Host:
         runner = await self.awaken(session_id)
         is_unknown = runner.newest.position == 0
         if is_unknown and (not create or PART_MARK in session_id):
-            raise SessionNotFoundError(f"there is no session {session_id!r}")
+            raise SessionNotFoundError(f"no session {session_id!r}")
         return runner
 
     async def awaken(self, session_id: str) -> Runner:
@@ -481,10 +481,10 @@ class Host:
                 async with asyncio.timeout(HAND_ON_S):
                     await runner.stop(StopMode.HAND_OVER)
             except (TimeoutError, MidstreamError):  # given up with all others when the store is closed
-                _log.warning("not handed on", extra={"session": runner.session_id})
+                _log.warning("not moved to another node", extra={"session": runner.session_id})
 
         if self._awake:
-            _log.info("giving up %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
+            _log.info("releasing %d sessions, with %d peers", len(self._awake), self._caretaker.peers)
         tasks = [
             self.world.spawn(hand_on(runner), name=f"hand on {runner.session_id}")
             for runner in self._awake.values()
@@ -540,7 +540,7 @@ class Host:
             try:
                 await runner.stop(StopMode.SLEEP)
             except MidstreamError as error:  # it sleeps, and stays ours until it wakes or this process ends
-                _log.warning("not given up: %s", error.code, extra={"session": runner.session_id})
+                _log.warning("not released: %s", error.code, extra={"session": runner.session_id})
 
     def _agent_of(self, session_id: str, state: Session) -> Agent:
         """Return who answers in a session: the host's agent, or for a child the one that its call named."""
@@ -553,4 +553,4 @@ class Host:
 
 
 def _draining() -> DrainingError:
-    return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
+    return DrainingError("this server is shutting down; reconnect to continue", retry_after_s=1.0)

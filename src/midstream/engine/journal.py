@@ -50,7 +50,7 @@ def require_session_id(session_id: str) -> None:
         UsageError: The id is not 1 to 128 of letters, digits and `._:-`.
     """
     if not _SESSION_ID.fullmatch(session_id):
-        raise UsageError(f"a session id has 1 to 128 of letters, digits and '._:-', not {session_id[:40]!r}")
+        raise UsageError(f"a session id has 1 to 128 of letters, digits and '._:-'; got {session_id[:40]!r}")
 
 
 class Journal:
@@ -139,7 +139,7 @@ class Journal:
         return await self.load()
 
     def _deleted(self) -> JournalMovedError:
-        return JournalMovedError(f"session {self.session_id!r} was deleted by somebody else")
+        return JournalMovedError(f"session {self.session_id!r} was deleted elsewhere")
 
     def _decoded(self, page: Sequence[StoredRecord]) -> Iterator[tuple[int, Record]]:
         for stored in page:
@@ -203,7 +203,7 @@ class Journal:
         asked_at = self._world.monotonic()
         found = await self._store.find(self.session_id)
         if found is None or found.epoch != self.epoch:
-            raise LeaseLostError(f"session {self.session_id!r} has another node by now")
+            raise LeaseLostError(f"session {self.session_id!r} is now run by another node")
         self.held_at = asked_at
 
     async def forward(self, body: bytes) -> bytes:
@@ -287,7 +287,7 @@ class Journal:
         if page and (page[0].position != after + 1 or is_pruned(page[0].body)):
             self.pruned_to = EventId(page[0].epoch, page[0].position)
             oldest = self.pruned_to.position + 1
-            message = f"events of session {self.session_id!r} before position {oldest} are not kept any more"
+            message = f"events of session {self.session_id!r} before position {oldest} are no longer kept"
             raise EventGoneError(message, oldest=oldest)
         return self._readable(page)
 

@@ -164,10 +164,10 @@ class Caretaker:
                 failures = 0
             except UnavailableError as error:
                 failures += 1
-                _log.warning("the other nodes cannot be seen: %s", error.code)
+                _log.warning("the other nodes cannot be listed: %s", error.code)
                 await self._world.sleep(RECONNECT_BACKOFF.wait_s(failures, chance=self._world.chance()))
             except MidstreamError as error:
-                _log.error("the other nodes are not looked after any more: %s", error.message)
+                _log.error("the other nodes are no longer monitored: %s", error.message)
                 return
 
     async def _news(self) -> News:
@@ -202,7 +202,7 @@ class Caretaker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._working.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
-            _log.error("looking after others failed", exc_info=bug)
+            _log.error("monitoring of the other nodes failed", exc_info=bug)
 
     # --- orphans
 
@@ -233,7 +233,7 @@ class Caretaker:
             _log.debug("a turn waits for its client", extra={"session": session_id})
             await self._note_locked(session_id)
         except MidstreamError as error:
-            _log.error("not taken up: %s", error.message, extra={"session": session_id})
+            _log.error("not taken over: %s", error.message, extra={"session": session_id})
         finally:
             self._taking_up.discard(session_id)
             if session_id in self._once_more:

@@ -56,7 +56,7 @@ class Outages:
                         self._since = self._world.monotonic()
                     self._error = error
                     extra = {"session": self._session_id}
-                    _log.warning("append failed: %s; trying again", error.code, extra=extra)
+                    _log.warning("append failed: %s; retrying", error.code, extra=extra)
                     self._refuse_clients(error)
                     await self._world.sleep(APPEND_BACKOFF.wait_s(failures, chance=self._world.chance()))
                 else:

@@ -157,7 +157,7 @@ class Pruner:
             await self._sessions.delete(session)
         except (NotFoundError, SessionBusyError, LeaseHeldError):
             return  # somebody was faster, one way or the other
-        _log.info("deleted, past its time", extra={"session": session})
+        _log.info("deleted, past its retention", extra={"session": session})
 
     def _is_due(self, info: SessionInfo, now: float) -> bool:
         """Return whether a journal must be read, as far as its line in a listing shows."""
@@ -190,7 +190,9 @@ class Pruner:
             return False
         record = pruned(state, at=now)
         if restored(record) != state:  # whatever was not kept would be lost for ever
-            _log.error("not pruned: it would not fold to the same", extra={"session": session})
+            _log.error(
+                "not pruned: the pruned journal would fold to another state", extra={"session": session}
+            )
             return False
         self._world.reach(Fault.BEFORE_PRUNE)
         is_done = await self._store.prune(session, encode(record), position=position, epoch=epoch)

@@ -116,7 +116,7 @@ class StartupRecovery:
         progress.is_done = True
         counts = {name: getattr(progress, name) for name in progress.__struct_fields__}
         _log.info(
-            "recovery: %d open turns, %d go on here, %d elsewhere, %d interrupted, %d locked, %d failed, %.3f s",
+            "recovery: %d open turns, %d continue here, %d elsewhere, %d interrupted, %d locked, %d failed, %.3f s",
             progress.total,
             progress.resumed,
             progress.elsewhere,

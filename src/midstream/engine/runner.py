@@ -260,7 +260,7 @@ class Runner:
             try:
                 await self._mailbox.post(await self._first_command())
             except LeaseHeldError:
-                _log.debug("another process works on it", extra={"session": self.session_id})
+                _log.debug("another process runs it", extra={"session": self.session_id})
 
     async def _first_command(self) -> Cancel | None:
         """Return the command with which an open turn is resumed: a child that is not awaited is stopped."""
@@ -357,12 +357,12 @@ class Runner:
                 await self._work.finish(self.state, Drain.FINISH_TOOLS)
                 return
             case StopMode.SLEEP:
-                error = error or DrainingError("this session went to sleep: reconnect to wake it")
+                error = error or DrainingError("this session went to sleep; reconnect to wake it")
             case StopMode.HAND_OVER:
-                words = "another server goes on with this session: reconnect"
+                words = "another server runs this session now; reconnect"
                 error = error or DrainingError(words, retry_after_s=0.0)
             case StopMode.CLOSE:
-                error = error or DrainingError(f"session {self.session_id!r} was stopped: reconnect")
+                error = error or DrainingError(f"session {self.session_id!r} was stopped; reconnect")
         tasks = self._work.tasks
         if self._task is not None and self._task is not asyncio.current_task():
             tasks.append(self._task)
@@ -387,12 +387,12 @@ class Runner:
         except asyncio.CancelledError:
             # Also when a whole event loop is cancelled at its end: a tool that reports its own cancellation must
             # not wait for an append that will not be made any more.
-            self._end(DrainingError(f"session {self.session_id!r} is let go: reconnect to carry on"))
+            self._end(DrainingError(f"session {self.session_id!r} was released; reconnect to continue"))
             raise
         except MidstreamError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - the top of a session: it ends, the others go on
-            _log.exception("a session ended on a bug", extra={"session": self.session_id})
+            _log.exception("a session ended on a defect", extra={"session": self.session_id})
             self._fail(stopped_on(error, self.session_id))
 
     async def _step(self, batch: list[Envelope]) -> None:
@@ -472,7 +472,7 @@ class Runner:
             if len(decided) != 1 or not self.journal.append_now(batch):
                 return False
         except Exception as error:  # noqa: BLE001 - as in `_run`: perhaps it was appended, and must not be again
-            _log.exception("a session ended on a bug", extra={"session": self.session_id})
+            _log.exception("a session ended on a defect", extra={"session": self.session_id})
             self._fail(stopped_on(error, self.session_id))
             return False
         self.state = state

@@ -90,4 +90,4 @@ class SessionDeletion:
                 await holding.ask_to_give_up()
             else:
                 return
-        raise UnavailableError(f"session {session_id!r} is being taken up: try again")
+        raise UnavailableError(f"session {session_id!r} is being opened; try again")

@@ -135,7 +135,7 @@ class SessionWork:
                 self._fail(error)
                 break
         else:
-            self._fail(UnavailableError(f"session {self.session_id!r}: its store answers too slowly to act"))
+            self._fail(UnavailableError(f"session {self.session_id!r}: its store is too slow to act"))
         raise asyncio.CancelledError
 
     @property

@@ -123,7 +123,7 @@ async def run_child(
         except _AWAY:
             await world.sleep(POLL_S)
         except MidstreamError as error:
-            why = f"The sub-agent could not go on: {error.message}"
+            why = f"The sub-agent could not continue: {error.message}"
             return _finished(pending_work, ToolResult(pending_work.ref.call_id, why, Outcome.ERROR))
 
 

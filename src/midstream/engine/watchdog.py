@@ -234,7 +234,7 @@ class Watch:
                 )
                 self._on_stall(seen)
         except Exception:  # noqa: BLE001 - a fault in here must not become the turn's
-            _log.exception("a stall could not be told", extra=self._ids())
+            _log.exception("a stall could not be reported", extra=self._ids())
 
     def _ids(self) -> dict[str, object]:
         ids = {"session": self._session, "turn": self._turn, "response": self._response}
@@ -258,7 +258,7 @@ def _tell_nobody(_seen: Stalled | StallFinished) -> None:
 
 
 _WORDS = {
-    Level.ADVISORY: (logging.WARNING, "nothing came while waiting for %s, for %.1f s by now"),
-    Level.FAIL: (logging.WARNING, "gave up waiting for %s after %.1f s of silence"),
+    Level.ADVISORY: (logging.WARNING, "no data while waiting for %s, for %.1f s so far"),
+    Level.FAIL: (logging.WARNING, "stopped waiting for %s after %.1f s of silence"),
     Level.OVER: (logging.INFO, "resumed, waiting for %s, after %.1f s of silence"),
 }

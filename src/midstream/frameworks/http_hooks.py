@@ -261,7 +261,7 @@ class _RequestHook:
             if instead is None:
                 return
             _rewrite(request, instead.body)
-            happened = "a history was sent repaired, and its caller could not be told"
+            happened = "a repaired history was sent, and the report to its caller failed"
             _log(instead.repaired)
             if self._on_repair is not None:
                 self._on_repair(instead.repaired)
@@ -297,7 +297,9 @@ def _log(done: Repaired) -> None:
     codes = sorted({edit.code for edit in done.edits})
     _LOG.log(level, "repaired the history in a request", extra={"edits": len(done.edits), "codes": codes})
     if done.advice.thinking is False:
-        _LOG.warning("turned thinking off for a request: the tool loop in progress lost its own")
+        _LOG.warning(
+            "turned thinking off for a request, because the thinking of the tool loop in progress is lost"
+        )
 
 
 def _log_failure(happened: str, error: Exception) -> None:

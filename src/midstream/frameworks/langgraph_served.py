@@ -182,7 +182,7 @@ def _refused_tools(tools: Sequence[BaseTool]) -> Iterator[str]:
         if policies.setdefault(each.name, policy) != policy:
             yield f"two tools are named {each.name!r}, with different policies"
         if each.name in (INTERRUPT, APPROVE):
-            yield f"a tool is named {each.name!r}, which is how people are asked: give it another name"
+            yield f"a tool is named {each.name!r}, which is reserved for questions to people; give it another name"
 
 
 def _policy_of(each: BaseTool) -> object:
@@ -356,7 +356,7 @@ class GraphModel:
         asked = [*self._calls(run, state, so_far)]
         if state.tasks and not asked:
             raise ModelRejectedError(
-                f"{self.name} stopped before {', '.join(state.next)}, and asks for nothing"
+                f"{self.name} stopped before {', '.join(state.next)} without an interrupt"
             )
         for number, each in enumerate(asked):
             yield msgspec.structs.replace(each, signature=words.signature()) if number == 0 else each

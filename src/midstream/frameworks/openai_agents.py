@@ -285,7 +285,7 @@ def _our_response_of(response: ModelResponse, number: int) -> Response:
 
 def _response_of(native: str) -> ModelResponse:
     if not native:
-        raise UsageError("this our_response was cut and cannot be told again")
+        raise UsageError("this response was cut and cannot be replayed")
     known = msgspec.json.decode(native)
     used, said = known["tokens"]
     usage = Usage(requests=1, input_tokens=used, output_tokens=said, total_tokens=used + said)

@@ -96,7 +96,7 @@ class OpenAIAgentsModel:
                     for each in reader.read_json(data.encode()):
                         yield each
         except TimeoutError as error:
-            raise ModelStalledError(f"{self.name} gave no whole answer within {limit_s:g} s") from error
+            raise ModelStalledError(f"{self.name} gave no complete answer within {limit_s:g} s") from error
         except _FAULTS as error:
             raise _typed(error, self.name) from error
         if reader.failure is not None:
@@ -228,4 +228,4 @@ def _typed(error: Exception, name: str) -> ModelError:
         return ModelUnavailableError(f"the connection to {name} failed: {type(error).__name__}")
     if isinstance(error, UserError | openai.OpenAIError):
         return ModelRejectedError(f"{name} does not take this request: {error}")
-    return ModelUnavailableError(f"{name} sent what no our_response can be: {error}")
+    return ModelUnavailableError(f"{name} sent an invalid response: {error}")

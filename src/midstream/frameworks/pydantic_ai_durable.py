@@ -397,7 +397,7 @@ def _number_of(response: ModelResponse, turn: DrivenTurn) -> int:
         if known.timestamp == response.timestamp and _call_ids(known) == _call_ids(response):
             return number
     raise UsageError(
-        "the history ends in calls that no our_response of the open turn asked for: run them in their own session"
+        "the history ends in calls that no response of the open turn requested; run them in their own session"
     )
 
 

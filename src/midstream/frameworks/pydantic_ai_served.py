@@ -196,7 +196,7 @@ def _hidden(value: object, name: str) -> Any:  # noqa: ANN401 - pydantic-ai's ow
         return getattr(value, name)
     except AttributeError as error:
         version = pydantic_ai.__version__
-        raise UsageError(f"agents of pydantic-ai {version} cannot be served: there is no {name!r}") from error
+        raise UsageError(f"agents of pydantic-ai {version} cannot be served: it has no {name!r}") from error
 
 
 # --- the tools ------------------------------------------------------------------------------------------------

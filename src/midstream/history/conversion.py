@@ -44,7 +44,7 @@ def converted(messages: list[Value], source: Format, target: Format, *, system: 
     turns = []
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise InvalidHistoryError(f"message {at} is no object but {type(message).__name__}")
+            raise InvalidHistoryError(f"message {at} is not an object but {type(message).__name__}")
         turns.append(source.parse(message, at))
     return _Crossing(source, target, system).run(_grouped(turns, source))
 
@@ -187,13 +187,13 @@ class _Crossing:
             written = media_for(self.target, media) if media else None
             if written is not None:
                 return written
-        self._lost("part-as-words", turn, "the target has no such part: it became words")
+        self._lost("part-as-words", turn, "the target has no such part: it became text")
         return self.target.text(f"[{self.source.name}] {as_words(part.raw)}", role)
 
     def _text(self, part: Part, turn: MessageTurn, role: Role) -> Part | None:
         body = part.body
         if isinstance(body, list):
-            self._lost("part-as-words", turn, "the target has no prompt of several pieces: they became words")
+            self._lost("part-as-words", turn, "the target has no prompt of several pieces: they became text")
         return self.target.text(as_words(body), role)
 
 

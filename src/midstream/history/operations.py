@@ -82,7 +82,7 @@ def repair(
         UsageError: There is no format, profile or mode of this name.
     """
     if not isinstance(messages, list):
-        raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
+        raise InvalidHistoryError(f"a history must be a list of messages; got {type(messages).__name__}")
     require_mode(mode)
     given = CallerKnowledge(
         system=system,
@@ -113,7 +113,7 @@ def _recognized(messages: list[Value], profile: str | None, given: CallerKnowled
     ):
         return forms[0]
     raise UnreadableHistoryError(
-        f"these messages may be of several formats: {', '.join(names)}; name theirs with format=",
+        f"these messages may be of several formats ({', '.join(names)}); choose one with format=",
         reason="mixed-formats",
     )
 
@@ -156,7 +156,7 @@ def convert(
         UsageError: There is no format of this name.
     """
     if not isinstance(messages, list):
-        raise InvalidHistoryError(f"a history is a list of messages, not {type(messages).__name__}")
+        raise InvalidHistoryError(f"a history must be a list of messages; got {type(messages).__name__}")
     return converted(messages, format_named(source), format_named(target), system=system)
 
 

@@ -414,7 +414,7 @@ def profile_named(name: str) -> Profile:
     plain = name.strip().lower().replace("_", "-")
     found = PROFILES.get(plain) or PROFILES.get(_ALIASES.get(plain, ""))
     if found is None:
-        raise UsageError(f"no profile is called {name!r}; there are {', '.join(PROFILES)}")
+        raise UsageError(f"unknown profile {name!r}; known: {', '.join(PROFILES)}")
     return found
 
 

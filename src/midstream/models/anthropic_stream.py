@@ -90,7 +90,7 @@ class MessageReader:
         try:
             event = msgspec.json.decode(data, type=AnthropicEvent)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError("the server sent something that is no event of a message") from error
+            raise ModelUnavailableError("the server sent data that is not an event of a message") from error
         if self._is_over:
             return []
         return self._noted(self._read(event))
@@ -174,7 +174,7 @@ class MessageReader:
             return [ThinkingDelta(_text(delta.get("thinking")))]
         block = self._open.get(index)
         if block is None:
-            raise ModelUnavailableError(f"the server goes on with block {index}, which it never began")
+            raise ModelUnavailableError(f"the server continues block {index}, which it never started")
         if kind == "input_json_delta":
             block.pieces.append(_text(delta.get("partial_json")))
         elif kind == "signature_delta":

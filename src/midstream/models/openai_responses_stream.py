@@ -88,7 +88,7 @@ class ResponsesReader:
         try:
             event = msgspec.json.decode(data, type=ResponsesEvent)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError("the server sent something that is no event of a response") from error
+            raise ModelUnavailableError("the server sent data that is not an event of a response") from error
         if self.is_ended:
             return []
         if event.sequence_number is not None:

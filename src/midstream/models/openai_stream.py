@@ -109,9 +109,7 @@ class ChatStreamReader:
         try:
             chunk = _chunk_of(data)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise ModelUnavailableError(
-                "the server sent something that is no chat completion chunk"
-            ) from error
+            raise ModelUnavailableError("the server sent data that is not a chat completion chunk") from error
         return self.read(chunk)
 
     def read(self, chunk: CompletionChunk) -> list[ModelEvent]:

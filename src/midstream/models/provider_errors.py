@@ -125,7 +125,7 @@ _HINTS: Mapping[type[ModelError], str] = MappingProxyType(
     {
         _LONG: " (the conversation is longer than the model can read)",
         _ASK: " (check the API key, the account and the name of the model; then resume the turn)",
-        _FILTER: " (its content filter; other words may pass)",
+        _FILTER: " (its content filter; another text may pass)",
     }
 )
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500

@@ -191,9 +191,11 @@ class Provider:
             url = URL(base_url)
             login = aiohttp.encode_basic_auth(url.user or "", url.password or "")
         except ValueError as error:
-            raise UsageError(f"{base_url!r} is no address of a model: {error}") from error
+            raise UsageError(f"{base_url!r} is not the address of a model: {error}") from error
         if url.scheme not in {"http", "https"} or not url.host:
-            raise UsageError(f"{base_url!r} is no address of a model: it begins with http:// or https://")
+            raise UsageError(
+                f"{base_url!r} is not the address of a model: it must begin with http:// or https://"
+            )
         self.name = name
         self.host = url.host
         """The server's name."""
@@ -254,7 +256,7 @@ class Provider:
                 self._network.answered(response.status)
                 media_type = response.headers.get("content-type", "").partition(";")[0].strip()
                 if response.status in gone:
-                    raise ModelForgotError(f"{self.name} has the response no longer")
+                    raise ModelForgotError(f"{self.name} no longer has the response")
                 if response.status != HTTPStatus.OK or media_type in _NO_STREAM:
                     raise await self._refusal(response, media_type, pieces)
                 decoder = SseDecoder()

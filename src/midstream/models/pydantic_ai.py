@@ -285,4 +285,4 @@ def _typed(error: exceptions.AgentRunError | exceptions.UserError, name: str) ->
         return ModelFilteredError(f"the content filter of {name} withheld the response: {error}")
     if isinstance(error, exceptions.UserError):
         return ModelRejectedError(f"{name} does not take this request: {error}")
-    return ModelUnavailableError(f"{name} sent what no response can be: {type(error).__name__}")
+    return ModelUnavailableError(f"{name} sent an invalid response: {type(error).__name__}")

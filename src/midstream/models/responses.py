@@ -386,7 +386,7 @@ class ResponseBuilder:
 
 
 def _forgot() -> ModelForgotError:
-    return ModelForgotError("the response that was taken up again has other words than before")
+    return ModelForgotError("the resumed response has another text than before")
 
 
 def is_plain(delta: Delta) -> bool:

@@ -53,7 +53,7 @@ class Prometheus(Observer):
             registry=self.registry,
         )
         self._questions = Counter(
-            "midstream_questions", "Questions people were asked.", ("kind",), registry=self.registry
+            "midstream_questions", "Questions to people.", ("kind",), registry=self.registry
         )
         self._stalls = Counter(
             "midstream_stalls",
@@ -63,7 +63,7 @@ class Prometheus(Observer):
         )
         self._judged = Counter(
             "midstream_memory_judged",
-            "How requests stood to what an upstream remembers.",
+            "Requests, by their relation to the conversation that an upstream keeps.",
             ("kind", "way"),
             registry=self.registry,
         )

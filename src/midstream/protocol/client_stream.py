@@ -372,7 +372,7 @@ class ClientStream:
         self._silence.stop()
         if self._is_degraded:
             # STREAM-9: nothing was stored on either side, so there is nothing to resume.
-            self._end_with(error or ConnectionLostError("the connection to a degraded server broke"))
+            self._end_with(error or ConnectionLostError("the connection to a degraded server was lost"))
             return
         is_final = error is not None and error.retry in ("never", "ask")
         if is_final and not self._has_doubts(error):
@@ -430,7 +430,7 @@ class ClientStream:
             self._take_error(frame)
             return
         if isinstance(frame, Welcome) is not (self._link.state is LinkState.OPENING):
-            raise ProtocolError("a welcome comes first and once")
+            raise ProtocolError("a welcome must come first, and once")
         match frame:
             case Welcome():
                 self._take_welcome(frame)
@@ -454,7 +454,7 @@ class ClientStream:
         outbox, inbox = self._outbox, self._inbox
         if frame.acked > outbox.next_seqno:
             # The checkpoint is older than what was sent: its numbers would be given out again (STREAM-11).
-            what = f"the server has {frame.acked} commands of this stream, we numbered {outbox.next_seqno}"
+            what = f"the server has {frame.acked} commands of this stream; this client numbered {outbox.next_seqno}"
             self._end_with(SeqnoReusedError(what))
             return
         inbox.require_same_journal(frame)

@@ -41,7 +41,7 @@ def known_after(
     if known is None or promised is None or epoch > known.epoch:
         return told
     if epoch == known.epoch and told != known:
-        raise _lost(promised, f"began epoch {epoch} another time since")
+        raise _lost(promised, f"began epoch {epoch} again since")
     return known
 
 

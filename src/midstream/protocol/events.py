@@ -159,7 +159,7 @@ def completed(session: str, last: Event | None) -> str:
         StoreDamagedError: What this client had sent cannot be read any more.
     """
     if last is None:
-        raise ConnectionLostError(f"the turn of session {session!r} goes on without this client")
+        raise ConnectionLostError(f"the turn of session {session!r} continues without this client")
     match last.record:
         case TurnEnded(status=TurnStatus.COMPLETED):
             return last.transcript
@@ -173,10 +173,10 @@ def completed(session: str, last: Event | None) -> str:
             )
         case MessageWithdrawn(number=number):
             raise TurnFailedError(
-                f"message {number} of session {session!r} was taken back", status="withdrawn"
+                f"message {number} of session {session!r} was withdrawn", status="withdrawn"
             )
         case PlaybackLost(reason=reason):
-            raise StoreDamagedError(f"what was sent to session {session!r} cannot be read any more: {reason}")
+            raise StoreDamagedError(f"the message to session {session!r} can no longer be read: {reason}")
         case SnapshotFrame(session=shown):
             ended = msgspec.json.decode(shown, type=_SessionNow).last
             if ended == TurnStatus.COMPLETED:
@@ -184,7 +184,7 @@ def completed(session: str, last: Event | None) -> str:
             message = f"the turn of session {session!r} was not completed ({ended})"
             raise TurnFailedError(message, status=ended, transcript=last.transcript)
         case _:
-            raise ConnectionLostError(f"the turn of session {session!r} goes on without this client")
+            raise ConnectionLostError(f"the turn of session {session!r} continues without this client")
 
 
 class _SessionNow(Struct):

@@ -81,7 +81,7 @@ class EventId(Struct, frozen=True, gc=False, order=True):
             event_id = cls(int(epoch), int(position))
             if max(event_id.epoch, event_id.position) <= EVENT_NUMBER_MAX:
                 return event_id
-        raise MalformedFrameError(f"an event id looks like '3-17', not {text[:EVENT_ID_CHARS_MAX]!r}")
+        raise MalformedFrameError(f"an event id must look like '3-17'; got {text[:EVENT_ID_CHARS_MAX]!r}")
 
 
 START = EventId(0, 0)

@@ -22,7 +22,7 @@ def opened_by(headers: Open, frame: Open) -> Open:
         if told in (unsaid, said):
             continue
         if said != unsaid:
-            raise MalformedFrameError(f"the headers and the `open` say two things of `{name}`")
+            raise MalformedFrameError(f"the headers and the `open` have different values of `{name}`")
         filled[name] = told
     return replace(frame, **filled) if filled else frame
 

@@ -405,7 +405,7 @@ class ServerStream:
         if is_pruned:
             self.lose(pruned_to, now=now)
         elif is_gone:
-            reason = f"the event {self._event_id} is not on this session's line"
+            reason = f"the event {self._event_id} is not in this session's journal"
             self._queue(Gone(str(resume_from), reason, pruned_to.position + 1), now=now)
         for each in self._held:
             self._requests.append(
@@ -446,7 +446,7 @@ class ServerStream:
         has_snapshot = self._open.snapshots is not SnapshotWhen.NEVER
         self.snapshot_due = SnapshotDue.BEGINNING if has_snapshot else None
         oldest = pruned_to.position + 1
-        reason = f"the events before position {oldest} are not kept any more"
+        reason = f"the events before position {oldest} are no longer kept"
         self._queue(Gone(str(pruned_to), reason, oldest, has_snapshot), now=now)
 
     def show(self, session: Session, event_id: EventId, body: bytes, *, now: float) -> None:
@@ -497,7 +497,7 @@ class ServerStream:
             return
         match frame:
             case Open():
-                raise ProtocolError("a connection is opened once")
+                raise ProtocolError("a connection can be opened only once")
             case CommandFrame():
                 self._take_command(frame)
             case Ping():
@@ -575,7 +575,7 @@ class ServerStream:
             and self._event_id not in (None, START)
         ):
             # STREAM-6. Without an event id it is a client whose first command never arrived: it plays it back.
-            return StreamNotFoundError(f"this session does not know the stream {self._open.stream!r}")
+            return StreamNotFoundError(f"this session has no stream {self._open.stream!r}")
         return None
 
     def _queue(self, frame: ServerFrame, *, now: float) -> None:

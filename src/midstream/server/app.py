@@ -304,7 +304,7 @@ class App:
 
 
 def _draining() -> DrainingError:
-    return DrainingError("this server is shutting down: reconnect to carry on", retry_after_s=1.0)
+    return DrainingError("this server is shutting down; reconnect to continue", retry_after_s=1.0)
 
 
 class _Routes(Router):

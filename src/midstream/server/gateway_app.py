@@ -55,7 +55,7 @@ _SILENCE = StallBudgets(math.inf, math.inf, math.inf, SILENCE_MAX_S, SILENCE_MAX
 """Silence is judged by the pool of an agent (`--silence`) and by the HTTP client of a model, and not once more here."""
 IDLE_S = 10.0
 """Seconds without a request after which a conversation leaves the memory: most are resumed later, or never."""
-_NOT_FOUND = ApiError(404, "not_found", "there is no such address")
+_NOT_FOUND = ApiError(404, "not_found", "no such address")
 
 
 def gateway(
@@ -349,7 +349,7 @@ class Gateway:
 
 
 def _draining() -> DrainingError:
-    return DrainingError("this gateway is shutting down: ask again in a moment", retry_after_s=2.0)
+    return DrainingError("this gateway is shutting down; retry in a moment", retry_after_s=2.0)
 
 
 def _parts_of(path: str) -> list[str]:

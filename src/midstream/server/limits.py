@@ -134,7 +134,7 @@ class CallerSlots:
         if not caller:
             return
         if self._most and self._taken[caller] >= self._most:
-            raise LimitReachedError(f"{self._most} {self._what} are open, which is all one caller may have")
+            raise LimitReachedError(f"{self._most} {self._what} are open, the limit for one caller")
         self._taken[caller] += 1
 
     def free(self, caller: str) -> None:
@@ -178,7 +178,7 @@ class RunningTurns:
         if running:
             self._asked_at[caller] = running
         if is_over and session not in asked:
-            message = f"turns run in {self._most} sessions of one caller, which is all it may have"
+            message = f"turns run in {self._most} sessions of one caller, the limit for one caller"
             raise LimitReachedError(message, retry_after_s=STARTING_S)
 
 

@@ -48,7 +48,7 @@ class SettingsFile:
         except OSError as error:
             raise UsageError(f"the settings in {self._path} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError, msgspec.ValidationError, UsageError) as error:
-            raise UsageError(f"the settings in {self._path} are none: {error}") from error
+            raise UsageError(f"the settings in {self._path} are invalid: {error}") from error
 
     async def follow(self, change: Callable[[StreamSettings], None]) -> None:
         """Call `change` with each new content, until it is cancelled.
@@ -66,10 +66,10 @@ class SettingsFile:
             try:
                 settings = await asyncio.to_thread(self.read)
             except UsageError as error:
-                _log.warning("%s: streams are served as before", error.message)
+                _log.warning("%s; the previous settings stay", error.message)
             else:
                 change(settings)
-                _log.info("streams are served anew: %s", settings)
+                _log.info("new settings for streams: %s", settings)
 
     def _found(self) -> Mark | None:
         try:

@@ -111,10 +111,12 @@ async def serve(
     """
     is_local = host in LOOPBACK_NAMES
     if not is_local and not app.asks_who:
-        raise UsageError(f"listening on {host!r} lets the network in, and this app asks nobody who they are")
+        raise UsageError(
+            f"listening on {host!r} opens the server to the network, and this app has no authentication"
+        )
     if not is_local and not allowed_hosts:
         raise UsageError(
-            f"listening on {host!r} lets the network in: name the hosts that clients use (`*` for any)"
+            f"listening on {host!r} opens the server to the network; list the host names that clients use (`*` for any)"
         )
     names = {*allowed_hosts, *LOOPBACK_NAMES} if is_local else {*allowed_hosts}
     listener = listen(host, port, shares_port=shares_port)
@@ -139,7 +141,7 @@ def listen(host: str, port: int, *, shares_port: bool = False) -> socket.socket:
         UsageError: This machine has no such address, the port needs more rights, or the system shares no ports.
     """
     if shares_port and not hasattr(socket, "SO_REUSEPORT"):
-        raise UsageError("this system shares no ports: put a proxy in front of several servers")
+        raise UsageError("this system cannot share ports; use a proxy in front of several servers")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio lets small writes out at once only where the protocol is named: else a client waits 40 ms for the second.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -111,7 +111,7 @@ def decide_transcript(
         Refused: Another transcript was accepted meanwhile.
     """
     if sent.count != application.count:
-        raise Refused(JournalMovedError("another request of this conversation was faster: compare again"))
+        raise Refused(JournalMovedError("another request of this conversation was first; compare again"))
     turn, model_response = turns_opened + 1, 1
     closing: tuple[Record, ...] = ()
     if isinstance(state, RunningCalls) and sent.results and answered(state, sent.results):

@@ -178,7 +178,7 @@ def _ask(session: Session, command: RequestModelResponse, *, epoch: int, at: flo
             return (AttemptStarted(state.turn, state.response_no, state.attempt + 1, at),)
         case _:
             raise Refused(
-                UsageError(f"the loop asks for response {command.response_no} of a turn that is not there")
+                UsageError(f"the loop requests response {command.response_no} of a turn that does not exist")
             )
 
 
@@ -195,7 +195,7 @@ def _responded(state: AwaitingModel, command: Responded, *, at: float) -> tuple[
 def _start(state: RunningCalls, command: BeginCall, *, epoch: int, at: float) -> tuple[Record, ...]:
     call = next((each for each in state.calls if each.call.id == command.call_id), None)
     if call is None:
-        raise Refused(UsageError(f"there is no call {command.call_id!r} in response {state.response_no}"))
+        raise Refused(UsageError(f"no call {command.call_id!r} in response {state.response_no}"))
     started = CallStarted(
         state.turn, state.response_no, call.call.id, call.runs + 1, at, call.plan.has_effects
     )
@@ -279,7 +279,7 @@ def _answered(
 
 def _awaiting(session: Session) -> AwaitingModel:
     if not isinstance(session.turn, AwaitingModel):
-        raise Refused(UsageError("the loop speaks of a model call that nobody announced"))
+        raise Refused(UsageError("the loop reports a model call that was not announced"))
     return session.turn
 
 

@@ -207,7 +207,7 @@ class MessageQueued(
 class MessageWithdrawn(
     Struct, frozen=True, gc=False, tag="message_withdrawn", tag_field="type", omit_defaults=True
 ):
-    """A queued message was taken back before its turn came; it never entered history."""
+    """A queued message was withdrawn before its turn came; it never entered history."""
 
     number: int
     at: float

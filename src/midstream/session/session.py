@@ -305,7 +305,7 @@ def decide(
 
 def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[Record, ...]:
     if session.parent is not None and said.parent is None:
-        message = f"this session does the work of a call: speak to {session.parent.session!r} instead"
+        message = f"this session runs a call of another session; send to {session.parent.session!r} instead"
         raise Refused(UsageError(message))
     if session.parent is not None:
         return ()  # TURN-50: told again, by an node that did not know, it is the same task
@@ -315,7 +315,7 @@ def _decide_message(session: Session, said: SendMessage, *, at: float) -> tuple[
         running = session.turns
         raise Refused(SessionBusyError(f"turn {running} is still running: wait for its end or cancel it"))
     if len(session.queue) >= QUEUE_MAX:
-        raise Refused(SessionBusyError(f"{QUEUE_MAX} messages wait in this session already"))
+        raise Refused(SessionBusyError(f"{QUEUE_MAX} messages are already queued in this session"))
     number = session.queued + 1
     return (
         MessageQueued(number, said.message, at, said.tools, said.stream, said.timeout_s, said.responses_max),
@@ -405,16 +405,14 @@ def _decide_received(session: Session, received: Received, *, epoch: int, at: fl
     command = received.command
     if not session.turns and not isinstance(command, SendMessage):
         # STREAM-15: only a message makes a session; an abort of nothing leaves nothing behind
-        raise Refused(
-            SessionNotFoundError("nothing was said in this session yet, so there is nothing to answer")
-        )
+        raise Refused(SessionNotFoundError("this session has no message yet, so no turn can be resumed"))
     if isinstance(command, Resume) and session.is_live:
         # STREAM-36: it would have no turn of its own, and never end
-        raise Refused(SessionBusyError(f"turn {session.turns} runs already: follow it"))
+        raise Refused(SessionBusyError(f"turn {session.turns} is already running; follow it"))
     if isinstance(command, SendMessage | Resume):
         if known and (known.turn or known.queued):
             raise Refused(
-                MalformedFrameError("a stream carries one message: open a new stream for the next turn")
+                MalformedFrameError("a stream carries one message; open a new stream for the next turn")
             )
         command = replace(command, stream=received.stream)
     if isinstance(command, Cancel) and command.turn is None and known and known.turn:

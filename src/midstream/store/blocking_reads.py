@@ -102,5 +102,5 @@ def decrypted(reader: StoreReader, key_file: Path) -> StoreReader:
         from midstream.store.encryption.ciphers import FileKeys  # noqa: PLC0415 - an extra that few need
         from midstream.store.encryption.encrypted_store import EncryptedReader, OneForAll  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:
-        raise UsageError("encryption needs more: pip install 'midstream[crypto]'") from error
+        raise UsageError("encryption needs an extra: pip install 'midstream[crypto]'") from error
     return EncryptedReader(reader, OneForAll(FileKeys(key_file)))

@@ -360,7 +360,7 @@ class MemoryStore(Store):
 
     def _opened(self) -> Memory:
         if not self.node:
-            raise UsageError("the store is not open: call `await store.open()` first")
+            raise UsageError("the store is not open; call `await store.open()` first")
         return self._memory
 
     def _refuse_if_held(self, session: str, found: _Session) -> None:
@@ -375,12 +375,14 @@ class MemoryBackend(Backend):
     @override
     def open(self, address: str, *, world: World) -> MemoryStore:
         if address:
-            raise UsageError(f"'memory:{address}' names a place: a store in memory has none, write 'memory:'")
+            raise UsageError(
+                f"'memory:{address}' has an address, but a store in memory has none; write 'memory:'"
+            )
         return MemoryStore(world=world)
 
     def read(self, address: str) -> NoReturn:
         """Refuse: see `Backend.read`."""
-        raise UsageError(f"'memory:{address}' is a store of the process that opened it: no other reads it")
+        raise UsageError(f"'memory:{address}' is readable only in the process that opened it")
 
     def file(self, _address: str) -> None:
         """See `Backend.file`."""

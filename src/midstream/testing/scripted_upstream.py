@@ -200,7 +200,7 @@ class ScriptedUpstream:
     async def open(self, setup: Setup, *, resume: str = "") -> ScriptedAgent:
         """See `Upstream.open`."""
         if resume and (resume not in self.memory.talks or self._has_next(Trouble.GONE_AT_OPEN)):
-            raise UpstreamGoneError(f"there is no agent {resume!r}")
+            raise UpstreamGoneError(f"no agent {resume!r}")
         self.opened.append(resume)
         return ScriptedAgent(self, setup, resume)
 
@@ -208,7 +208,7 @@ class ScriptedUpstream:
         """See `ForkingUpstream.fork`; a mark is the number of messages that were taken before it."""
         origin = self.memory.talks.get(agent)
         if origin is None:
-            raise UpstreamGoneError(f"there is no agent {agent!r}")
+            raise UpstreamGoneError(f"no agent {agent!r}")
         talk = self.memory.begin()
         talk.heard += origin.heard[: int(mark)]
         talk.responses += origin.responses[: int(mark)]
@@ -266,7 +266,7 @@ class ScriptedAgent(UpstreamAgent):
         await self._upstream.world.sleep(0)
         resumed = self._came_from
         if self._name and self._name not in memory.talks:
-            raise UpstreamGoneError(f"there is no agent {self._name!r}")
+            raise UpstreamGoneError(f"no agent {self._name!r}")
         if trouble is Trouble.NEW_CHAT and resumed:
             self._name, resumed = "", ""
         talk = memory.talks[self._name] if self._name else memory.begin()
@@ -347,7 +347,7 @@ async def _refuse(trouble: Trouble | None, talk: AgentConversation, *, is_forced
 
 
 _REFUSALS: dict[Trouble | None, Callable[[], ModelError]] = {
-    Trouble.GONE: lambda: UpstreamGoneError("there is no such agent"),
+    Trouble.GONE: lambda: UpstreamGoneError("no such agent"),
     Trouble.FAILED: lambda: UpstreamFailedError("the run ended with status 'error'"),
     Trouble.UNAVAILABLE: lambda: ModelUnavailableError("the connection was refused"),
     Trouble.RATE_LIMIT: lambda: ModelUnavailableError("too many requests", retry_after_s=RETRY_AFTER_S),

@@ -624,7 +624,7 @@ def _children(own: Path) -> int:
     for _ in range(CHILDREN_LOOKS_MAX):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return sum(len(each.read_text().split()) for each in own.glob("task/*/children"))
-    raise AssertionError("threads end faster than anybody can look at them")
+    raise AssertionError("threads end too fast to be observed")
 
 
 def _assert_typed(ended: object) -> None:

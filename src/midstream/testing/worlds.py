@@ -126,7 +126,7 @@ class FakeWorld(World):
                 if self._is_dead:
                     raise Crashed("the world ended before the work")
                 if (at := self.next_wake_at) is None:
-                    raise TimeoutError("everybody waits and nobody sleeps")
+                    raise TimeoutError("all tasks wait and none sleeps")
                 await self.advance(at - self._now)
             raise TimeoutError(f"not done after {wakes_max} sleepers were woken")
         finally:

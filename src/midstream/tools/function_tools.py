@@ -98,7 +98,7 @@ class Tool(Struct, frozen=True):
             UsageError: A person or a client answers this tool: there is no function here.
         """
         if self.site is not Site.SERVER:
-            raise UsageError(f"{self.name!r} is no function: a {self.site.value} answers it")
+            raise UsageError(f"{self.name!r} is not a function; a {self.site.value} answers it")
         return self.function(*arguments, **keywords)
 
 
@@ -179,7 +179,7 @@ def transaction() -> Transaction:
     """
     found = current_call().transaction
     if found is None:
-        raise UsageError("there is no transaction here: declare this tool with on_doubt='in_transaction'")
+        raise UsageError("no transaction is open; declare this tool with on_doubt='in_transaction'")
     return found
 
 

@@ -197,7 +197,7 @@ class McpServer:
             except TimeoutError as error:
                 if link.calls:
                     return tuple(made for _, made in self._made.values() if made is not None)
-                raise self._failed(link, f"did not say within {LIST_S:g} s what tools it has") from error
+                raise self._failed(link, f"did not list its tools within {LIST_S:g} s") from error
             except Exception as error:  # whatever it is, there is no list
                 if is_last_try:
                     raise self._failed(link, _reason_of(error)) from error
@@ -271,7 +271,7 @@ class McpServer:
         try:
             validator_for(schema).check_schema(schema)
         except Exception:  # noqa: BLE001 - a foreign schema in a foreign validator, which not only says SchemaError
-            _log.warning("a tool of %r is left out: its schema is no JSON schema", self.name)
+            _log.warning("a tool of %r is left out: its schema is not a JSON schema", self.name)
             return None
         has_effects, on_doubt = _policy_of(remote.annotations if self._hints == "trusted" else None)
 
@@ -504,7 +504,7 @@ def _reason_of(error: BaseException) -> str:
         case ToolsUnavailableError():
             return "was closed"
         case MCPError():
-            return f"cannot be asked: {error.message}"
+            return f"failed: {error.message}"
         case TimeoutError():
             return f"did not start within {CONNECT_S:g} s"
         case OSError():

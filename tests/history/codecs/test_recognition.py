@@ -51,7 +51,7 @@ def test_a_list_of_plain_words_with_a_fault_in_some_format_is_refused_with_the_c
 def test_a_list_of_several_formats_is_refused_with_the_candidates() -> None:
     mixed = [*CHAT, user("more"), response(use("a")), user([result("a")]), response(text("done"))]
     with pytest.raises(
-        UnreadableHistoryError, match=r"(openai-chat, anthropic|anthropic, openai-chat); name"
+        UnreadableHistoryError, match=r"\((openai-chat, anthropic|anthropic, openai-chat)\); choose"
     ):
         repair(mixed)
     assert repair(mixed, format="openai-chat").edits

@@ -254,7 +254,7 @@ def test_the_time_of_a_turn_does_not_run_while_people_take_theirs() -> None:
 @spec("TURN-77")
 def test_an_agent_that_asks_without_end_is_refused() -> None:
     state = told(say(), *(wants(f"leave-{number}") for number in range(QUESTIONS_MAX)))
-    with pytest.raises(Refused, match="64 questions wait"):
+    with pytest.raises(Refused, match="64 questions already wait"):
         decide(state, wants("one more"), epoch=1, at=AT)
 
 

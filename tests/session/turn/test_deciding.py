@@ -182,7 +182,7 @@ def test_a_second_overflow_of_one_model_call_ends_the_turn_and_says_why() -> Non
     assert isinstance(end, TurnEnded)
     assert (end.status, end.code) == (TurnStatus.FAILED, "context_overflow")
     assert isinstance(state, Idle)
-    assert "without its older part too" in end.message
+    assert "even without its older part" in end.message
     assert not any(isinstance(record, HistoryCompacted) for record in records)
 
 

@@ -118,7 +118,7 @@ def test_a_key_file_is_made_once_and_for_its_node_only(tmp_path: Path) -> None:
         FileKeys.make(path)
     assert path.read_text() == before
     path.chmod(0o640)
-    with pytest.raises(UsageError, match="others may read"):
+    with pytest.raises(UsageError, match="readable by other users"):
         FileKeys(path)
 
 

@@ -323,7 +323,7 @@ async def test_a_tool_that_holds_everybody_up_is_named_in_the_log(
     await store.claim("s", at=1.0)
     await _within(store, lambda _: None)
     await store.close()
-    assert "held up all sessions" in caplog.text
+    assert "blocked all sessions" in caplog.text
 
 
 @spec("TURN-68")

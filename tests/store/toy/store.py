@@ -143,7 +143,7 @@ class ToyStore(ToyReader, Store):
     @property
     def _content(self) -> Content:
         if not self.node:
-            raise UsageError("the store is not open: call `await store.open()` first")
+            raise UsageError("the store is not open; call `await store.open()` first")
         return self.place.content
 
     async def open(self) -> None:

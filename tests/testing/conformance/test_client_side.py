@@ -19,14 +19,14 @@ def test_our_client_keeps_every_script(script: Script) -> None:
     [
         (({"sent": [{"type": "open"}]},), "0 frames were sent, not 1: []"),
         (({"connected": True}, {"sent": [{"type": "close"}]}), "frame 0: type is 'open', not 'close'"),
-        (({"told": ["1-1"]},), "the application was told [], not ['1-1']"),
+        (({"told": ["1-1"]},), "the application received []; expected ['1-1']"),
         (({"connected": True}, {"waits": True}), "the client does not wait"),
         (({"connected": True}, {"dropped": True}), "the connection was kept"),
-        (({"detach": True}, {"connected": True}), "no connection is wanted"),
+        (({"detach": True}, {"connected": True}), "no connection is expected"),
         (({"ended": None},), "the stream has not ended"),
         (({"detach": True}, {"ended": "protocol"}), "the stream ended with None, not 'protocol'"),
         (({"kept": False},), "kept is True"),
-        (({"sing": True},), "the script has a step that nobody knows: ['sing']"),
+        (({"sing": True},), "the script has an unknown step: ['sing']"),
     ],
 )
 def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str) -> None:
@@ -66,7 +66,7 @@ def test_a_difference_is_told(steps: tuple[dict[str, object], ...], problem: str
                 },
                 {"sent": [{"type": "open"}]},
             ),
-            "in the end the application was told ['1-1']",
+            "in the end the application received ['1-1']",
         ),
     ],
 )

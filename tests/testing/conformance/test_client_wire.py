@@ -35,11 +35,14 @@ async def test_our_client_keeps_the_scripts_over_each_transport(way: TransportKi
             (SAY, {"connected": True}, WELCOME, {"sent": [{"type": "close"}, {"type": "command"}]}),
             "frame 0: type is 'open', not 'close'",
         ),
-        ((SAY, {"connected": True}, WELCOME, {"told": ["1-1"]}), "the application was told [], not ['1-1']"),
-        ((SAY, {"detach": True}, {"connected": True}), "no connection is wanted"),
+        (
+            (SAY, {"connected": True}, WELCOME, {"told": ["1-1"]}),
+            "the application received []; expected ['1-1']",
+        ),
+        ((SAY, {"detach": True}, {"connected": True}), "no connection is expected"),
         ((SAY, {"detach": True}, {"ended": "protocol"}), "it ended with None, not 'protocol'"),
         ((SAY, {"kept": False}), "kept is True"),
-        ((SAY, {"sing": True}), "the script has a step that nobody knows: ['sing']"),
+        ((SAY, {"sing": True}), "the script has an unknown step: ['sing']"),
         ((SAY, {"connected": True}, WELCOME, {"dropped": True}), "nothing came of it within 0.2 s"),
     ],
 )

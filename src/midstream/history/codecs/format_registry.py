@@ -81,5 +81,5 @@ def format_named(name: str) -> Format:
     plain = name.strip().lower().replace("_", "-")
     made = FORMATS.get(plain) or FORMATS.get(_ALIASES.get(plain, ""))
     if made is None:
-        raise UsageError(f"no format is called {name!r}; there are {', '.join(FORMATS)}")
+        raise UsageError(f"unknown format {name!r}; known: {', '.join(FORMATS)}")
     return made()

@@ -140,7 +140,12 @@ class LayoutWriter:
                     tell("misplaced-result", read[result.turn].at, "moved to its call", call_id=call.id)
             elif not is_open:
                 added.append(answer(call, self._outcome(call), is_failed=True))
-                tell("dangling-call", read[call.turn].at, "added a result that says so", call_id=call.id)
+                tell(
+                    "dangling-call",
+                    read[call.turn].at,
+                    "added a result that states the outcome",
+                    call_id=call.id,
+                )
         return added
 
     def _with_stand_ins(

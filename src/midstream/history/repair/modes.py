@@ -63,7 +63,7 @@ def require_mode(mode: str) -> None:
         UsageError: There is none of this name; the message lists those there are.
     """
     if mode not in MODES:
-        raise UsageError(f"no mode is called {mode!r}; there are {', '.join(MODES)}")
+        raise UsageError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
 
 
 def repaired_as(
@@ -212,7 +212,7 @@ class _Filter:
                 continue
             places.append(entry.at)
             if entry.is_foreign:
-                self.edits.append(Edit("foreign-message", entry.at, "written anew in this format"))
+                self.edits.append(Edit("foreign-message", entry.at, "rewritten in this format"))
         rest = settle(kept, is_whole=is_whole)
         told = (replace(edit, at=places[edit.at]) if edit.at < len(places) else edit for edit in rest.edits)
         edits = sorted((*self.edits, *told), key=lambda edit: edit.at)

@@ -36,7 +36,7 @@ def sendable(messages: list[Value], task: Task, *, first: int = 0) -> list[Value
             clean.append(_mended(message, DEPTH_MAX))
             msgspec.json.encode(clean[-1])
         except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidHistoryError(f"message {at} is no JSON value: {type(error).__name__}") from error
+            raise InvalidHistoryError(f"message {at} is not a JSON value: {type(error).__name__}") from error
         task.report.tell("lone-surrogate", at, "replaced by U+FFFD")
     return clean
 
@@ -66,7 +66,7 @@ def _read(message: Json, at: int, task: Task) -> list[MessageTurn]:
     """Read one message of this format, of another one, or of none."""
     foreign = read_as_foreign(message, at, task.form)
     if foreign:
-        task.report.tell("foreign-message", at, "written anew in this format")
+        task.report.tell("foreign-message", at, "rewritten in this format")
         return foreign
     named = with_known_role(message, task.form.spec)
     turn = task.form.parse(named, at)

@@ -164,7 +164,7 @@ def _is_left_blank(turn: MessageTurn, task: Task) -> bool:
         return False
     is_blank = all(part.kind is PartKind.TEXT and not part.body for part in turn.parts)
     if is_blank:
-        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+        task.report.tell("empty-message", turn.at, "dropped: it is empty")
     return is_blank
 
 

@@ -90,7 +90,7 @@ REFUSALS: dict[str, HistoryRule] = {
         "A call names its tool.", ("GenerateContentRequest: function name is empty",)
     ),
     "blank-text": HistoryRule(
-        "Texts say something.",
+        "Texts are not blank.",
         (
             "text content blocks must be non-empty",
             "text content blocks must contain non-whitespace text",
@@ -98,10 +98,10 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "empty-part": HistoryRule(
-        "Parts hold something.", ("required oneof field 'data' must have one initialized field",)
+        "Parts are not empty.", ("required oneof field 'data' must have one initialized field",)
     ),
     "empty-message": HistoryRule(
-        "Messages say something.",
+        "Messages are not empty.",
         (
             "all messages must have non-empty content except for the optional final assistant message",
             "contents.parts must not be empty",
@@ -109,7 +109,7 @@ REFUSALS: dict[str, HistoryRule] = {
             "Assistant message must have either content or tool_calls, but not none",
         ),
     ),
-    "empty-result": HistoryRule("An error says what went wrong; output is no blank text."),
+    "empty-result": HistoryRule("An error has a message; output is not blank."),
     "null-content": HistoryRule(
         "Content is never null.",
         (
@@ -146,7 +146,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ("`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified",),
     ),
     "thinking-last": HistoryRule(
-        "Thinking is followed by words or a call.",
+        "Thinking is followed by text or a call.",
         ("The final block in an assistant message cannot be `thinking`",),
     ),
     "split-response": HistoryRule("One response is one message."),
@@ -161,16 +161,16 @@ REFUSALS: dict[str, HistoryRule] = {
         ("must have a corresponding `server_tool_use` block before it",),
     ),
     "system-in-list": HistoryRule(
-        "System prompts stand where the provider wants them.",
+        "System prompts stand where the provider accepts them.",
         (
             "use the top-level 'system' parameter for the initial system prompt",
             "role 'system' must precede an 'assistant' message or end the array",
             "System message must be at the beginning.",
         ),
     ),
-    "repeated-system": HistoryRule("A system prompt is said once."),
+    "repeated-system": HistoryRule("A system prompt occurs once."),
     "starts-with-response": HistoryRule(
-        "The user speaks first.",
+        "The first message is the user's.",
         (
             "first message must use the user role",
             "No user query found in messages.",
@@ -186,7 +186,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "user-after-result": HistoryRule(
-        "A response stands between a result and what the user says next.",
+        "A response stands between a result and the next user message.",
         ("Unexpected role 'user' after role 'tool'",),
     ),
     "white-prefill": HistoryRule(
@@ -201,7 +201,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "foreign-message": HistoryRule("All messages have the shape of one provider."),
-    "mixed-turn": HistoryRule("Results and words stand in messages of their own."),
+    "mixed-turn": HistoryRule("Results and text stand in separate messages."),
     "repeated-item": HistoryRule("An item id stands once.", ("Duplicate item found with id",)),
     "bad-item-id": HistoryRule("An item id has its kind's prefix and at most 64 characters."),
     "reasoning-without-follower": HistoryRule(
@@ -227,7 +227,7 @@ REFUSALS: dict[str, HistoryRule] = {
     "lone-surrogate": HistoryRule(
         "Text is valid Unicode.", ("The request body is not valid JSON: no low surrogate in string",)
     ),
-    "rolled-back": HistoryRule("Asked for: the history ends with its last complete step."),
-    "sanitized": HistoryRule("Asked for: what an aborted run left is made ready for the next run."),
-    "dropped": HistoryRule("Asked for: what is incomplete is left out."),
+    "rolled-back": HistoryRule("Requested: the history ends with its last complete step."),
+    "sanitized": HistoryRule("Requested: the rest of an aborted run is made ready for the next run."),
+    "dropped": HistoryRule("Requested: incomplete parts are left out."),
 }

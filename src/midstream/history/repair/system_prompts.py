@@ -117,7 +117,7 @@ def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: T
     if not are_same(parts, turn.parts):
         turn.parts, turn.is_changed = parts, True
     if not parts:
-        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+        task.report.tell("empty-message", turn.at, "dropped: it is empty")
     return before
 
 

@@ -356,7 +356,7 @@ def _is_kept(turn: MessageTurn, task: Task) -> bool:
         return _is_hollow_kept(turn, task)
     is_refused = is_refused_empty(turn, task)
     if is_refused:
-        task.report.tell("empty-message", turn.at, "dropped: it says nothing")
+        task.report.tell("empty-message", turn.at, "dropped: it is empty")
     return not is_refused
 
 

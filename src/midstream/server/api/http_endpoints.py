@@ -199,9 +199,9 @@ class HttpEndpoints:
         """Return that the server takes new work: not while interrupted turns are recovered, nor while it drains."""
         recovery = self._host.recovery
         if self._host.is_draining:
-            raise DrainingError("this server is shutting down: send new work to another one")
+            raise DrainingError("this server is shutting down; send new work to another one")
         if not recovery.is_done:
-            message = f"{recovery.done} of {recovery.total} interrupted turns were looked at"
+            message = f"{recovery.done} of {recovery.total} interrupted turns were examined"
             problem = problem_of(RecoveringError(message))
             return response_of(replace(problem, recovering=RecoveryProgress(recovery.done, recovery.total)))
         return Readiness("ready", recovery.failed, len(self._connections))
@@ -278,18 +278,18 @@ class HttpEndpoints:
         after = EventId.parse(query.after if "-" in query.after else f"0-{query.after}").position
         info = await self._host.store.find(session_id)
         if info is None:
-            raise SessionNotFoundError(f"there is no session {session_id!r}")
+            raise SessionNotFoundError(f"no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
         lines = self._lines(session_id, after, optional(query.limit), end=info.end)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
-        """Answer that events are not kept any more, with their snapshot, as a stream does (STREAM-63, 64)."""
+        """Answer that events are no longer kept, with their snapshot, as a stream does (STREAM-63, 64)."""
         runner = await self._host.session(session_id)
         event_id, state = await runner.events.beginning()
         name, oldest = visitor_of(request.scope).shown(session_id), event_id.position + 1
-        message = f"events of session {name!r} before position {oldest} are not kept any more"
+        message = f"events of session {name!r} before position {oldest} are no longer kept"
         snapshot = body_within(snapshot_of(name, state, str(event_id)), SNAPSHOT_BYTES_MAX)
         problem = problem_of(EventGoneError(message, oldest=oldest))
         return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))

@@ -37,6 +37,6 @@ class Metrics:
         """Return counters and gauges for Prometheus."""
         visit = request.scope.get(VISIT)
         if isinstance(visit, KnownCaller) and not visit.principal.is_operator:
-            raise AccessError("the figures of this server are for its operator")
+            raise AccessError("the metrics of this server are for its operator only")
         body = self._page.page(self._figures())
         return Response(body, headers={"cache-control": "no-store", "content-type": self._page.media_type})

@@ -121,7 +121,7 @@ def document(operations: Sequence[Operation]) -> Json:
         "info": {
             "title": "midstream",
             "version": __version__,
-            "summary": "AI-agent sessions that survive anything",
+            "summary": "Durable AI-agent sessions",
         },
         "paths": paths,
         "components": {

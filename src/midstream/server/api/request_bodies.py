@@ -66,7 +66,7 @@ async def body_of(request: Request) -> bytes:
     for name, value in request.scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in {b"", b"identity"}:
             raise HTTPException(
-                415, "bodies are not compressed here", headers={"accept-encoding": "identity"}
+                415, "compressed bodies are not accepted", headers={"accept-encoding": "identity"}
             )
         if name == b"content-length" and value.isdigit() and int(value[:20]) > FRAME_BYTES_MAX:
             raise _too_large()
@@ -83,7 +83,7 @@ async def _read(receive: Receive) -> bytes:
     while not is_whole:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ConnectionLostError("the client went before its command was whole")
+            raise ConnectionLostError("the client left before its command was complete")
         piece: bytes = message.get("body", b"")
         size += len(piece)
         if size > FRAME_BYTES_MAX:

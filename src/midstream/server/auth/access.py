@@ -198,7 +198,9 @@ def _stamp_of(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise UsageError(f"the tokens in {path} cannot be read: {error.strerror}") from error
     if found.st_mode & 0o077:
-        raise UsageError(f"others may read the tokens in {path}: make it yours alone (chmod 600)")
+        raise UsageError(
+            f"the tokens in {path} are readable by other users; restrict the file with chmod 600"
+        )
     return found.st_mtime_ns, found.st_size
 
 

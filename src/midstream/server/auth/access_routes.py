@@ -137,7 +137,7 @@ async def owner_of(door: AuthMiddleware, session: str) -> Owner:
     """
     owner = await door.ownership.owner_of(session)
     if owner is None:
-        raise SessionNotFoundError(f"there is no session {session!r} that belongs to anybody")
+        raise SessionNotFoundError(f"no session {session!r} with an owner")
     return owner
 
 
@@ -150,7 +150,7 @@ def _reader_of(request: Request) -> str:
 
 def _require_whole(principal: Principal) -> None:
     if principal.session:
-        raise AccessError("a viewer's pass is for looking at one session")
+        raise AccessError("a viewer's pass permits only reading one session")
 
 
 def _owned(owner: Owner) -> Owned:

@@ -117,9 +117,9 @@ class Authorizer:
         """
         verdict = await self.verdict(principal, session, action)
         if verdict is AccessLevel.NOTHING:
-            raise SessionNotFoundError(f"there is no session {session!r}")
+            raise SessionNotFoundError(f"no session {session!r}")
         if verdict is AccessLevel.LOOK and action is not Action.READ:
-            raise AccessError("you may look at this session, and no more")
+            raise AccessError("you may only read this session")
         return verdict
 
     async def require_still(self, principal: Principal, since: float, now: float) -> None:
@@ -129,9 +129,9 @@ class Authorizer:
             UnauthorizedError: Its credential has ended, or it was locked out.
         """
         if principal.expires_at is not None and principal.expires_at <= now:
-            raise UnauthorizedError("the credential of this connection has ended: show a new one")
+            raise UnauthorizedError("the credential of this connection has expired; send a new one")
         if principal.via and not await self._access_tokens.has(principal.via):
-            raise UnauthorizedError("what this connection was let in by is no longer good")
+            raise UnauthorizedError("the credential of this connection is no longer valid")
         await self._require_not_locked_out(principal, since)
 
     async def _verdict(self, principal: Principal, session: str, owner: Owner | None) -> AccessLevel:
@@ -165,12 +165,12 @@ class Authorizer:
     async def _require_still_good(self, shown: AccessToken) -> None:
         """Let what was issued for a cookie, or for a viewer's pass, be good no longer than that is."""
         if shown.principal.via and not await self._access_tokens.has(shown.principal.via):
-            raise UnauthorizedError(f"what this {shown.kind.value} was issued for is no longer good")
+            raise UnauthorizedError(f"the credential behind this {shown.kind.value} is no longer valid")
         await self._require_not_locked_out(shown.principal, shown.issued_at)
 
     async def _require_not_locked_out(self, principal: Principal, since: float) -> None:
         if await self._ownership.locked_out_at(principal) >= since:
-            raise UnauthorizedError("this principal was locked out: show a new credential")
+            raise UnauthorizedError("this principal was locked out; send a new credential")
 
 
 def _runs_everything(principal: Principal) -> bool:

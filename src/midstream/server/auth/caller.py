@@ -254,7 +254,7 @@ class KnownCaller(Caller):
     @override
     async def require_there(self, action: Action) -> None:
         if await self._authorizer.require(self.principal, self.session, action) is AccessLevel.BEGIN:
-            raise SessionNotFoundError(f"there is no session {self.session!r}")
+            raise SessionNotFoundError(f"no session {self.session!r}")
         self._does.add(action)
 
     @override
@@ -266,7 +266,7 @@ class KnownCaller(Caller):
         self._counters.sessions.count(self.caller)
         owner = await self._ownership.claim(self.session, self.principal)
         if (owner.tenant, owner.principal) != (self.principal.tenant, self.principal.id):
-            raise SessionNotFoundError(f"there is no session {self.session!r}")
+            raise SessionNotFoundError(f"no session {self.session!r}")
 
     @override
     def speak(self, command: Command | None) -> None:
@@ -325,7 +325,7 @@ class KnownCaller(Caller):
         if self._connection is not None:
             principal = await self._authorizer.principal_of(self._connection)
             if principal is None or principal.key != self.principal.key:
-                raise UnauthorizedError("the credential of this connection is no longer good")
+                raise UnauthorizedError("the credential of this connection is no longer valid")
             self.principal = principal
         for action in self._does:
             await self._authorizer.require(self.principal, self.session, action)
@@ -349,5 +349,5 @@ def visit_of(scope: Scope) -> KnownCaller:
     """
     visit = scope.get(VISIT)
     if not isinstance(visit, KnownCaller):
-        raise UsageError("this server asks nobody for a name: there is nothing to hand out")
+        raise UsageError("this server has no authentication, so it creates no credentials")
     return visit

@@ -163,7 +163,7 @@ class AuthMiddleware:
         if principal is None:
             if has_shown_something(connection):
                 self._counters.refusals.add(address)
-            raise UnauthorizedError("this server asks who you are: show a credential")
+            raise UnauthorizedError("this server requires authentication; send a credential")
         return principal
 
     async def principal_by_link(self, word: str, scope: Scope) -> Principal:

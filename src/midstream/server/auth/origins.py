@@ -47,7 +47,7 @@ def origins_of(names: Collection[str]) -> frozenset[str]:
     for name in names:
         if not _ORIGIN.fullmatch(name):
             raise UsageError(
-                f"an origin looks like 'https://app.example' or 'http://localhost:5173', not {name!r}"
+                f"an origin must look like 'https://app.example' or 'http://localhost:5173'; got {name!r}"
             )
     small = (name.lower() for name in names)
     return frozenset(name.removesuffix(_USUAL_PORTS.get(_parts_of(name)[0], "")) for name in small)
@@ -70,7 +70,7 @@ def check_origin(scope: Scope, allowed: Collection[str]) -> None:
     # Whoever stands between can make pages of plain HTTP; TLS that ends in front of us is not known here.
     is_plain = scheme == "http" and scope.get("scheme") in _ENCRYPTED
     if is_plain or not place or place != _header(scope, b"host").lower():
-        raise ForeignOriginError("a page of another site may not ask this server")
+        raise ForeignOriginError("a page of another site may not use this server")
 
 
 def page_of(scope: Scope) -> str:
@@ -148,7 +148,7 @@ class HostGuard:
         """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan" or ANY_HOST in self._names or self._is_ours(scope):
             return self._app(scope, receive, send)
-        error = ForeignOriginError("this server is not known under the host name of the request")
+        error = ForeignOriginError("the host name of the request is not permitted at this server")
         return refuse(problem_of(error), scope, receive, send)
 
     def _is_ours(self, scope: Scope) -> bool:

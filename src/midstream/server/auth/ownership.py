@@ -83,7 +83,7 @@ class Ownership:
             raise LimitReachedError(f"a session is shared with {READERS_MAX} principals at most")
         kept = await self._kv.kv_get(PRINCIPAL_OF, root_of(session))
         if kept is None:
-            raise SessionNotFoundError(f"there is no session {session!r}")
+            raise SessionNotFoundError(f"no session {session!r}")
         owner = replace(msgspec.json.decode(kept.body, type=Owner), readers=tuple(readers))
         for reader in readers:
             await self._note(session, owner.tenant, reader)

@@ -170,5 +170,5 @@ def key_of(word: str) -> str:
 
 
 def _refused(kind: TokenKind) -> UnauthorizedError:
-    names = {TokenKind.LOGIN: "link to log in with", TokenKind.VIEWER: "viewer's pass"}
-    return UnauthorizedError(f"this {names.get(kind, kind.value)} is not, or no longer, good")
+    names = {TokenKind.LOGIN: "login link", TokenKind.VIEWER: "viewer's pass"}
+    return UnauthorizedError(f"this {names.get(kind, kind.value)} is not, or no longer, valid")

@@ -94,7 +94,7 @@ async def unlock_at_once(
     held = await host.locks.hold(session, shown.secret, shown.old_secret, begins=begins)
     if held.opened is not None and not held.opened.is_client and action is not Action.READ:
         with held:
-            raise AccessError("a viewer's secret is for looking at one session")
+            raise AccessError("a viewer's secret permits only reading one session")
     return held
 
 

@@ -192,7 +192,7 @@ class Page {
     const after = this.#isKnown ? this.#transcript.cursor : null;
     const streams =
       unsent === HELD ? [] : await this.#client.resumeInterrupted({ session: named, after }).catch(unlessHeld([]));
-    // A message that was taken back while nobody looked has a stream, and no turn will ever be its own.
+    // A message that was withdrawn while nobody looked has a stream, and no turn will ever be its own.
     const isWaited = ({ pendingText, key, damage }) =>
       damage || pendingText !== null || this.#transcript.isPartial || this.#transcript.hasStream(key);
     for (const stream of streams) if (!isWaited(stream)) stream.detach();

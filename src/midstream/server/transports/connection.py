@@ -132,7 +132,7 @@ class Connections:
         if self._ending is not None:
             raise self._ending.again()
         if len(self._open) >= self._limit:
-            message = f"this server has {self._limit} open streams, which is all it allows"
+            message = f"this server has {self._limit} open streams, its limit"
             raise OverloadedError(message, retry_after_s=5.0)
         self._open.add(connection)
 

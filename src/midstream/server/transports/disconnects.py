@@ -87,7 +87,9 @@ class Presence:
         try:
             await self._stop_turn(place)
         except MidstreamError as error:
-            _log.warning("a turn goes on without its client", extra={"session": place[0], "code": error.code})
+            _log.warning(
+                "a turn continues without its client", extra={"session": place[0], "code": error.code}
+            )
 
     async def _lift(self, place: Place, mark: bytes) -> bool:
         """Remove a mark if it still stands, and return whether it did."""

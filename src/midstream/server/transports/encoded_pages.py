@@ -63,7 +63,7 @@ class Copies:
             await self.runner.read(after=position, limit=AHEAD_RECORDS_MAX), AHEAD_BYTES_MAX
         )
         if not self._ahead:
-            raise JournalMovedError(f"session {self.runner.session_id!r} was deleted by somebody else")
+            raise JournalMovedError(f"session {self.runner.session_id!r} was deleted elsewhere")
 
 
 def _within(records: Sequence[StoredRecord], bytes_max: int) -> Sequence[StoredRecord]:

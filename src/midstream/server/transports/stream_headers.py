@@ -104,7 +104,7 @@ class _Headers:
             return self._by_name.get(name, b"").strip(b" \t").decode("latin-1")
         said = {value.strip(b" \t") for each, value in self._told if each == name} - {b""}
         if len(said) > 1:
-            raise MalformedFrameError(f"the header `{name.decode()}` is there twice and says two things")
+            raise MalformedFrameError(f"the header `{name.decode()}` occurs twice with different values")
         return said.pop().decode("latin-1") if said else ""
 
 
@@ -121,7 +121,7 @@ def open_of(request: HTTPConnection) -> Open:
     """Return the fields of an `open` in the headers of a request.
 
     Raises:
-        MalformedFrameError: A header has another form, or two headers name two keys.
+        MalformedFrameError: A header has another form, or two headers have different values.
         UsageError: The query has another form.
     """
     headers, query = _decoded(request, FollowerHeaders), decode_query(request, FollowQuery)
@@ -177,7 +177,7 @@ def _decoded(request: HTTPConnection, kind: type[_SenderT]) -> _SenderT:
 def _key_in(headers: _Headers) -> str:
     ours, standard = headers[_KEY.encode()], _standard_key_in(headers)
     if ours and standard and ours != standard:
-        raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` name two keys")
+        raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` have different values")
     return ours or standard
 
 

@@ -88,7 +88,7 @@ def take_answer(
         Refused: It is about other arguments, no choice of such a question, or has arguments that cannot be given.
     """
     if answer.digest != question.digest:
-        raise Refused(AnswerMismatchError("the answer is about other arguments than those of this question"))
+        raise Refused(AnswerMismatchError("the answer is for other arguments than those of this question"))
     if answer.choice not in CHOICES[_KIND]:
         known = ", ".join(CHOICES[_KIND])
         raise Refused(AnswerMismatchError(f"a question of kind {_KIND} is answered with: {known}"))
@@ -132,7 +132,9 @@ def closed_error(command: Answer | UseAnswer) -> Refused:
 
 def too_late(command: PermissionRequested) -> Refused:
     """Return the refusal of a question of an attempt that has ended."""
-    message = f"attempt {command.ref.attempt} of turn {command.ref.turn} has ended: nothing can be asked in it any more"
+    message = (
+        f"attempt {command.ref.attempt} of turn {command.ref.turn} has ended; it accepts no more questions"
+    )
     return Refused(QuestionClosedError(message))
 
 
@@ -176,7 +178,7 @@ def _asked(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tu
     if asked.ref != state.ref:
         raise too_late(asked)
     if sum(each.is_open for each in state.questions) >= QUESTIONS_MAX:
-        message = f"{QUESTIONS_MAX} questions wait for a person already"
+        message = f"{QUESTIONS_MAX} questions already wait for a person"
         raise Refused(QuestionClosedError(message))
     digest = digest_of(asked.name, asked.arguments)
     given = None if asked.is_vague else _given(state, digest)
@@ -253,9 +255,7 @@ def _closed(
 
 def _refuse_unfit(question: AgentQuestion, arguments: str) -> None:
     if question.is_fixed:
-        message = (
-            f"{question.name!r} runs with the arguments its agent gave it: allow it as it is, or deny it"
-        )
+        message = f"{question.name!r} runs with its agent's arguments; allow it as it is, or deny it"
         raise Refused(AnswerMismatchError(message))
     try:
         is_object = isinstance(msgspec.json.decode(arguments), dict)

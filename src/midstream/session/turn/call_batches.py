@@ -229,7 +229,7 @@ def take_answer(
     kind = call.asked
     assert kind is not None
     if answer.digest != call.plan.digest:
-        raise Refused(AnswerMismatchError("the answer is about other arguments than those of this call"))
+        raise Refused(AnswerMismatchError("the answer is for other arguments than those of this call"))
     if answer.choice not in CHOICES[kind]:
         known = ", ".join(CHOICES[kind])
         raise Refused(AnswerMismatchError(f"a question of kind {kind} is answered with: {known}"))

@@ -135,7 +135,7 @@ def _decide_idle(state: Idle, command: Command, *, at: float) -> tuple[Record, .
             return opening(1, command, at=at)
         case Resume():
             if state.left is None or command.turn not in (None, state.left.turn):
-                raise Refused(NothingToResumeError("there is no interrupted or failed turn to go on with"))
+                raise Refused(NothingToResumeError("no interrupted or failed turn can be resumed"))
             turn, response_no = state.left.turn, state.left.response_no
             return (
                 TurnResumed(turn, response_no, at, command.stream),
@@ -417,7 +417,7 @@ def _after_overflow(state: AwaitingModel, command: ModelFailed, *, at: float) ->
             HistoryCompacted(state.turn, state.response_no, command.cut, at),
             *_anew(state, at=at),
         )
-    why = "without its older part too" if state.is_compacted else "and nothing of it can be left out"
+    why = "even without its older part" if state.is_compacted else "and nothing of it can be left out"
     message = f"the conversation is longer than the model can read, {why}: {command.message}"
     return _end_without_response(state, TurnStatus.FAILED, at=at, code=command.code, message=message)
 

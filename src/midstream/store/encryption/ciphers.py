@@ -93,7 +93,7 @@ class DataKey:
         try:
             return self._cipher.decrypt(nonce, encrypted[_HEAD:], place)
         except (InvalidTag, ValueError) as error:
-            raise StoreDamagedError("what is stored here was changed, moved or cut") from error
+            raise StoreDamagedError("the stored data was changed, moved or truncated") from error
 
 
 class OneKey(OperatorKeys):
@@ -113,7 +113,7 @@ class OneKey(OperatorKeys):
         try:
             return self._cipher.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
         except (InvalidTag, ValueError) as error:
-            raise StoreDamagedError("a wrapped key was changed, moved or cut") from error
+            raise StoreDamagedError("a wrapped key was changed, moved or truncated") from error
 
 
 def fresh_key(world: World) -> bytes:
@@ -170,14 +170,14 @@ async def decrypt_alone(encrypted: bytes, place: bytes, keys: OperatorKeys) -> b
     end = 3 + int.from_bytes(encrypted[1:3])
     kept = encrypted[3:end]
     if encrypted[:1] != b"%c" % ALONE or len(kept) <= COMMITMENT_BYTES:
-        raise StoreDamagedError("what is stored here was changed or cut")
+        raise StoreDamagedError("the stored data was changed or truncated")
     key = await keys.unwrap(kept[COMMITMENT_BYTES:], context=place)
     if not hmac.compare_digest(DataKey(key).commitment, kept[:COMMITMENT_BYTES]):
         raise StoreDamagedError("a data key is not the one that was committed to")
     try:
         return AESGCM(key).decrypt(_FIRST_NONCE, encrypted[end:], place)
     except InvalidTag as error:
-        raise StoreDamagedError("what is stored here was changed, moved or cut") from error
+        raise StoreDamagedError("the stored data was changed, moved or truncated") from error
 
 
 class FileKeys(OperatorKeys):
@@ -248,7 +248,7 @@ def _read(path: Path) -> dict[str, AESGCM]:
         raise UsageError(f"the key file {str(path)!r} cannot be read: {type(error).__name__}") from error
     if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
         raise UsageError(
-            f"others may read the key file {str(path)!r}: `chmod 600` it, and think of a new key"
+            f"the key file {str(path)!r} is readable by other users; `chmod 600` it, and consider a new key"
         )
     found: dict[str, AESGCM] = {}
     for number, line in enumerate(lines, start=1):
@@ -260,8 +260,8 @@ def _read(path: Path) -> dict[str, AESGCM]:
         except Base64Error:
             key = b""
         if len(key) != KEY_BYTES or len(name) > NAME_CHARS_MAX or not name.isascii() or name in found:
-            raise UsageError(f"line {number} of the key file {str(path)!r} is no key of its own name")
+            raise UsageError(f"line {number} of the key file {str(path)!r} is not a key of its own name")
         found[name] = AESGCM(HKDF(SHA256(), KEY_BYTES, None, b"midstream operator").derive(key))
     if not found:
-        raise UsageError(f"the key file {str(path)!r} has no key: make it with `FileKeys.make`")
+        raise UsageError(f"the key file {str(path)!r} has no key; create it with `FileKeys.make`")
     return found

@@ -257,7 +257,7 @@ class EncryptedReader(StoreReader):
     async def _learnt(self, session: str, key_id: bytes, keys: OperatorKeys) -> DataKey:
         kept = await self._reader.blob(session, f"{KEY_MARK}{key_id.hex()}")
         if kept is None:
-            raise StoreDamagedError("its key is not in the store any more")
+            raise StoreDamagedError("its key is no longer in the store")
         key = await ciphers.opened_key(kept, keys, context=_place_of_key(session))
         self._remember(session, key)
         return key

@@ -190,7 +190,7 @@ class ClientKeys(SessionKeys, Escrow):
                 raise _locked(session)
             good = tuple(each for each in kept.row.viewers if each.expires_at > now)
             if len(good) >= VIEWERS_MAX:
-                raise LimitReachedError(f"{VIEWERS_MAX} viewers may look at a session at a time")
+                raise LimitReachedError(f"{VIEWERS_MAX} viewers are permitted for a session at a time")
             holder = _Holder(place, _id_of(word), now + for_s)
             wrap = await self._wrapped(root.key, word, holder)
             viewers = (*good, _Viewer(holder.viewer, holder.expires_at, wrap))
@@ -361,7 +361,7 @@ class ClientKeys(SessionKeys, Escrow):
             if found is None or found.epoch != epoch:
                 raise LeaseLostError(f"session {session!r} has another epoch than {epoch}")
             if found.end > 0:
-                raise JournalMovedError(f"session {session!r} was begun by somebody else")
+                raise JournalMovedError(f"session {session!r} was created by another client")
             is_written = await self._keep(place, root.unwritten, kept.version)
             if not is_written and root.unwritten is not None:  # nor by another append of ours
                 raise LeaseLostError(f"session {session!r} was taken over")
@@ -438,11 +438,11 @@ def _refused() -> WrongSecretError:
 
 def _locked(session: str) -> SessionLockedError:
     return SessionLockedError(
-        f"session {session!r} is encrypted under its client's secret, and nobody who has that is here"
+        f"session {session!r} is encrypted under its client's secret, and no client with that secret is connected"
     )
 
 
 def _moving(session: str) -> UnavailableError:
     return UnavailableError(
-        f"session {session!r} is being begun or shared by somebody else at this moment", retry_after_s=0.1
+        f"session {session!r} is being created or shared by another process; try again", retry_after_s=0.1
     )

@@ -33,5 +33,5 @@ class SQLiteBackend(Backend):
     def file(self, address: str) -> Path:
         path = address.removeprefix("///")
         if path == address or not path:
-            raise UsageError(f"'sqlite:{address}' names no file: write 'sqlite:///' and a path")
+            raise UsageError(f"'sqlite:{address}' has no path; write 'sqlite:///' and a path")
         return Path(path)

@@ -148,8 +148,8 @@ class DatabaseFile:
         if application == APPLICATION_ID:
             if version > SCHEMA_VERSION:
                 raise UsageError(
-                    f"database {str(self.path)!r} has schema {version}, this midstream knows "
-                    f"{SCHEMA_VERSION}: install the newer midstream that made it"
+                    f"database {str(self.path)!r} has schema {version}, this midstream supports "
+                    f"{SCHEMA_VERSION}; install the newer midstream that created it"
                 )
             return True
         if application == PRERELEASE_ID:

@@ -89,7 +89,8 @@ class Effects:
             opened.is_over = True
             if (took_s := self._clock() - began_at) > SLOW_S:
                 _log.warning(
-                    "a tool held up all sessions for %.3f s: one in a transaction must be short", took_s
+                    "a tool in a transaction blocked all sessions for %.3f s; such a tool must be short",
+                    took_s,
                 )
         self._db.execute(f"release {SAVEPOINT}")
         return value
@@ -150,7 +151,7 @@ class OpenTransaction:
         """See `contract.Transaction.execute`."""
         self.require_whole()
         if self.is_late():
-            raise TransactionError("the time of this call is over: the statement was not run")
+            raise TransactionError("the time limit of this call was reached; the statement was not run")
         changes = self._db.total_changes()
         try:
             return self._db.execute(statement, bindings).fetchall()

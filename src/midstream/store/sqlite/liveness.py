@@ -184,7 +184,9 @@ class Peers:
         frozen = frozenset(node for node, (_, silent) in self._silent_s.items() if silent >= self._lease_s)
         living = frozenset(self._silent_s) - frozen
         for node in frozen - self.frozen:
-            _log.warning("node %s was silent for %g s: its sessions may be taken", node, self._lease_s)
+            _log.warning(
+                "node %s was silent for %g s; other nodes may take its sessions", node, self._lease_s
+            )
         is_changed = (living, frozen) != (self.living, self.frozen)
         self.living, self.frozen = living, frozen
         return is_changed
@@ -218,7 +220,7 @@ def _take(path: str) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-    raise OSError(0, f"{path} is taken away again and again")
+    raise OSError(0, f"{path} is removed repeatedly")
 
 
 def _is_same_file(descriptor: int, path: str) -> bool:

@@ -59,9 +59,9 @@ def back_up(
         StoreDamagedError: `source` is damaged. In each case, nothing was changed.
     """
     if target.exists() and source.exists() and target.samefile(source):
-        raise UsageError(f"{str(target)!r} is the database itself: choose another name")
+        raise UsageError(f"{str(target)!r} is the database itself; choose another name")
     if target.exists() and not may_replace:
-        raise UsageError(f"{str(target)!r} exists: choose another name, or replace it with --force")
+        raise UsageError(f"{str(target)!r} exists; choose another name, or replace it with --force")
     with reading(source, world=world):
         pass  # refuses what is not ours
     file = DatabaseFile(source, world, None)

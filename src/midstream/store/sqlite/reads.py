@@ -169,9 +169,7 @@ def reading(path: str | Path, *, world: World = World()) -> Iterator[ReadConnect
     """
     file = DatabaseFile(Path(path), world, None)
     if not file.path.is_file():
-        raise NotFoundError(
-            f"there is no database {str(file.path)!r}: name one with --store, or start a server"
-        )
+        raise NotFoundError(f"no database {str(file.path)!r}; give one with --store, or start a server")
     with file.named_errors():
         db = file.connect(flags=apsw.SQLITE_OPEN_READONLY)
     try:

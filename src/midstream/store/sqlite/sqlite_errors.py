@@ -20,7 +20,7 @@ def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> Mid
     """Return ours for SQLite's; `where` names the database."""
     match error:
         case apsw.ConstraintError():
-            return JournalMovedError("somebody appended at this position first")
+            return JournalMovedError("another writer appended at this position first")
         case apsw.BusyError() | apsw.LockedError() | apsw.ProtocolError():
             return StoreBusyError(f"{where} is locked by another process", retry_after_s=1.0)
         case apsw.FullError():
@@ -35,7 +35,7 @@ def refusal_of(error: apsw.Error, where: str, db: apsw.Connection | None) -> Mid
                 "and that this user may write to both"
             )
         case apsw.NotADBError():
-            return StoreDamagedError(f"{where} is no SQLite database, or its head is damaged")
+            return StoreDamagedError(f"{where} is not an SQLite database, or its header is damaged")
         case _:
             return StoreDamagedError(f"{where}: {error} ({type(error).__name__})")
 

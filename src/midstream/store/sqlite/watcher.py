@@ -149,7 +149,7 @@ class Watcher:
                             self._look(sight)
                     except (MidstreamError, OSError) as error:
                         self._seen = (-1, -1)
-                        _log.debug("the store cannot be looked at: %s", error)
+                        _log.debug("the store cannot be read: %s", error)
                     self._nudged.wait(self._next_pause_s())
                     self._nudged.clear()
         finally:

@@ -82,7 +82,7 @@ class ClientTrial:
     def _left_over(self) -> str | None:
         """Return what came in the end that no step asked for."""
         what = self._difference_of_sent([])
-        return what or (f"in the end the application was told {self._told}" if self._told else None)
+        return what or (f"in the end the application received {self._told}" if self._told else None)
 
     def _begin(self) -> None:
         assert self._checkpoint is not None
@@ -105,7 +105,7 @@ class ClientTrial:
                 return self._difference_of_sent(patterns)
             case {"told": list(wanted)}:
                 told, self._told = self._told, []
-                return None if told == wanted else f"the application was told {told}, not {wanted}"
+                return None if told == wanted else f"the application received {told}; expected {wanted}"
             case {"waits": _}:
                 is_waiting = not (self._stream.is_connection_wanted or self._stream.is_ended)
                 return None if is_waiting else "the client does not wait"
@@ -132,7 +132,7 @@ class ClientTrial:
             case {"connected": _}:
                 self._wait()
                 if not stream.is_connection_wanted:
-                    return "no connection is wanted"
+                    return "no connection is expected"
                 stream.connected(now=self._now)
             case {"receive": dict(frame)}:
                 stream.receive(msgspec.json.encode(filled(frame, self._names)), now=self._now)
@@ -146,10 +146,10 @@ class ClientTrial:
                 stream.handled(EventId.parse(event_id))
             case {"restart": _}:
                 if self._checkpoint is None:
-                    return "nothing was kept to go on with"
+                    return "no checkpoint was stored"
                 self._begin()
             case _:
-                return f"the script has a step that nobody knows: {sorted(step)}"
+                return f"the script has an unknown step: {sorted(step)}"
         self._settle()
         return None
 

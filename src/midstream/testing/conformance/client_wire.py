@@ -170,7 +170,7 @@ class WireTrial:
             case {"silence": _}:
                 await self._subject.pass_time()
             case _:
-                return f"the script has a step that nobody knows: {sorted(step)}"
+                return f"the script has an unknown step: {sorted(step)}"
         return None
 
     async def _connected(self) -> str | None:
@@ -179,7 +179,7 @@ class WireTrial:
         while arrived.empty():
             seen = await self._subject.seen()
             if seen.phase == "ended":
-                return "no connection is wanted"
+                return "no connection is expected"
             if seen.phase == "waiting":
                 await self._subject.pass_time()
             await self._world.sleep(LOOK_S)
@@ -235,7 +235,7 @@ class WireTrial:
     async def _difference_of_told(self, wanted: list[str]) -> str | None:
         seen = await self._subject.seen()
         told, self._told = list(seen.told[self._told :]), len(seen.told)
-        return None if told == wanted else f"the application was told {told}, not {wanted}"
+        return None if told == wanted else f"the application received {told}; expected {wanted}"
 
     async def _difference_of_state(self, name: str, wanted: bool) -> str | None:  # noqa: FBT001 - a script's word
         seen = await self._subject.seen()

@@ -146,7 +146,7 @@ class _Heard:
         self.frames.append(frame)
         if frame["type"] == "welcome":
             if frame.get("is_degraded") and not frame.get("reason"):
-                raise _DifferenceError("the welcome is degraded and does not say why")
+                raise _DifferenceError("the welcome is degraded without a reason")
             self.is_encrypted = frame.get("is_encrypted") is True
             self.heartbeat_s = _seconds(frame.get("heartbeat_s"))
             if isinstance(acked := frame.get("acked"), int):
@@ -247,9 +247,9 @@ def _read(body: bytes) -> Json:
     try:
         frame = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _DifferenceError(f"a frame is no JSON: {error}") from error
+        raise _DifferenceError(f"a frame is not JSON: {error}") from error
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
-        raise _DifferenceError("a frame is no object with a type")
+        raise _DifferenceError("a frame is not an object with a type")
     return frame
 
 
@@ -369,7 +369,7 @@ class ServerTrial:
                 heard.is_over = True
                 await heard.wire.close()
             case _:
-                raise _DifferenceError(f"the script has a step that nobody knows: {sorted(step)}")
+                raise _DifferenceError(f"the script has an unknown step: {sorted(step)}")
 
     async def _over(self, heard: _Heard, name: str) -> None:
         """Look for unexpected frames."""
@@ -485,7 +485,7 @@ def _require_heartbeat(frame: Json) -> None:
 
 def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise _DifferenceError(f"{value!r} is no number of seconds")
+        raise _DifferenceError(f"{value!r} is not a number of seconds")
     return float(value)
 
 

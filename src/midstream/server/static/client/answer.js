@@ -154,14 +154,14 @@ export function completed(session, last) {
     throw new TurnFailedError(message, { ...record, cause: record.code ?? "", transcript: last.transcript });
   }
   if (record.type === "message_withdrawn")
-    throw new TurnFailedError(`message ${record.number} of session '${session}' was taken back`, { status: "withdrawn" });
+    throw new TurnFailedError(`message ${record.number} of session '${session}' was withdrawn`, { status: "withdrawn" });
   if (last?.type === "snapshot") {
     const { last: status } = last.session;
     if (status === "completed") return last.transcript;
     const message = `the turn of session '${session}' was not completed (${status})`;
     throw new TurnFailedError(message, { status, transcript: last.transcript });
   }
-  throw new MidstreamError("connection_lost", `the turn of session '${session}' goes on without this client`, "later");
+  throw new MidstreamError("connection_lost", `the turn of session '${session}' continues without this client`, "later");
 }
 
 function between(before, after) {

@@ -59,7 +59,7 @@ export class HttpLine {
     }
     this.#opening = JSON.parse(frame);
     this.#follow().then(
-      () => this.#end(lostLine("the way down ended before the turn did")),
+      () => this.#end(lostLine("the event stream ended before the turn")),
       (error) => this.#end(asLost(error)),
     );
   }
@@ -84,7 +84,7 @@ export class HttpLine {
   async #listen() {
     const answer = await this.#ask("events", JSON.stringify(this.#opening), { accept: "text/event-stream" });
     if (!answer.headers.get("content-type")?.startsWith("text/event-stream"))
-      throw lostLine("what answers there is no event stream of a midstream server");
+      throw lostLine("the answer is not an event stream of a midstream server");
     const decoder = new SseDecoder();
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     for (;;) {

@@ -445,7 +445,7 @@ export class Client {
     choice: Choice,
     more?: { text?: string; argumentsJson?: string | null },
   ): Promise<void>;
-  /** Take back a queued message, or all that wait. */
+  /** Withdraw a queued message, or all of them. */
   withdraw(session: string, number?: number): Promise<void>;
   /**
    * Follow a session: events after `after`, or from now on. `word` is from another client's `letLook`, where the session is
