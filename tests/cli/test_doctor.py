@@ -47,7 +47,7 @@ GOLDEN = """\
   anthropic for anthropic, 5 messages, 1 finding
   message 1: dangling-call (toolu_01B): Every tool call has a result, directly
     after it.
-    repair: added a result that says so
+    repair: added a result that states the outcome
   wrote anthropic.broken.repaired.json
 ✓ claude-code.valid.jsonl
   claude-code for anthropic, 12 messages in 2 conversations
@@ -59,7 +59,7 @@ GOLDEN = """\
   opencode for opencode, 2 messages, 1 finding
   message/ses_1/msg_2.json, message 1: dangling-call (call_A): Every tool call
     has a result, directly after it.
-    repair: added a result that says so
+    repair: added a result that states the outcome
   wrote opencode.broken/storage.repaired
 """
 
@@ -84,7 +84,7 @@ def test_json_is_one_object_a_history_with_every_field(run: Run, tmp_path: Path)
         {
             "code": "dangling-call",
             "rule": "Every tool call has a result, directly after it.",
-            "repair": "added a result that says so",
+            "repair": "added a result that states the outcome",
             "line": 6,
             "message": -1,
             "part": -1,
