@@ -21,13 +21,12 @@ import msgspec
 from bench import reuse_path
 from bench.reuse_rules import AlwaysFresh, Contestant, Original, Ours, Request, said_bytes
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import RequestRelation, classify
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_records import answered, asked_fresh, confirmed
+from midstream.agents.reuse_classification import RequestRelation, classify
 from midstream.agents.upstreams import UpstreamEvent
 from midstream.dialects import dialect_registry
 from midstream.dialects.conversation_index import place_of
-from midstream.dialects.gateway_app import Gateway, gateway
 from midstream.dialects.reading_cache import Memo
 from midstream.dialects.request_reading import read
 from midstream.dialects.stored_conversations import Conversations
@@ -35,6 +34,7 @@ from midstream.environment import World
 from midstream.history.messages import Entry, File, History, Response, Step, Text, UserMessage
 from midstream.models.fingerprint import Chain, outline
 from midstream.models.responses import Finished, TextDelta
+from midstream.server.gateway_app import Gateway, gateway
 from midstream.store.memory import MemoryStore
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream

@@ -16,7 +16,7 @@ import msgspec
 import openai
 
 from midstream.agents.pool import Pooled
-from midstream.dialects.gateway_app import gateway
+from midstream.server.gateway_app import gateway
 from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
 from tests.agents.openai_memory import OpenAIMemory, openai_memory

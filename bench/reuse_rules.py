@@ -13,7 +13,6 @@ from typing import Protocol
 from msgspec import Struct
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import Fork, Fresh, ResumeAgent, action, classify
 from midstream.agents.pool_records import (
     PoolRecord,
     answered,
@@ -23,6 +22,7 @@ from midstream.agents.pool_records import (
     confirmed,
     noted,
 )
+from midstream.agents.reuse_classification import Fork, Fresh, ResumeAgent, action, classify
 from midstream.history.messages import Entry, File, History, Step, Text, UserMessage
 from midstream.models.fingerprint import outline
 

@@ -100,10 +100,16 @@ def port() -> Iterator[int]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart_from_its_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep tests, and the programs they start, away from the keyring and the folders of whoever runs them."""
+    """Keep tests, and the programs they start, away from the keyring and the folders of whoever runs them.
+
+    And from the machine's certificate authorities, a hundred and more: each HTTP client would parse them, which takes
+    longer than most tests. One stands for them.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("PYTHON_KEYRING_BACKEND", "keyring.backends.fail.Keyring")
+        patch.setenv("SSL_CERT_FILE", str(HERE / "authority.pem"))
+        patch.delenv("SSL_CERT_DIR", raising=False)
         yield
 
 

@@ -416,9 +416,9 @@ OPENAPI = ROOT / "docs" / "reference" / "openapi.json"
 
 def openapi() -> str:
     """Return the description of the HTTP interface as the file in `docs/reference` holds it."""
-    from midstream.server.api.openapi import description  # noqa: PLC0415 - see error_codes
+    from midstream.server.api.route_table import document  # noqa: PLC0415 - see error_codes
 
-    return json.dumps(description(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> int:

@@ -33,6 +33,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer, Cancel, SendMessage
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import records_until_end
@@ -97,7 +98,7 @@ class Room:
 
 def answer(question: Question, choice: Choice, *, text: str = "", arguments: str | None = None) -> Answer:
     return Answer(
-        question.turn, question.response, question.call_id, question.digest, choice, text, arguments
+        CallRef(question.turn, question.response, question.call_id), question.digest, choice, text, arguments
     )
 
 

@@ -17,6 +17,7 @@ from midstream.models.responses import (
     UpstreamCallEnded,
     UpstreamCallStarted,
 )
+from midstream.session.references import AttemptRef
 from tests.spec import spec
 
 START = UpstreamCallStarted("a", "read", '{"path":"x"}')
@@ -107,7 +108,7 @@ def test_a_folded_call_is_told_shortly_and_truly() -> None:
 @given(_events)
 def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
     shape = Folded()
-    builder = ResponseBuilder(1, 1, 1)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1))
     for event in [*passed(shape, *events, Finished(Finish.CALLS)), *shape.cut()]:
         builder.add(event)
 
@@ -117,7 +118,7 @@ def test_folded_answers_have_no_tool_parts(events: list[ModelEvent]) -> None:
 
 @spec("REUSE-54")
 def test_words_after_a_call_are_a_part_of_their_own() -> None:
-    builder = ResponseBuilder(1, 1, 1)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1))
     for event in (TextDelta("I look"), START, TextDelta("while it runs"), END, TextDelta(", on"), Finished()):
         builder.add(event)
 

@@ -9,16 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import (
-    Action,
-    Delivery,
-    Fork,
-    Fresh,
-    RequestRelation,
-    ResumeAgent,
-    action,
-    classify,
-)
 from midstream.agents.pool_records import (
     PoolRecord,
     answered,
@@ -29,6 +19,16 @@ from midstream.agents.pool_records import (
     decode,
     encode,
     noted,
+)
+from midstream.agents.reuse_classification import (
+    Action,
+    Delivery,
+    Fork,
+    Fresh,
+    RequestRelation,
+    ResumeAgent,
+    action,
+    classify,
 )
 from midstream.history.messages import Entry, Step, Text, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from midstream.agents.classification import RequestRelation
 from midstream.agents.pool_counters import PoolCounters
 from midstream.agents.pool_turns import AgentOrigin, End, TurnReport
+from midstream.agents.reuse_classification import RequestRelation
 from midstream.history.messages import Usage
 from midstream.testing.scripted_upstream import Trouble
 from tests.agents.pooling import Bench

@@ -21,7 +21,7 @@ from tests.chaos.judge import Verdict, judge
 from tests.chaos.plan import SWEPT_BYTES, Plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.turns import ENOUGH, WAYS
-from tests.fault.matrix import ROOT
+from tests.fault.starting import ROOT
 from tests.ports import held_port
 
 LOOK_S = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from midstream.cli.exits import FAILURE
 from midstream.cli.terminal import width_of
 from midstream.client.sync import connect
 from midstream.errors import StoreFullError
-from midstream.paths import Paths
+from midstream.local_keys import KEY_FILE
+from midstream.paths import Paths, made
 from tests.cli.conftest import Run
 from tests.cli.on_terminal import Terminal
 from tests.cli.processes import WAIT_S, Serving, run
@@ -32,6 +34,21 @@ LONG = "".join(f"w{number} " for number in range(100)) + "end"
 def server(tmp_path: Path, port: int) -> Iterator[Serving]:
     with Serving(tmp_path, port=port) as serving:
         yield serving
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, Path]]:
+    """One server for all tests that leave it as it is, and the file of its key."""
+    with Serving(tmp_path_factory.mktemp("shared")) as serving:
+        yield serving, Paths.found().data / KEY_FILE
+
+
+@pytest.fixture
+def running(shared: tuple[Serving, Path], home: Path) -> Serving:
+    """The shared server, with its key in the home of this test; sessions have the names of their tests."""
+    serving, key = shared
+    shutil.copy2(key, made(Paths.found().data) / KEY_FILE)
+    return serving
 
 
 @pytest.fixture
@@ -53,28 +70,28 @@ def words_of(text: str) -> str:
 
 
 def test_the_answer_goes_to_stdout_and_the_talk_to_stderr(
-    server: Serving, environment: dict[str, str]
+    running: Serving, environment: dict[str, str]
 ) -> None:
-    done = run("chat", server.url, "--message", "look", environment=environment)
+    done = run("chat", running.url, "--message", "look", environment=environment)
     assert (done.returncode, done.stdout) == (0, "I will look.\nThere is nothing there.\n")
     assert '✓ look {"where": "the harbour"} ok' in done.stderr
 
 
-def test_a_transport_is_taken_by_its_name(server: Serving, environment: dict[str, str]) -> None:
+def test_a_transport_is_taken_by_its_name(running: Serving, environment: dict[str, str]) -> None:
     said = ("--message", "look", "--transport")
-    done = run("chat", server.url, *said, "poll", environment=environment)
+    done = run("chat", running.url, *said, "poll", environment=environment)
     assert (done.returncode, done.stdout) == (0, "I will look.\nThere is nothing there.\n")
-    assert "'auto', 'websocket', 'sse', 'poll'" in run("chat", server.url, *said, "pigeon").stderr
+    assert "'auto', 'websocket', 'sse', 'poll'" in run("chat", running.url, *said, "pigeon").stderr
 
 
-def test_stdin_is_the_message_where_it_is_no_terminal(server: Serving, environment: dict[str, str]) -> None:
-    done = run("chat", server.url, environment=environment, said="hello")
+def test_stdin_is_the_message_where_it_is_no_terminal(running: Serving, environment: dict[str, str]) -> None:
+    done = run("chat", running.url, environment=environment, said="hello")
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
-    assert run("chat", server.url, environment=environment, said=" \n").returncode == 2
+    assert run("chat", running.url, environment=environment, said=" \n").returncode == 2
 
 
-def test_what_is_no_text_is_not_said(server: Serving, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "midstream", "chat", server.url]
+def test_what_is_no_text_is_not_said(running: Serving, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "midstream", "chat", running.url]
     done = subprocess.run(
         command,
         input=b"\xff\xfe",
@@ -88,9 +105,9 @@ def test_what_is_no_text_is_not_said(server: Serving, environment: dict[str, str
 
 
 def test_an_answer_nobody_reads_any_more_ends_the_chat_without_a_word(
-    server: Serving, environment: dict[str, str]
+    running: Serving, environment: dict[str, str]
 ) -> None:
-    command = [sys.executable, "-m", "midstream", "chat", server.url, "--message", "long"]
+    command = [sys.executable, "-m", "midstream", "chat", running.url, "--message", "long"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, env={**os.environ, **environment}) as process:
         assert process.stdout is not None
@@ -101,16 +118,16 @@ def test_an_answer_nobody_reads_any_more_ends_the_chat_without_a_word(
 
 
 def test_a_session_that_is_no_name_is_refused_before_anything_is_kept(
-    server: Serving, environment: dict[str, str]
+    running: Serving, environment: dict[str, str]
 ) -> None:
-    done = run("chat", server.url, "--session", "../../x", "--message", "hello", environment=environment)
+    done = run("chat", running.url, "--session", "../../x", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert "'../../x'" in done.stderr
     assert not (Path(environment["MIDSTREAM_HOME"]) / "chats").exists()
 
 
-def test_a_path_without_midstream_is_told_as_such(server: Serving, environment: dict[str, str]) -> None:
-    done = run("chat", f"{server.url}/nowhere", "--message", "hello", environment=environment)
+def test_a_path_without_midstream_is_told_as_such(running: Serving, environment: dict[str, str]) -> None:
+    done = run("chat", f"{running.url}/nowhere", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
     assert "no midstream at this path" in done.stderr
 
@@ -131,16 +148,16 @@ def test_why_nothing_gets_through_is_said_once(tmp_path: Path, capsys: pytest.Ca
     ]
 
 
-def test_json_is_every_event_of_the_turn_a_line_each(server: Serving, environment: dict[str, str]) -> None:
-    arguments = ("chat", server.url, "--json", "--message", "look", "--session", "one")
+def test_json_is_every_event_of_the_turn_a_line_each(running: Serving, environment: dict[str, str]) -> None:
+    arguments = ("chat", running.url, "--json", "--message", "look", "--session", "one")
     done = run(*arguments, environment=environment)
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert events == exported(server, "one")[1:]  # all but the epoch, which no turn made
+    assert events == exported(running, "one")[1:]  # all but the epoch, which no turn made
     assert (done.stderr, events[-1]["record"]["type"]) == ("", "turn_ended")
 
 
-def test_a_failed_turn_is_exit_code_5(server: Serving, environment: dict[str, str]) -> None:
-    done = run("chat", server.url, "--message", "fail", environment=environment)
+def test_a_failed_turn_is_exit_code_5(running: Serving, environment: dict[str, str]) -> None:
+    done = run("chat", running.url, "--message", "fail", environment=environment)
     assert (done.returncode, done.stdout) == (5, "")
     assert "no such key [model_rejected]" in done.stderr
 
@@ -152,24 +169,24 @@ def test_a_server_that_is_not_there_is_said_at_once(run: Run, server: Serving) -
     assert "[connection_lost]" in done.stderr
 
 
-def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, server: Serving) -> None:
-    done = run("chat", server.url, "--resume")
+def test_there_is_nothing_to_resume_before_the_first_chat(run: Run, running: Serving) -> None:
+    done = run("chat", running.url, "--resume")
     assert (done.exit_code, "start one without --resume" in done.stderr) == (3, True)
 
 
 def test_a_chat_in_which_nothing_was_said_is_resumed_by_saying_something(
-    server: Serving, environment: dict[str, str]
+    running: Serving, environment: dict[str, str]
 ) -> None:
-    run("chat", server.url, "--session", "empty", environment=environment, said=" ")
-    done = run("chat", server.url, "--resume", "--message", "hello", environment=environment)
+    run("chat", running.url, "--session", "empty", environment=environment, said=" ")
+    done = run("chat", running.url, "--resume", "--message", "hello", environment=environment)
     assert (done.returncode, done.stdout) == (0, "You said: hello.\n")
     assert "session empty has no interrupted turn" in done.stderr
 
 
-def test_resume_talks_on_in_the_last_session(server: Serving, environment: dict[str, str]) -> None:
-    run("chat", server.url, "--session", "first", "--message", "one", environment=environment)
-    run("chat", server.url, "--message", "two", "--resume", environment=environment)
-    assert sum(each["record"]["type"] == "message_accepted" for each in exported(server, "first")) == 2
+def test_resume_talks_on_in_the_last_session(running: Serving, environment: dict[str, str]) -> None:
+    run("chat", running.url, "--session", "first", "--message", "one", environment=environment)
+    run("chat", running.url, "--message", "two", "--resume", environment=environment)
+    assert sum(each["record"]["type"] == "message_accepted" for each in exported(running, "first")) == 2
 
 
 @pytest.mark.slow
@@ -301,8 +318,8 @@ def test_what_was_missed_of_a_turn_is_shown_before_the_next_one_of_its_session(
 # --- on a terminal ----------------------------------------------------------------------------------------------
 
 
-def test_on_a_terminal_one_talks_until_ctrl_d(server: Serving, environment: dict[str, str]) -> None:
-    terminal = Terminal(["chat", server.url, "--session", "mine"], environment)
+def test_on_a_terminal_one_talks_until_ctrl_d(running: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", running.url, "--session", "talk"], environment)
     terminal.until("you    ")
     terminal.press("hello\n")
     terminal.until("agent  You said: hello.")
@@ -330,8 +347,8 @@ def test_help_fits_80_columns_and_says_nothing_to_the_agent(
     assert run("sessions", "list", "--store", server.store).stdout == ""
 
 
-def test_an_error_ends_the_turn_and_not_the_chat(server: Serving, environment: dict[str, str]) -> None:
-    terminal = Terminal(["chat", server.url], environment)
+def test_an_error_ends_the_turn_and_not_the_chat(running: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", running.url], environment)
     terminal.until("you    ")
     terminal.press("fail\n")
     terminal.until("turn 1 failed: no such key [model_rejected]")
@@ -345,43 +362,47 @@ def test_an_error_ends_the_turn_and_not_the_chat(server: Serving, environment: d
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_detaches_and_resume_shows_the_rest(server: Serving, environment: dict[str, str]) -> None:
-    terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "long"], environment)
+def test_ctrl_c_once_detaches_and_resume_shows_the_rest(
+    running: Serving, environment: dict[str, str]
+) -> None:
+    terminal = Terminal(["chat", running.url, "--session", "once", "--message", "long"], environment)
     terminal.until("w5 ")
     terminal.press("\x03")
     first = terminal.ended()
     assert first.code == 130
-    assert f"To resume: midstream chat {server.url} --session mine --resume" in words_of(first.text)
+    assert f"To resume: midstream chat {running.url} --session once --resume" in words_of(first.text)
     assert "w99" not in first.text
 
-    terminal = Terminal(["chat", server.url, "--session", "mine", "--resume"], environment)
+    terminal = Terminal(["chat", running.url, "--session", "once", "--resume"], environment)
     terminal.until("end")
     terminal.until("you    ")
     terminal.press("\x04")
     second = terminal.ended()
     shown = [word for word in words_of(first.text + second.text).split() if word[1:].isdecimal()]
     assert [word for word in shown if word.startswith("w")] == LONG.split()[:-1]
-    assert [each["record"]["status"] for each in exported(server, "mine")[-1:]] == ["completed"]
+    assert [each["record"]["status"] for each in exported(running, "once")[-1:]] == ["completed"]
 
 
-def test_ctrl_c_twice_stops_the_turn(server: Serving, environment: dict[str, str]) -> None:
-    terminal = Terminal(["chat", server.url, "--session", "mine", "--message", "long"], environment)
+def test_ctrl_c_twice_stops_the_turn(running: Serving, environment: dict[str, str]) -> None:
+    terminal = Terminal(["chat", running.url, "--session", "twice", "--message", "long"], environment)
     terminal.until("w5 ")
     terminal.press("\x03")
     terminal.until("stops it")
     terminal.press("\x03")
     seen = terminal.ended()
     assert (seen.code, "turn 1 cancelled" in seen.text) == (130, True)
-    assert exported(server, "mine")[-1]["record"]["status"] == "cancelled"
+    assert exported(running, "twice")[-1]["record"]["status"] == "cancelled"
 
 
-def test_for_scripts_the_first_ctrl_c_can_stop_the_turn(server: Serving, environment: dict[str, str]) -> None:
-    arguments = ["chat", server.url, "--session", "mine", "--message", "long", "--cancel-on-interrupt"]
+def test_for_scripts_the_first_ctrl_c_can_stop_the_turn(
+    running: Serving, environment: dict[str, str]
+) -> None:
+    arguments = ["chat", running.url, "--session", "scripted", "--message", "long", "--cancel-on-interrupt"]
     terminal = Terminal(arguments, environment)
     terminal.until("w5 ")
     terminal.press("\x03")
     assert terminal.ended().code == 130
-    assert exported(server, "mine")[-1]["record"]["status"] == "cancelled"
+    assert exported(running, "scripted")[-1]["record"]["status"] == "cancelled"
 
 
 @pytest.mark.slow

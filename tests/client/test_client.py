@@ -36,6 +36,7 @@ from midstream.protocol.frames import Ack, Error, Gone, Welcome
 from midstream.session import records
 from midstream.session.calls import CallPlan, OnDoubtName, Site
 from midstream.session.records import CallEnded, CallStarted, Delta, StreamOpened, TurnEnded, TurnStatus
+from midstream.session.references import AttemptRef
 from midstream.session.turn.commands import ModelResponded
 from midstream.session.turn.states import AwaitingModel
 from midstream.store.memory import MemoryStore
@@ -715,7 +716,7 @@ async def _ask_for_push(peer: Peer | HttpPeer) -> None:
     """Let the peer's model ask for the client's tool."""
     response = Response((ToolCall("c1", "push", '{"button":"red"}'),), Finish.CALLS)
     plans = (CallPlan("c1", "digest", Site.CLIENT),)
-    peer.host.do(ModelResponded(1, 1, 1, response, plans), at=1.0)
+    peer.host.do(ModelResponded(AttemptRef(1, 1, 1), response, plans), at=1.0)
     await peer.feed()
 
 
@@ -725,7 +726,7 @@ async def _answer(peer: Peer | HttpPeer) -> None:
         while not isinstance(turn := peer.host.session.turn, AwaitingModel):  # noqa: ASYNC110 - it rings no bell
             await asyncio.sleep(0)
     response = Response((Text("done"),))
-    peer.host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response), at=1.0)
+    peer.host.do(ModelResponded(turn.ref, response), at=1.0)
     await peer.feed()
 
 

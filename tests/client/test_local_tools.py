@@ -16,8 +16,9 @@ from midstream.client.local_tools import (
 from midstream.errors import ToolDefinitionError
 from midstream.history.messages import Finish, Outcome, Response, ToolCall, ToolResult
 from midstream.protocol.frames import ResultPayload, encode
-from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
+from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, OnDoubt, Site
 from midstream.session.records import CallEnded, CallStarted, ResponseCompleted
+from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.tools.function_tools import (
     DidNotHappen,
     Happened,

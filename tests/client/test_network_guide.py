@@ -44,7 +44,7 @@ def test_the_script_talks(
 
 def test_what_the_doctor_prints_is_what_the_guide_shows() -> None:
     probed = (
-        Probed("websocket", ProbeOutcome.REFUSED, detail="the handshake was answered with HTTP status 403"),
+        Probed("websocket", ProbeOutcome.REFUSED, detail="it was answered with HTTP status 403"),
         judged("sse", arrived(2.4, 2.4, 2.4, 2.4, 2.4), Pace()),
         Probed("poll", ProbeOutcome.WORKS, 5, 0.03),
         Probed("post", ProbeOutcome.WORKS, 1, 0.02),

@@ -13,10 +13,10 @@ import httpx2
 import openai
 from msgspec import Struct
 
-from midstream.demo.cutter import Cutter
-from midstream.dialects.gateway_app import Gateway, gateway
+from midstream.demo.cutting_relay import Cutter
 from midstream.environment import World
 from midstream.models.model import Model
+from midstream.server.gateway_app import Gateway, gateway
 from midstream.server.uvicorn_server import serve
 from midstream.store.contract import Store
 from midstream.testing.scripted_model import Script, ScriptedModel

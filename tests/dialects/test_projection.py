@@ -31,6 +31,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.references import AttemptRef
 from tests.spec import spec
 
 RESPONSE = ApplicationResponse(1, "r1", "", turn=2, response=1, position=9, entries=1, at=1.0)
@@ -44,7 +45,7 @@ def projection(dialect: Dialect, *, is_background: bool = False) -> Projection:
 
 def records() -> list[Record]:
     """A response with a thought, text and a call, as a session journals it."""
-    builder = ResponseBuilder(2, 1, 1, is_announcing=True)
+    builder = ResponseBuilder(AttemptRef(2, 1, 1), is_announcing=True)
     events: list[ModelEvent] = [
         ThinkingDelta("hm"),
         ThinkingDelta("", "signed"),

@@ -22,7 +22,7 @@ from tests.search import tried
 from tests.spec import spec
 
 OWNER = b"me"
-SEEDS = tried(20)
+SEEDS = tried(8)
 TURNS = 40
 
 

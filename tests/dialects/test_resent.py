@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import RequestRelation
 from midstream.agents.pool import Pooled
 from midstream.agents.pool_turns import AgentOrigin, TurnReport
+from midstream.agents.reuse_classification import RequestRelation
 from midstream.dialects import dialect_registry
 from midstream.dialects.dialect import Dialect
-from midstream.dialects.gateway_app import Gateway
+from midstream.server.gateway_app import Gateway
 from midstream.session.records import TranscriptAccepted, decode
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import ScriptedUpstream, Trouble

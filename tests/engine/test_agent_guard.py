@@ -15,6 +15,7 @@ from midstream.history.messages import Outcome, UserMessage
 from midstream.models.responses import TextDelta
 from midstream.session.calls import Choice
 from midstream.session.records import CallEnded, CallStarted, EpochStarted, TurnStatus, decode
+from midstream.session.references import CallRef
 from midstream.session.session import Session, fold
 from midstream.session.turn.commands import Answer, Cancel, Resume, SendMessage
 from midstream.store.memory import MemoryStore
@@ -57,7 +58,7 @@ async def test_another_agent_does_not_go_on_with_a_turn_and_says_what_to_do(name
     await _left(store, version="1")
     runner = await _served(store, _agent(name, text("stolen"), version=version))
     before = runner.newest
-    for command in (None, SendMessage(UserMessage.of("and?")), Answer(1, 1, "c", "d", Choice.ALLOW)):
+    for command in (None, SendMessage(UserMessage.of("and?")), Answer(CallRef(1, 1, "c"), "d", Choice.ALLOW)):
         if command is not None:
             with pytest.raises(AgentMismatchError, match=f"'cook' 1.*{name!r}.*serve that agent"):
                 await runner.submit(command)
@@ -91,7 +92,7 @@ async def test_a_permission_is_not_used_up_by_another_agent() -> None:
     digest = runner.state.turn.calls[0].plan.digest  # type: ignore[union-attr]
     await _die(first)
 
-    allowed = Answer(1, 1, "c1", digest, Choice.ALLOW)
+    allowed = Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW)
     other = await _served(store, _agent("waiter", text("stolen"), ran=ran))
     with pytest.raises(AgentMismatchError):
         await other.submit(allowed)
@@ -155,13 +156,13 @@ async def test_a_turn_whose_tools_are_gone_is_held_and_shown() -> None:
     runner = await host.session("s")
     before = runner.newest
     assert host.waits_for(runner) == "agent"
-    for command in (SendMessage(UserMessage.of("and?")), Answer(1, 1, "c1", digest, Choice.ALLOW)):
+    for command in (SendMessage(UserMessage.of("and?")), Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW)):
         with pytest.raises(AgentMismatchError, match=r"no longer has \('push'\).*sessions resume"):
             await runner.submit(command)
     assert (runner.newest, runner.state.is_live) == (before, True)
     ran: list[str] = []
     again = await _served(store, _agent("cook", text("done"), ran=ran))
-    await again.submit(Answer(1, 1, "c1", digest, Choice.ALLOW))
+    await again.submit(Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW))
     await records_until_end(again, after=0)
     assert ran == ["red"]
 
@@ -178,7 +179,7 @@ async def test_a_turn_whose_tools_are_gone_goes_on_when_it_is_resumed_or_ends_wh
         runner = await _served(store, Agent(ScriptedModel([text("without it")]), name="cook"))
         await runner.submit(command)
         if runner.state.is_live and runner.state.rests_on_people:
-            await runner.submit(Answer(1, 1, "c1", digest, Choice.ALLOW))
+            await runner.submit(Answer(CallRef(1, 1, "c1"), digest, Choice.ALLOW))
         records = await records_until_end(runner, after=0)
         assert runner.state.last_turn is not None
         assert runner.state.last_turn.status is status

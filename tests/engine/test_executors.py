@@ -41,6 +41,7 @@ from midstream.models.responses import (
 )
 from midstream.session.calls import CallPlan, CallState, OnDoubt, Site, digest_of
 from midstream.session.records import ClientTool, Delta, ReuseDecision
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Session, ToolsFound
 from midstream.session.turn.commands import (
     CallFinished,
@@ -114,7 +115,7 @@ NOBODY = Host(Agent(ScriptedModel([])), MemoryStore())
 """A host without children."""
 
 
-ASKED = CallModel(turn=3, response_no=1, attempt=1)
+ASKED = CallModel(AttemptRef(3, 1, 1))
 
 
 def _session() -> Session:
@@ -209,7 +210,7 @@ async def test_a_models_own_timeout_is_not_told_as_our_stall() -> None:
 def test_only_a_running_tool_is_worth_waiting_for() -> None:
     executor = Executor(Agent(ScriptedModel([])), World(), Noted(), NOBODY)
     assert executor.is_repeatable(ASKED)
-    assert not executor.is_repeatable(RunCall(3, 1, "c", 1))
+    assert not executor.is_repeatable(RunCall(CallRef(3, 1, "c"), 1))
 
 
 @spec("TURN-25")
@@ -242,7 +243,7 @@ async def test_a_call_whose_tool_is_gone_ends_and_an_earlier_run_of_it_is_not_fo
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=run, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([])), World(), noted, NOBODY)
-    await executor.execute(RunCall(3, 1, "c1", run), Session(turn=running))
+    await executor.execute(RunCall(CallRef(3, 1, "c1"), run), Session(turn=running))
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
     assert isinstance(finished.result, ToolResult)
@@ -274,7 +275,7 @@ async def test_a_tool_that_the_upstream_runs_may_be_silent_for_longer() -> None:
     assert noted.reports == [
         Stalled(3, 1, StalledOn.TOOL, 60.0),
         StallFinished(3, 1, StalledOn.TOOL, 599.0),
-        ModelResponded(3, 1, 1, Response((ran, Text("Done."))), prompt=head_of("", ())),
+        ModelResponded(AttemptRef(3, 1, 1), Response((ran, Text("Done."))), prompt=head_of("", ())),
     ]
 
 
@@ -303,11 +304,11 @@ async def test_a_silent_tool_is_told_and_its_progress_ends_the_silence() -> None
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[work]), world, noted, NOBODY)
-    await world.live_through(executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running)))
+    await world.live_through(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running)))
     assert noted.reports == [
         Stalled(3, 1, StalledOn.TOOL, 60.0, "c1"),
         StallFinished(3, 1, StalledOn.TOOL, 61.0, "c1"),
-        CallProgress(3, 1, "c1", 1, "half"),
+        CallProgress(CallRef(3, 1, "c1"), 1, "half"),
         CallFinished(3, 1, ToolResult("c1", "done")),
     ]
 
@@ -364,7 +365,7 @@ def _resumed() -> Session:
 
 async def _continue(*steps: ScriptedStep) -> tuple[Noted, Keeping]:
     model, noted, world = Keeping([*steps]), Noted(), FakeWorld()
-    pending_work = CallModel(3, 1, 1, continued=1)
+    pending_work = CallModel(AttemptRef(3, 1, 1), continued=1)
     await world.live_through(Executor(Agent(model), world, noted, NOBODY).execute(pending_work, _resumed()))
     return noted, model
 
@@ -377,7 +378,7 @@ async def test_a_response_that_is_taken_up_is_shown_only_where_it_is_new() -> No
     assert deltas == [Delta(3, 1, 1, 0, "text", "word")] or "".join(each.text for each in deltas) == "word"
     (responded,) = noted.reports
     assert isinstance(responded, ModelResponded)
-    assert (responded.attempt, responded.response.text) == (1, "Half a word")
+    assert (responded.ref.attempt, responded.response.text) == (1, "Half a word")
 
 
 @spec("TURN-62")
@@ -393,7 +394,7 @@ async def test_other_words_than_before_are_no_continuation(words: str) -> None:
 @pytest.mark.parametrize("end", [ModelCutError("cut"), Stall()], ids=["cut", "silent"])
 async def test_what_is_cut_may_be_taken_up(end: ScriptedStep) -> None:
     noted, _ = await _live(Agent(Keeping([Resumable("resp_1"), TextDelta("Half"), end])))
-    assert ModelResumable(3, 1, 1, "resp_1") in noted.said
+    assert ModelResumable(AttemptRef(3, 1, 1), "resp_1") in noted.said
     failed = noted.reports[-1]
     assert isinstance(failed, ModelFailed)
     assert failed.is_cut
@@ -434,7 +435,7 @@ async def test_a_call_whose_arguments_are_not_those_of_its_digest_is_not_run() -
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
-    await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
+    await executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running))
     assert noted.reports == [
         CallFinished(3, 1, ToolResult("c1", "The arguments do not match their digest.", Outcome.ERROR))
     ]
@@ -453,7 +454,7 @@ async def test_a_tool_of_a_source_that_wants_a_transaction_the_store_has_not_is_
     running = RunningCalls(3, 1, Response((call,)), (CallState(call, plan, runs=1, epoch=1),))
     noted = Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[put]), World(), noted, NOBODY)
-    await executor.execute(RunCall(3, 1, "c1", 1), Session(turn=running))
+    await executor.execute(RunCall(CallRef(3, 1, "c1"), 1), Session(turn=running))
     (finished,) = noted.reports
     assert isinstance(finished, CallFinished)
     assert "needs a store" in finished.result.content
@@ -509,7 +510,7 @@ async def test_the_lease_check_comes_after_whatever_may_take_time() -> None:
     source = Slow(put)
     executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), Confirming(happened), NOBODY)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-        group.create_task(executor.execute(RunCall(3, 1, "c1", 1), _running(1)))
+        group.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), 1), _running(1)))
         await source.asked.wait()
         assert happened == []
         source.go.set()
@@ -527,7 +528,7 @@ async def test_a_call_that_is_stopped_while_its_tool_is_looked_for_has_an_outcom
 
     source, noted = Slow(put), Noted()
     executor = Executor(Agent(ScriptedModel([]), tools=[source]), World(), noted, NOBODY)
-    performing = asyncio.create_task(executor.execute(RunCall(3, 1, "c1", run), _running(run)))
+    performing = asyncio.create_task(executor.execute(RunCall(CallRef(3, 1, "c1"), run), _running(run)))
     async with asyncio.timeout(30):
         await source.asked.wait()
         performing.cancel()
@@ -560,6 +561,6 @@ async def test_the_hosts_own_rule_and_the_time_to_answer_hold_for_calls_at_a_cli
 async def test_what_a_pool_judged_is_journaled_before_the_words() -> None:
     judged = ReuseDecision("continuation", "1 new at the end", "resumed", "users", 1, 1, 1)
     noted = await _execute(Agent(ScriptedModel([[ReuseReported(judged), *text("yes")]])), ASKED)
-    assert noted.said[0] == ModelReuseDecided(ASKED.turn, ASKED.response_no, ASKED.attempt, judged)
+    assert noted.said[0] == ModelReuseDecided(ASKED.ref, judged)
     (responded,) = noted.reports
     assert isinstance(responded, ModelResponded)

@@ -26,6 +26,7 @@ from midstream.session.records import (
     TurnEnded,
     decode,
 )
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer, Resume, SendMessage
 from midstream.session.turn.states import SUSPECTED_CODE, SUSPECTED_MAX
 from midstream.store.contract import Batch, SessionInfo, Store, StoredRecord
@@ -350,7 +351,7 @@ async def test_a_turn_that_waits_for_people_needs_no_node_until_somebody_answers
     woken = await second.session("s")
     assert woken.state.epoch == 1, "looking at it claims nothing"
     call = woken.state.turn.calls[0]  # type: ignore[union-attr]
-    await woken.submit(Answer(1, 1, call.call.id, call.plan.digest, Choice.ALLOW))
+    await woken.submit(Answer(CallRef(1, 1, call.call.id), call.plan.digest, Choice.ALLOW))
     records = await records_until_end(woken, after=0)
     assert ran == [5]
     assert [r.epoch for r in records if isinstance(r, EpochStarted)] == [1, 2]

@@ -20,6 +20,7 @@ from midstream.environment import World
 from midstream.errors import MidstreamError, StoreBusyError
 from midstream.history.messages import ToolResult, UserMessage
 from midstream.session.records import Delta
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import CallFinished, Cancel, ModelStreamed, SendMessage
 from midstream.session.turn.pending import RunCall
@@ -30,7 +31,7 @@ FINISHED = CallFinished(1, 1, ToolResult("c1", "done"))
 
 
 def _said(text: str, attempt: int = 1) -> Envelope:
-    return Envelope(ModelStreamed(1, 1, attempt, (Delta(1, 1, attempt, 0, "text", text),)))
+    return Envelope(ModelStreamed(AttemptRef(1, 1, attempt), (Delta(1, 1, attempt, 0, "text", text),)))
 
 
 class Said:
@@ -61,7 +62,7 @@ def _effect() -> Envelope:
     def run(_attempt: Attempt) -> CallFinished:
         return FINISHED
 
-    return Envelope(Effect(RunCall(1, 1, "c1", 1), run))
+    return Envelope(Effect(RunCall(CallRef(1, 1, "c1"), 1), run))
 
 
 def _asked(command: SendMessage | Cancel) -> tuple[Envelope, asyncio.Future[int]]:

@@ -32,6 +32,7 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -111,7 +112,7 @@ async def _begun(host: Host, *, count: int = 1) -> Runner:
 
 def _answer(runner: Runner, choice: Choice = Choice.ALLOW, *, at: int = 0, text: str = "") -> Answer:
     asked = questions_of("s", runner.state)[at]
-    return Answer(asked.turn, asked.response, asked.call_id, asked.digest, choice, text)
+    return Answer(CallRef(asked.turn, asked.response, asked.call_id), asked.digest, choice, text)
 
 
 def _kinds(records: tuple[Record, ...]) -> list[str]:
@@ -162,13 +163,20 @@ async def test_other_arguments_reach_an_agent_that_takes_them_and_are_refused_fo
     runner = await _begun(host)
     edited = _answer(runner)
     await runner.submit(
-        Answer(1, 1, edited.call_id, edited.digest, Choice.ALLOW, arguments='{"command":"make -n"}')
+        Answer(
+            CallRef(1, 1, edited.ref.call_id), edited.digest, Choice.ALLOW, arguments='{"command":"make -n"}'
+        )
     )
     await _asked(runner)
     fixed = _answer(runner)
     with pytest.raises(AnswerMismatchError, match="allow it as it is, or deny it"):
         await runner.submit(
-            Answer(1, 1, fixed.call_id, fixed.digest, Choice.ALLOW, arguments='{"command":"git pull"}')
+            Answer(
+                CallRef(1, 1, fixed.ref.call_id),
+                fixed.digest,
+                Choice.ALLOW,
+                arguments='{"command":"git pull"}',
+            )
         )
     await runner.submit(_answer(runner))
     await records_until_end(runner, after=0)
@@ -336,7 +344,7 @@ class People:
         while runner.state.is_live:
             for question in questions_of("s", runner.state):
                 answer = Answer(
-                    question.turn, question.response, question.call_id, question.digest, Choice.ALLOW
+                    CallRef(question.turn, question.response, question.call_id), question.digest, Choice.ALLOW
                 )
                 await runner.submit(answer)
                 self.given += 1
@@ -433,7 +441,7 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
 
     world = FakeWorld()
     questions = AgentQuestions(world, Taken())
-    asking = CallModel(1, 1, 1)
+    asking = CallModel(AttemptRef(1, 1, 1))
     watch = Watch(world, StallBudgets(), ("s", 1, 1, ""), lambda _: None)
     waiting = asyncio.ensure_future(questions.person(asking, watch)(MAKE, Ask()))
     await asyncio.sleep(0)
@@ -441,7 +449,7 @@ async def test_a_process_that_was_frozen_tells_its_agent_nothing() -> None:
     asked = AgentQuestion(question_id, 1, "Bash", "{}", "d", 1.0, choice=Choice.ALLOW)
     session = Session(turn=AwaitingModel(1, 1, attempt=1, questions=(asked,)), turns=1)
     with pytest.raises(asyncio.CancelledError):
-        await questions.tell(AnswerAgent(1, 1, 1, question_id), session)
+        await questions.tell(AnswerAgent(AttemptRef(1, 1, 1), question_id), session)
     assert not waiting.done()
     questions.end(asking)
     assert await waiting == NOT_ASKED

@@ -21,6 +21,7 @@ from midstream.protocol.frames import START, EventId
 from midstream.session import retention as retention_module
 from midstream.session.calls import Choice
 from midstream.session.records import JournalPruned, TurnEnded, decode
+from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import Session, fold
 from midstream.session.turn.commands import Answer, SendMessage
@@ -199,7 +200,7 @@ async def test_an_open_question_keeps_what_its_answer_needs() -> None:
         await on.sweep()
         assert on.positions()[0] > 1
         [call] = (await on.fold()).turn.calls  # type: ignore[union-attr] # it is asking
-        await runner.submit(Answer(2, 1, call.call.id, call.plan.digest, Choice.ALLOW))
+        await runner.submit(Answer(CallRef(2, 1, call.call.id), call.plan.digest, Choice.ALLOW))
         await _until(lambda: not runner.state.is_live)
         assert runner.state.history.entries[-1].response.text == "done"  # type: ignore[union-attr] # a step
 

@@ -42,6 +42,7 @@ from midstream.session.records import (
     decode,
     encode,
 )
+from midstream.session.references import CallRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -257,7 +258,7 @@ async def test_a_person_answers_in_the_child_and_the_parent_goes_on() -> None:
     await runner.submit(SendMessage(UserMessage.of("pay them")))
     asked = await _question(runner)
     assert host.children_wait_for("s") == ["person"]
-    answer = Answer(asked.turn, asked.response, asked.call_id, asked.digest, Choice.ALLOW)
+    answer = Answer(CallRef(asked.turn, asked.response, asked.call_id), asked.digest, Choice.ALLOW)
     await (await host.session(CHILD)).submit(answer)
     records = await records_until_end(runner, after=0)
     assert _outcomes(records) == [ToolResult("c1", "it is paid")]
@@ -409,7 +410,7 @@ class _Family:
             told = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), OF_NODES)
             )
-            self._tell(follower, ChildStreamed(1, 1, call_id, child.name, told))
+            self._tell(follower, ChildStreamed(CallRef(1, 1, call_id), child.name, told))
         elif not child.session.is_live:
             self._tell(follower, CallFinished(1, 1, result_of(call_id, child.session)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midstream.engine.timers import Wait, Waits, parted
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import CallExpired, CancelExpired, Command, QuestionExpired, TurnExpired
 from midstream.session.turn.pending import (
     AwaitCancelled,
@@ -33,14 +34,19 @@ async def test_what_is_waited_for_ends_at_its_deadline_each_kind_by_its_own_comm
     told.waits.set(
         [
             AwaitEnd(3, told.at(40)),
-            AwaitClient(3, 1, "c", told.at(10)),
-            AwaitPerson(3, 1, "p", told.at(20)),
+            AwaitClient(CallRef(3, 1, "c"), told.at(10)),
+            AwaitPerson(CallRef(3, 1, "p"), told.at(20)),
             AwaitCancelled(3, told.at(30)),
         ]
     )
     await told.world.advance(9.9)
     assert told.commands == []
-    expected = [CallExpired(3, 1, "c"), QuestionExpired(3, 1, "p"), CancelExpired(3), TurnExpired(3)]
+    expected = [
+        CallExpired(CallRef(3, 1, "c")),
+        QuestionExpired(CallRef(3, 1, "p")),
+        CancelExpired(3),
+        TurnExpired(3),
+    ]
     for count in range(1, 5):
         await told.world.advance(10.0)
         assert told.commands == expected[:count]
@@ -48,26 +54,26 @@ async def test_what_is_waited_for_ends_at_its_deadline_each_kind_by_its_own_comm
 
 async def test_a_wait_is_told_once_however_often_it_is_still_owed() -> None:
     told = Told()
-    client = AwaitClient(3, 1, "c", told.at(10))
+    client = AwaitClient(CallRef(3, 1, "c"), told.at(10))
     told.waits.set([client])
     await told.world.advance(10.0)
     told.waits.set([client])
-    told.waits.set([client, AwaitClient(3, 1, "d", told.at(15))])
+    told.waits.set([client, AwaitClient(CallRef(3, 1, "d"), told.at(15))])
     await told.world.advance(10.0)
-    assert told.commands == [CallExpired(3, 1, "c"), CallExpired(3, 1, "d")]
+    assert told.commands == [CallExpired(CallRef(3, 1, "c")), CallExpired(CallRef(3, 1, "d"))]
 
 
 async def test_what_is_over_is_not_told_and_an_earlier_deadline_comes_first() -> None:
     told = Told()
-    told.waits.set([AwaitClient(3, 1, "c", told.at(10))])
-    told.waits.set([AwaitClient(3, 1, "d", told.at(5))])
+    told.waits.set([AwaitClient(CallRef(3, 1, "c"), told.at(10))])
+    told.waits.set([AwaitClient(CallRef(3, 1, "d"), told.at(5))])
     await told.world.advance(5.0)
-    assert told.commands == [CallExpired(3, 1, "d")]
-    told.waits.set([AwaitClient(3, 1, "e", told.at(30))])
+    assert told.commands == [CallExpired(CallRef(3, 1, "d"))]
+    told.waits.set([AwaitClient(CallRef(3, 1, "e"), told.at(30))])
     await told.world.advance(5.0)
     told.waits.clear()
     await told.world.advance(30.0)
-    assert told.commands == [CallExpired(3, 1, "d")]
+    assert told.commands == [CallExpired(CallRef(3, 1, "d"))]
 
 
 async def test_a_clock_that_was_set_back_lets_a_wait_last() -> None:
@@ -88,10 +94,10 @@ async def test_a_clock_that_was_set_back_lets_a_wait_last() -> None:
 
 
 def test_work_and_waits_are_told_apart() -> None:
-    ask, run = CallModel(3, 1, 1), RunCall(3, 1, "c", 1)
+    ask, run = CallModel(AttemptRef(3, 1, 1)), RunCall(CallRef(3, 1, "c"), 1)
     waits: list[Wait] = [
-        AwaitClient(3, 1, "c", 1.0),
-        AwaitPerson(3, 1, "c", 1.0),
+        AwaitClient(CallRef(3, 1, "c"), 1.0),
+        AwaitPerson(CallRef(3, 1, "c"), 1.0),
         AwaitCancelled(3, 1.0),
         AwaitEnd(3, 1.0),
     ]

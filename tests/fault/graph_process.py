@@ -27,6 +27,7 @@ from midstream.frameworks.langgraph_served import served
 from midstream.history.messages import Step
 from midstream.session.calls import Choice
 from midstream.session.questions import questions_of
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.store.sqlite import SQLiteStore
 from tests.frameworks.graph_model import asked, calling, saying
@@ -127,8 +128,8 @@ async def live() -> str:
             for each in questions_of("s", runner.state):
                 if each.call_id not in answered:
                     answered.add(each.call_id)
-                    place = (each.turn, each.response, each.call_id, each.digest)
-                    await runner.submit(Answer(*place, Choice.RESPOND, f"to {each.text}"))
+                    ref = CallRef(each.turn, each.response, each.call_id)
+                    await runner.submit(Answer(ref, each.digest, Choice.RESPOND, f"to {each.text}"))
             await runner.wait(runner.newest.position)
         said = [each.response.text for each in runner.state.history.entries if isinstance(each, Step)]
         return "".join(said)

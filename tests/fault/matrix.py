@@ -7,10 +7,8 @@ started after the first one died. Everything waits for pipes and the ends of pro
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,12 +38,12 @@ from midstream.session.records import (
 from midstream.store.contract import StoredRecord
 from midstream.store.sqlite import SQLiteStore
 from midstream.testing.history_checker import ClientLog, Evidence, Execution, ShownEvent, check_ended
+from tests.fault import starting
 from tests.fault.client_process import read_notes
 from tests.fault.options import Point
 from tests.fault.turn import ANSWER_OF_CLIENT, QUESTION, SESSION, TEXTS, Ledger, Line, client_tools
 from tests.ports import held_port
 
-ROOT = Path(__file__).parents[2]
 CASE_S = 90.0
 """Seconds for a whole case; a quiet machine needs one or two, one with ten times the work of its cores up to 40."""
 START_S = 60.0
@@ -123,7 +121,7 @@ class Process:
         is_person = side == "client" and case.story != "words"
         self._program = "person_process" if is_person else f"{side}_process"
         self._kills = [kill for kill in case.kills if kill.side == side]
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | starting.Forked | None = None
 
     async def start(self) -> None:
         """Start the next process; a server is waited for until it listens or is dead."""
@@ -133,17 +131,9 @@ class Process:
         if life < len(self._kills):
             kill = self._kills[life]
             arguments += ["--kill-at", kill.point.value, "--kill-time", str(kill.count)]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self.started_at.append(time.time())
-        with (self._folder / f"{self.side}.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"tests.fault.{self._program}", *arguments),
-                cwd=ROOT,
-                env=environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+        log = self._folder / f"{self.side}.log"
+        self._process = await starting.start(f"tests.fault.{self._program}", *arguments, log=log)
         if self.side == "server":
             assert self._process.stdout is not None
             async with asyncio.timeout(START_S):

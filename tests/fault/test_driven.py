@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from midstream.environment import Fault
 from midstream.session.calls import UNKNOWN_CONTENT
 from midstream.session.records import CallEnded, decode
 from midstream.store.sqlite import SQLiteStore
+from tests.fault import starting
 from tests.fault.driven_process import ANSWER, DB, SESSION
-from tests.fault.matrix import ROOT
 from tests.spec import spec
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
@@ -129,16 +128,7 @@ async def _carry_on(kind: str, folder: Path) -> None:
 
 
 async def _run(kind: str, folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.fault.driven_process",
-        kind,
-        str(folder),
-        *options,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    process = await starting.start("tests.fault.driven_process", kind, folder, *options)
     try:
         async with asyncio.timeout(120):
             out, _ = await process.communicate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from midstream.environment import Fault
 from midstream.history.messages import Outcome
 from midstream.session.records import CallEnded, CallStarted, TurnEnded, TurnStatus, decode
-from tests.fault.matrix import ROOT
+from tests.fault import starting
 from tests.fault.transaction_process import WHATS, WITHIN
 from tests.spec import spec
 
@@ -43,14 +42,13 @@ IN_A_ROW: list[tuple[Death, ...]] = [
 
 async def _live(path: Path, death: Death | None) -> int:
     arguments = [str(path)] if death is None else [str(path), str(death[0]), str(death[1])]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fault.transaction_process", *arguments), cwd=ROOT
-    )
+    process = await starting.start("tests.fault.transaction_process", *arguments)
     try:
-        return await process.wait()
+        await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
+    return await process.wait()
 
 
 @spec("TURN-13", "TURN-67")

@@ -14,7 +14,8 @@ import pytest
 
 from midstream.environment import Fault
 from tests.fault.cases import EVERY_DAY, every_case, summary, table
-from tests.fault.matrix import ROOT, Case, Report, run
+from tests.fault.matrix import Case, Report, run
+from tests.fault.starting import ROOT
 from tests.fault.test_pruning import POINTS
 from tests.spec import spec
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from midstream.agents.openai_conversation import Memory
 from midstream.environment import World
 from tests.agents.openai_memory import OpenAIMemory, openai_memory
 from tests.fault.pool_process import Point, Turns, live
+from tests.fault.starting import PROCESSES
 from tests.spec import spec
 
 pytestmark = pytest.mark.fault
@@ -29,8 +29,6 @@ IS_FULL = os.environ.get("MIDSTREAM_FAULT_FULL") == "1"
 WAIT_S = 30.0
 """Seconds for whatever another process does; a quiet machine needs a tenth of one."""
 TOKEN = re.compile(r"\bword-\d+\b")
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.fault.pool_process"])
 
 BEFORE: dict[str, tuple[Turns, list[str]]] = {
     "first": ([], ["say word-1"]),

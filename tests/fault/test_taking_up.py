@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from midstream.session.records import (
     decode,
 )
 from midstream.store.sqlite import SQLiteStore
+from tests.fault import starting
 from tests.models.responses_server import Link, ResponsesServer, completed, responses_server, said
 from tests.spec import spec
 
@@ -36,14 +36,14 @@ TIMES = (3, 6, 12) if os.environ.get("MIDSTREAM_FAULT_FULL") else (3, 6)
 
 async def _live(path: Path, server: ResponsesServer, *death: str) -> int:
     """Run one process to its end and return its exit status."""
-    command = (sys.executable, "-m", "tests.fault.asking_process", str(path), server.url, *death)
-    process = await asyncio.create_subprocess_exec(*command)
+    process = await starting.start("tests.fault.asking_process", path, server.url, *death)
     try:
-        return await asyncio.wait_for(process.wait(), WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+    return await process.wait()
 
 
 async def _journal(path: Path) -> list[Record]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fault.cases import figures_of, lines_of, summary, table
-from tests.fault.matrix import ROOT, Case, Report
+from tests.fault.matrix import Case, Report
+from tests.fault.starting import ROOT
 
 AT_ONCE = 2
 FULL_S = 3600

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,10 +22,10 @@ from midstream.session.records import Record, TurnEnded, decode
 from midstream.store.contract import StoredRecord
 from midstream.store.sqlite.reads import reading
 from midstream.testing.history_checker import Evidence, Execution, check, check_ended
+from tests.fault import starting
 from tests.fault.turn import Line
 from tests.server.serving import KEYS
 
-ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
 """Seconds for whatever a test waits for; a quiet machine needs milliseconds."""
 
@@ -44,14 +43,8 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         self.started_at = time.time()
-        with (self._folder / "log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", self.program, str(self._folder), *self._options),
-                cwd=ROOT,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-            )
+        log = self._folder / "log"
+        self.process = await starting.start(self.program, self._folder, *self._options, log=log)
         assert self.process.stdout is not None
         async with asyncio.timeout(2 * WAIT_S):
             self.url = (await self.process.stdout.readline()).decode().strip()

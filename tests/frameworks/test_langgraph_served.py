@@ -26,6 +26,7 @@ from midstream.models.responses import ModelRequest
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.questions import questions_of
 from midstream.session.records import QuestionAsked
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import Memory, MemoryStore
 from midstream.testing import ScriptedModel, calls, text
@@ -316,8 +317,8 @@ async def test_questions_of_calls_side_by_side_get_their_own_answers() -> None:
                 runner = await host.session("s")
                 for each in questions_of("s", runner.state):
                     if each.call_id == event.record.call_id:
-                        place = (each.turn, each.response, each.call_id, each.digest)
-                        await runner.submit(Answer(*place, Choice.RESPOND, f"for-{each.text}"))
+                        ref = CallRef(each.turn, each.response, each.call_id)
+                        await runner.submit(Answer(ref, each.digest, Choice.RESPOND, f"for-{each.text}"))
             answer = event.transcript
     assert answer == "Told: a=for-a, b=for-b "
 

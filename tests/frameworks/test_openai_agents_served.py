@@ -47,6 +47,7 @@ from midstream.frameworks.openai_agents_served import served
 from midstream.history.messages import Outcome
 from midstream.session.calls import Choice, OnDoubt
 from midstream.session.records import CallEnded, ChildDelta, QuestionAsked, decode
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import Answer
 from midstream.store.memory import MemoryStore
 from midstream.tools.function_tools import Tool, current_call
@@ -327,7 +328,9 @@ async def test_a_sub_agent_of_a_served_agent_asks_a_person_in_a_session_of_its_o
             if isinstance(inner, QuestionAsked):
                 assert ran == []
                 child = await host.session(event.record.child)
-                answer = Answer(inner.turn, inner.response, inner.call_id, inner.digest, Choice.ALLOW)
+                answer = Answer(
+                    CallRef(inner.turn, inner.response, inner.call_id), inner.digest, Choice.ALLOW
+                )
                 await child.submit(answer)
     assert ran == ["pay"]
     assert model.last_call.input[-1]["output"] == "It is done."

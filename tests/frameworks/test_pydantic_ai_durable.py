@@ -42,7 +42,6 @@ from pydantic_ai.usage import UsageLimits
 from midstream.errors import SeqnoReusedError, SessionBusyError, UsageError
 from midstream.history.messages import Outcome
 from midstream.session.calls import UNKNOWN_CONTENT, OnDoubtName
-from midstream.session.intervals import Intervals
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
@@ -55,6 +54,7 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
+from midstream.session.turn_durations import Intervals
 from midstream.tools.function_tools import current_call
 from tests.frameworks.pydantic_ai_lab import SESSION, STEPS, Lab, answers, call
 from tests.spec import spec

@@ -23,11 +23,11 @@ from starlette.types import Receive, Scope, Send
 from midstream.agents.abilities import Abilities
 from midstream.agents.pool import Pooled
 from midstream.agents.upstreams import UpstreamEvent
-from midstream.dialects.gateway_app import gateway
 from midstream.history.messages import Usage
 from midstream.models.model import Model
 from midstream.models.openai_compatible import OpenAICompatible
 from midstream.models.responses import Finished, TextDelta, UpstreamCallEnded, UpstreamCallStarted
+from midstream.server.gateway_app import gateway
 from midstream.server.uvicorn_server import serve
 from midstream.store.memory import MemoryStore
 from midstream.testing.scripted_upstream import AgentConversation, ScriptedUpstream, Trouble, words_of

@@ -201,6 +201,9 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a session
     if isinstance(value, Struct):
         name = _recorded(type(value).__name__)
         shown = {field: _plain(each) for field, each in _fields(value)}
+        if isinstance(shown.get("ref"), dict):  # the data has the members of a reference beside the others
+            reference = {key: each for key, each in shown.pop("ref").items() if key != "class"}
+            shown = {**reference, **shown}
         return {"class": name, **shown}
     if isinstance(value, frozenset):
         return sorted(map(_plain, value))

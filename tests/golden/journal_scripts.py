@@ -39,6 +39,7 @@ from midstream.session.records import (
     TurnStatus,
     encode,
 )
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Received, Session, ToolsFound
 from midstream.session.turn.commands import (
     Answer,
@@ -241,7 +242,7 @@ def _stalled() -> Script:
     story = Script().take(say(), Stalled(1, 1, StalledOn.FIRST_TOKEN, 10.0), heard("at last"))
     story.take(StallFinished(1, 1, StalledOn.FIRST_TOKEN, 12.0), Stalled(1, 1, StalledOn.BETWEEN_TOKENS, 5.0))
     story.take(StallFinished(1, 1, StalledOn.BETWEEN_TOKENS, 6.0), asks(writes("a")))
-    story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(1, 1, "a", 1, "half of it"))
+    story.take(Stalled(1, 1, StalledOn.TOOL, 30.0, "a"), CallProgress(CallRef(1, 1, "a"), 1, "half of it"))
     return story.take(StallFinished(1, 1, StalledOn.TOOL, 31.0, "a"), ended("a"), answers("ok", response=2))
 
 
@@ -271,16 +272,21 @@ def _parts() -> Script:
     )
     story = Script().take(SendMessage(UserMessage(files)))
     story.take(
-        ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"), Delta(1, 1, 1, 2, "text", "I look.\n"))),
+        ModelStreamed(
+            AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"), Delta(1, 1, 1, 2, "text", "I look.\n"))
+        ),
         ModelResponded(
-            1, 1, 1, response, (reads("a"), impossible("b")), PromptHead("of the system", "of the tools")
+            AttemptRef(1, 1, 1),
+            response,
+            (reads("a"), impossible("b")),
+            PromptHead("of the system", "of the tools"),
         ),
         CallFinished(1, 1, ToolResult("a", "the beginning", blob="0" * 64, size=70_000)),
     )
     story.take(answers("cut", response=2))
     for finish in (Finish.LENGTH, Finish.FILTER):
         turn = story.session.turns + 1
-        story.take(say(), ModelResponded(turn, 1, 1, Response((Text("It is"),), finish)))
+        story.take(say(), ModelResponded(AttemptRef(turn, 1, 1), Response((Text("It is"),), finish)))
     return story
 
 
@@ -290,36 +296,44 @@ def _upstream() -> Script:
         UpstreamCall("u1", "Bash", '{"command": "ls"}', "a.md", Outcome.OK),
     )
     story = Script().take(
-        say(), ModelReuseDecided(1, 1, 1, ReuseDecision("new", "nothing is known of it", "fresh"))
+        say(), ModelReuseDecided(AttemptRef(1, 1, 1), ReuseDecision("new", "nothing is known of it", "fresh"))
     )
     story.take(
         ModelReuseDecided(
-            1, 1, 1, ReuseDecision("extends", "it goes on", "resumed", "messages", 1, 1, 1, "phase")
+            AttemptRef(1, 1, 1),
+            ReuseDecision("extends", "it goes on", "resumed", "messages", 1, 1, 1, "phase"),
         ),
-        ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", begun),)),
+        ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "", begun),)),
         ModelStreamed(
-            1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", done), Delta(1, 1, 1, 1, "text", "One file."))
+            AttemptRef(1, 1, 1),
+            (Delta(1, 1, 1, 0, "thinking", "", done), Delta(1, 1, 1, 1, "text", "One file.")),
         ),
-        ModelResponded(1, 1, 1, Response((done, Text("One file.")))),
+        ModelResponded(AttemptRef(1, 1, 1), Response((done, Text("One file.")))),
     )
-    story.take(say("and now"), ModelReuseDecided(2, 1, 1, ReuseDecision("extends", "it goes on", "resumed")))
-    story.take(ModelStreamed(2, 1, 1, (Delta(2, 1, 1, 0, "thinking", "", begun),)), fails(turn=2))
-    return story.take(ModelStreamed(2, 1, 2, (Delta(2, 1, 2, 0, "text", "Half"),)), Cancel())
+    story.take(
+        say("and now"),
+        ModelReuseDecided(AttemptRef(2, 1, 1), ReuseDecision("extends", "it goes on", "resumed")),
+    )
+    story.take(ModelStreamed(AttemptRef(2, 1, 1), (Delta(2, 1, 1, 0, "thinking", "", begun),)), fails(turn=2))
+    return story.take(ModelStreamed(AttemptRef(2, 1, 2), (Delta(2, 1, 2, 0, "text", "Half"),)), Cancel())
 
 
 def _leave() -> Script:
     def allowed(question_id: str, choice: Choice, arguments: str | None = None) -> Answer:
-        return Answer(1, 1, question_id, WORK, choice, "as you like", arguments, "somebody")
+        return Answer(CallRef(1, 1, question_id), WORK, choice, "as you like", arguments, "somebody")
 
     story = Script().take(
-        say(), wants("q1"), allowed("q1", Choice.ALLOW, '{"edited": true}'), UseAnswer(1, 1, 1, "q1")
+        say(),
+        wants("q1"),
+        allowed("q1", Choice.ALLOW, '{"edited": true}'),
+        UseAnswer(AttemptRef(1, 1, 1), "q1"),
     )
-    story.take(wants("q2", is_fixed=True), allowed("q2", Choice.DENY), UseAnswer(1, 1, 1, "q2"))
-    story.take(wants("q3", answer_s=60.0), QuestionExpired(1, 1, "q3"))
+    story.take(wants("q2", is_fixed=True), allowed("q2", Choice.DENY), UseAnswer(AttemptRef(1, 1, 1), "q2"))
+    story.take(wants("q3", answer_s=60.0), QuestionExpired(CallRef(1, 1, "q3")))
     story.take(
-        wants("q4"), PermissionWithdrawn(1, 1, 1, "q4"), wants("q5"), allowed("q5", Choice.ALLOW)
+        wants("q4"), PermissionWithdrawn(AttemptRef(1, 1, 1), "q4"), wants("q5"), allowed("q5", Choice.ALLOW)
     ).node()
-    story.take(wants("q6", attempt=2), UseAnswer(1, 1, 2, "q6"))
+    story.take(wants("q6", attempt=2), UseAnswer(AttemptRef(1, 1, 2), "q6"))
     return story.take(answers("done", attempt=2))
 
 
@@ -336,7 +350,7 @@ def _people() -> Script:
         responses("c", Choice.RESPOND, "the left one"),
         asks(needs_approval("d", answer_s=1.0), at_person("e", 1.0), response=2),
     )
-    story.take(QuestionExpired(1, 2, "d"), QuestionExpired(1, 2, "e"))
+    story.take(QuestionExpired(CallRef(1, 2, "d")), QuestionExpired(CallRef(1, 2, "e")))
     return story.take(asks(needs_approval("f"), response=3)).node().node(after_s=3 * LOOK_BACK_S)
 
 
@@ -357,11 +371,13 @@ def _in_doubt() -> Script:
     ):
         story.take(asks(writes("a", policy), response=turn)).node()
         if choice is not None:
-            story.take(Answer(1, turn, "a", WORK, choice, "said"))
+            story.take(Answer(CallRef(1, turn, "a"), WORK, choice, "said"))
         if policy is OnDoubt.PROBE:
-            story.take(CallProbed(1, turn, "a", ToolResult("a", "it happened")))
+            story.take(CallProbed(CallRef(1, turn, "a"), ToolResult("a", "it happened")))
         story.take(CallFinished(1, turn, ToolResult("a", "came back")))
-    story.take(asks(writes("a", OnDoubt.PROBE), response=9)).node().take(CallProbed(1, 9, "a", may_run=True))
+    story.take(asks(writes("a", OnDoubt.PROBE), response=9)).node().take(
+        CallProbed(CallRef(1, 9, "a"), may_run=True)
+    )
     return story.take(ended("a", response=9), answers("the end", response=10))
 
 
@@ -369,7 +385,7 @@ def _late() -> Script:
     story = Script().take(say(), asks(writes("a"))).node().take(asks(writes("b"), response=2)).node()
     story.take(asks(writes("c"), response=3), CallFinished(1, 1, ToolResult("a", "late")))
     queued = SendMessage(UserMessage.of("second"), when_busy=WhenBusy.QUEUE)
-    story.take(queued, Cancel(), queued, CallProgress(1, 3, "c", 1, "almost"), Withdraw())
+    story.take(queued, Cancel(), queued, CallProgress(CallRef(1, 3, "c"), 1, "almost"), Withdraw())
     return story.take(CallFinished(1, 2, ToolResult("b", "later")), ended("c", response=3))
 
 
@@ -377,7 +393,7 @@ def _children() -> Script:
     inner = [encode(EpochStarted(1, "node", AT)), encode(Delta(1, 1, 1, 0, "text", "from below"))]
     story = Script().take(say(), asks(at_child("a")))
     story.take(
-        ChildStreamed(1, 1, "a", "s::1.1.0", tuple(enumerate(inner, 1))),
+        ChildStreamed(CallRef(1, 1, "a"), "s::1.1.0", tuple(enumerate(inner, 1))),
         CallFinished(1, 1, ToolResult("a", "helped")),
     )
     return story.take(answers("ok", response=2))
@@ -498,19 +514,23 @@ def _application() -> Script:
         Delta(*place, 1, "text", "I look."),
         Delta(*place, 2, "thinking", "", requested=look),
     )
-    story.take(ModelStreamed(*place, (Delta(*place, 0, "thinking", "hm"), *announced)))
+    story.take(ModelStreamed(AttemptRef(*place), (Delta(*place, 0, "thinking", "hm"), *announced)))
     asked = Response((Thinking("hm", "of the thought"), Text("I look."), look), Finish.CALLS)
     plan = CallPlan("a", digest_of("look", "{}"), Site.CLIENT, has_effects=False)
-    story.take(ModelResponded(*place, asked, (plan,))).node()
+    story.take(ModelResponded(AttemptRef(*place), asked, (plan,))).node()
     seen = Step(Response((Text("I look."), look)), (ToolResult("a", "a tree"),))
     story.take(_resend(story, hi, seen, results=seen.results))
-    story.take(ModelResponded(1, 2, 1, Response((Text("A tree."),))))
+    story.take(ModelResponded(AttemptRef(1, 2, 1), Response((Text("A tree."),))))
     said = (hi, seen, Step(Response((Text("A tree."),))))
     story.take(_resend(story, *said, UserMessage.of("more")))
-    story.take(ModelStreamed(2, 1, 1, (Delta(2, 1, 1, 0, "text", "half"),))).node(after_s=1.0)
-    story.take(ModelFailed(2, 2, 1, "model_unavailable", "slow down", is_retriable=True, retry_after_s=7.0))
+    story.take(ModelStreamed(AttemptRef(2, 1, 1), (Delta(2, 1, 1, 0, "text", "half"),))).node(after_s=1.0)
+    story.take(
+        ModelFailed(
+            AttemptRef(2, 2, 1), "model_unavailable", "slow down", is_retriable=True, retry_after_s=7.0
+        )
+    )
     story.take(_resend(story, hi, UserMessage.of("edited"), tools=False))
-    story.take(ModelResponded(3, 1, 1, asked, (plan,)))
+    story.take(ModelResponded(AttemptRef(3, 1, 1), asked, (plan,)))
     story.take(_resend(story, UserMessage.of("elsewhere")))
     other = Step(Response((Text("never said"),)))
     return story.take(_resend(story, UserMessage.of("elsewhere"), other, UserMessage.of("twice")))

@@ -67,7 +67,7 @@ class Program(Struct, frozen=True):
         is_of_provider: Run it against the strict provider of this machine instead of OpenAI's and Anthropic's servers.
         talks_to: The name in `SERVED` of the agent that is served, for a program that talks to a server. It is run
             three times: with a line that holds, with one that is cut in mid-answer, and with a server that is
-            killed in mid-answer.
+            killed in mid-answer; with an agent of `POOLED` only the last.
         session: The session that it talks in.
     """
 

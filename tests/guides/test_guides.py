@@ -1,7 +1,8 @@
 """Every code block of the README and the guides is executed as printed.
 
 A program that talks to a server is also executed while its line is cut, and while the server is killed, in the middle
-of an answer: what it shows in the end is the same.
+of an answer: what it shows in the end is the same. With the agents of `POOLED` it is executed while the server is
+killed: the program and the line are the same for all agents.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from midstream.session.records import Delta, TurnEnded
 from tests.fault.workers import until_there
 from tests.guides.blocks import COMMANDS, PROGRAMS, ROOT, SHOWN
 from tests.guides.line import line_to
-from tests.guides.programs import ANYTHING, IN_A_BROWSER, SERVED, SERVED_JS, TABLE, URL, Program
+from tests.guides.program_process import Request, Result
+from tests.guides.programs import ANYTHING, IN_A_BROWSER, POOLED, SERVED, SERVED_JS, TABLE, URL, Program
 from tests.guides.reader import BLOCKS, environment, write_agent
 from tests.models.strict_provider import strict_provider
 from tests.ports import held_port
@@ -35,7 +40,55 @@ NODE = shutil.which("node")
 FRAMEWORKS = ROOT / ".venv-peers-durable" / "bin" / "python"
 CLIENT_JS = ROOT / "src" / "midstream" / "server" / "static" / "client" / "midstream.js"
 TALKING = [program for program in TABLE if program.talks_to]
+ONCE_FOR_ALL = [program for program in TALKING if program.talks_to not in POOLED]
 OTHERS = [program for program in TABLE if not program.talks_to]
+
+
+class Interpreter:
+    """A Python process that runs programs one after the other, and is started anew if it was killed."""
+
+    def __init__(self) -> None:
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.guides.program_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=environment(ROOT),
+        )
+
+    def run(self, folder: Path, variables: dict[str, str]) -> str:
+        """Run `program.py` of a folder to its end, and return what it printed."""
+        if self._process.poll() is not None:
+            self._process = self._started()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Timer(WAIT_S, self._process.kill)
+        late.start()
+        try:
+            request = Request(str(folder), environment(folder, **variables))
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        finally:
+            late.cancel()
+        assert line, "the program ended its interpreter, or did not end"
+        result = msgspec.json.decode(line, type=Result)
+        assert not result.error, result.error
+        return result.out
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    with contextlib.closing(Interpreter()) as started:
+        yield started
 
 
 def test_every_block_is_executed() -> None:
@@ -53,7 +106,7 @@ def test_every_language_is_known() -> None:
 
 
 @pytest.mark.parametrize("program", OTHERS, ids=lambda program: program.name)
-async def test_a_program_runs_as_printed(program: Program, tmp_path: Path) -> None:
+async def test_a_program_runs_as_printed(program: Program, tmp_path: Path, interpreter: Interpreter) -> None:
     _check_environment(program)
     with strict_provider() as provider:
         variables = {
@@ -63,11 +116,16 @@ async def test_a_program_runs_as_printed(program: Program, tmp_path: Path) -> No
             "OPENAI_API_KEY": "k",
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
-        out = await _run(program, tmp_path, URL, variables if program.is_of_provider else {})
+        variables = variables if program.is_of_provider else {}
+        if program.language == "python" and program.environment == "main":
+            _write(tmp_path, program, URL)
+            out = await asyncio.to_thread(interpreter.run, tmp_path, variables)
+        else:
+            out = await _run(program, tmp_path, URL, variables)
     assert _fits(program, out), out
 
 
-@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
 async def test_a_program_talks_to_a_server(program: Program, tmp_path: Path) -> None:
     _check_environment(program)
     (tmp_path / "go").touch()
@@ -77,7 +135,7 @@ async def test_a_program_talks_to_a_server(program: Program, tmp_path: Path) -> 
             await until_there(tmp_path, program.session, TurnEnded)
 
 
-@pytest.mark.parametrize("program", TALKING, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", ONCE_FOR_ALL, ids=lambda program: program.name)
 async def test_a_program_outlives_a_line_that_is_cut_in_mid_answer(program: Program, tmp_path: Path) -> None:
     _check_environment(program)
     with held_port() as port:

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.search import with_slow
 from tools import docs
 
 PAGES = docs.pages()
-# What writes these takes longer than all other tests of the house: a search of the whole machine of a turn.
-SEARCHED = {docs.ROOT / "docs" / "spec" / "turn.md"}
+SPEC = docs.ROOT / "docs" / "spec"
+SEARCHED = {
+    SPEC / "turn.md": "tests/session/test_edges.py",
+    SPEC / "stream.md": "tests/protocol/test_halves.py",
+}
+"""Pages whose blocks take a search of seconds, and the tests that check them beside others of the same search."""
 
 
 def _name(page: Path) -> str:
@@ -23,13 +26,15 @@ def test_what_a_page_refers_to_is_there(page: Path) -> None:
     assert list(docs.dead_references(page)) == []
 
 
-@pytest.mark.parametrize(
-    "page",
-    with_slow(PAGES, SEARCHED),
-    ids=_name,
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in SEARCHED], ids=_name)
 def test_the_generated_blocks_of_a_page_are_current(page: Path) -> None:
     assert list(docs.wrong_blocks(page)) == []
+
+
+@pytest.mark.parametrize("page", SEARCHED, ids=_name)
+def test_the_blocks_that_a_search_writes_are_checked_beside_the_search(page: Path) -> None:
+    beside = (docs.ROOT / SEARCHED[page]).read_text(encoding="utf-8")
+    assert f'docs.wrong_blocks(docs.ROOT / "docs" / "spec" / "{page.name}")' in beside
 
 
 def test_every_kind_of_broken_reference_is_found(tmp_path: Path) -> None:

@@ -442,7 +442,10 @@ def error_event(kind: str, message: str = "x") -> Json:
         (stream(began(), *text(0, "Hel")), ModelUnavailableError),
         (stream(), ModelUnavailableError),
         (stream(began(), b"data: <html>\n\n"), ModelUnavailableError),
-        (Answer([b'{"type": "message", "content": []}'], 200, "application/json"), ModelUnavailableError),
+        (
+            Answer([b'{"type": "message", "content": []}'], 200, "application/json"),
+            ModelUnavailableError,
+        ),
         (stream(began(), error_event("overloaded_error")), ModelUnavailableError),
         (stream(began(), error_event("invalid_request_error")), ModelRejectedError),
         (stream(began(), *ended("refusal")), ModelFilteredError),

@@ -49,6 +49,7 @@ from midstream.models.responses import (
     is_progress,
 )
 from midstream.protocol.sse import SseDecoder
+from midstream.session.references import AttemptRef
 from tests.history.codecs.messages_wire import (
     PING,
     Json,
@@ -87,7 +88,7 @@ def read(*events: Json) -> list[ModelEvent]:
 
 
 def response_of(events: Sequence[ModelEvent]) -> Response | None:
-    builder = ResponseBuilder(1, 1, 1)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1))
     for event in events:
         builder.add(event)
     return builder.response()

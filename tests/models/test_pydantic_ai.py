@@ -63,6 +63,7 @@ from midstream.models.responses import (
     ToolCallRequested,
     Working,
 )
+from midstream.session.references import AttemptRef
 from tests.history.codecs import messages_wire as claudes
 from tests.models.chat_server import WAIT_S, Answer, call, chat_server, delta, refusal, silence, stream, usage
 from tests.spec import spec
@@ -92,7 +93,7 @@ async def answered_by(answer: Answer) -> list[ModelEvent]:
 
 
 def response_of(events: Sequence[ModelEvent]) -> Response:
-    builder = ResponseBuilder(1, 1, 1)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1))
     for event in events:
         builder.add(event)
     response = builder.response()
@@ -506,7 +507,7 @@ async def test_a_thought_signature_comes_with_its_call_and_goes_back_with_it() -
     assert called.signature == "c2ln"
     assert isinstance(finished, Finished)
 
-    builder = ResponseBuilder(1, 1, 1)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1))
     for event in (called, finished):
         builder.add(event)
     response = builder.response()

@@ -32,6 +32,7 @@ from midstream.models.responses import (
     merge_deltas,
 )
 from midstream.session.records import Delta, encode
+from midstream.session.references import AttemptRef
 from tests.spec import spec
 
 words = st.text(st.characters(exclude_categories=[]), max_size=5)
@@ -49,7 +50,7 @@ events = st.lists(
 
 
 def _built(*said: ModelEvent) -> tuple[list[Delta], Response | None]:
-    builder = ResponseBuilder(1, 2, 3)
+    builder = ResponseBuilder(AttemptRef(1, 2, 3))
     deltas = [delta for event in said for delta in builder.add(event)]
     return deltas, builder.response()
 
@@ -96,7 +97,7 @@ def test_a_response_of_nothing_is_none() -> None:
 
 
 def test_a_finish_is_noticed() -> None:
-    builder = ResponseBuilder(1, 1, 1)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1))
     assert not builder.is_finished
     builder.add(Finished())
     assert builder.is_finished
@@ -201,7 +202,7 @@ def test_an_end_without_a_start_is_kept() -> None:
 def test_a_response_that_is_taken_up_again_tells_only_what_is_new(
     shown: dict[int, Words], told: list[UpstreamCall]
 ) -> None:
-    builder = ResponseBuilder(1, 1, 1, shown)
+    builder = ResponseBuilder(AttemptRef(1, 1, 1), shown)
     deltas = [delta for event in (START, END, Finished()) for delta in builder.add(event)]
 
     assert [delta.call for delta in deltas] == told
@@ -221,4 +222,4 @@ def test_a_response_that_is_taken_up_again_with_other_calls_is_refused(
     shown: dict[int, Words], said: ModelEvent
 ) -> None:
     with pytest.raises(ModelForgotError):
-        ResponseBuilder(1, 1, 1, shown).add(said)
+        ResponseBuilder(AttemptRef(1, 1, 1), shown).add(said)

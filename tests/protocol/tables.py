@@ -89,6 +89,8 @@ def _json(value: object) -> str:
 
 def _word(kind: types.Type) -> str:
     match kind:
+        case types.Metadata(type=described):
+            return _word(described)
         case types.StrType():
             return "text"
         case types.IntType():

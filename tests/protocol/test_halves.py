@@ -26,6 +26,7 @@ from midstream.session.session import COMMANDS_MAX
 from tests.protocol import halves
 from tests.spec import spec
 from tests.testing.conformance.core_server import CoreServer, CoreWire
+from tools import docs
 
 SECRET = "s" * 43
 
@@ -38,6 +39,10 @@ def test_every_state_of_both_halves_is_reached_and_the_last_ones_are_left_by_not
     ):
         assert {edge.before for edge in edges} == {each.value for each in states}
         assert [edge for edge in edges if edge.before == last != edge.after] == []
+
+
+def test_the_specification_draws_it() -> None:
+    assert list(docs.wrong_blocks(docs.ROOT / "docs" / "spec" / "stream.md")) == []
 
 
 @spec("STREAM-59")

@@ -14,6 +14,8 @@ from midstream.errors import DrainingError, MidstreamError, SeqnoGapError, Sessi
 from midstream.history.messages import Finish, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.protocol import frames
 from midstream.protocol.frames import (
+    KEY_CHARS_MAX,
+    NUMBER_MAX,
     START,
     Ack,
     AnswerPayload,
@@ -37,7 +39,6 @@ from midstream.protocol.frames import (
     Welcome,
     WithdrawPayload,
 )
-from midstream.protocol.open_fields import KEY_CHARS_MAX, NUMBER_MAX
 from midstream.protocol.server_stream import (
     EVENTS_BYTES_MAX,
     NATIVE,
@@ -66,6 +67,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import COMMANDS_MAX, Received, Session, fold
 from midstream.session.turn.commands import (
@@ -643,7 +645,10 @@ def test_the_older_of_two_connections_is_the_one_with_the_lower_number(
 @spec("STREAM-36")
 def test_answers_withdrawals_and_resumes_become_commands() -> None:
     for payload, command in (
-        (AnswerPayload(1, 2, "c", "d", Choice.DENY, "no"), Answer(1, 2, "c", "d", Choice.DENY, "no")),
+        (
+            AnswerPayload(1, 2, "c", "d", Choice.DENY, "no"),
+            Answer(CallRef(1, 2, "c"), "d", Choice.DENY, "no"),
+        ),
         (WithdrawPayload(3), Withdraw(3)),
         (ResumePayload(4), Resume(4)),
     ):

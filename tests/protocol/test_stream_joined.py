@@ -89,14 +89,14 @@ def advance_model(host: MemoryHost, *, calls: bool, ends: bool) -> None:
         return
     if not ends:
         said = Delta(turn.turn, turn.response_no, turn.attempt, 0, "text", "word ")
-        host.do(ModelStreamed(turn.turn, turn.response_no, turn.attempt, (said,)), at=1.0)
+        host.do(ModelStreamed(turn.ref, (said,)), at=1.0)
     elif calls:
         response = Response((ToolCall("c", "look"),), Finish.CALLS)
         plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
-        host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response, plans), at=1.0)
+        host.do(ModelResponded(turn.ref, response, plans), at=1.0)
     else:
         response = Response((Text("word word"),))
-        host.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response), at=1.0)
+        host.do(ModelResponded(turn.ref, response), at=1.0)
 
 
 def act(what: str, link: Link, application: Application) -> None:

@@ -497,7 +497,7 @@ class World:
         if self.left.has_tool and turn.response_no == 1:
             response = Response((ToolCall("c", "look"),), Finish.CALLS)
             plans = (CallPlan("c", digest_of("look", "{}"), Site.CLIENT),)
-        self.do(ModelResponded(turn.turn, turn.response_no, turn.attempt, response, plans))
+        self.do(ModelResponded(turn.ref, response, plans))
 
     def take_over(self) -> None:
         """The owner's process dies with its connections; another one begins a new epoch."""

@@ -17,8 +17,10 @@ from msgspec.structs import replace
 
 from midstream.history.messages import Outcome, ToolResult
 from midstream.session import session as sessions
-from midstream.session.calls import RERUNS_MAX, CallPlan, CallState, Choice, OnDoubt
+from midstream.session.calls import CallPlan, CallState, Choice, OnDoubt
 from midstream.session.records import EpochStarted, Record, ReuseDecision, TurnEnded
+from midstream.session.references import AttemptRef, CallRef
+from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -213,11 +215,11 @@ def _commands(session: Session) -> Iterator[tuple[Command, int, float]]:
         for command in _about(state, call):  # type: ignore[arg-type]
             yield command, epoch, AT
         if call.is_asking:
-            yield QuestionExpired(state.turn, state.response_no, call.call.id), epoch, AT + LATER_S  # type: ignore[union-attr]
+            yield QuestionExpired(CallRef(state.turn, state.response_no, call.call.id)), epoch, AT + LATER_S  # type: ignore[union-attr]
     if isinstance(state, AwaitingModel):
         for question in state.questions:
             yield from ((command, epoch, AT) for command in _about_question(state, question))
-            yield QuestionExpired(state.turn, state.response_no, question.id), epoch, AT + LATER_S
+            yield QuestionExpired(CallRef(state.turn, state.response_no, question.id)), epoch, AT + LATER_S
     yield Recover(), epoch, AT
     yield Recover(), epoch + 1, AT
     yield Recover(), epoch + 1, AT + LATER_S
@@ -241,8 +243,8 @@ def _from_model(session: Session) -> Iterator[Command]:
     is_plain = not (session.queue or state.terms.timeout_s or state.failures or state.response_no > 1)
     place = {"turn": state.turn, "response": state.response_no, "attempt": state.attempt}
     yield heard("some", **place)
-    yield ModelResumable(state.turn, state.response_no, state.attempt, "token")
-    yield ModelReuseDecided(state.turn, state.response_no, state.attempt, JUDGED)
+    yield ModelResumable(state.ref, "token")
+    yield ModelReuseDecided(state.ref, JUDGED)
     yield from (
         kind(state.turn, state.response_no, StalledOn.FIRST_TOKEN, 30.0) for kind in (Stalled, StallFinished)
     )
@@ -260,37 +262,39 @@ def _from_model(session: Session) -> Iterator[Command]:
 
 def _about_question(state: AwaitingModel, question: AgentQuestion) -> Iterator[Command]:
     """Yield every command about what an upstream's agent wants leave for."""
-    place = (state.turn, state.response_no)
+    ref = CallRef(state.turn, state.response_no, question.id)
     for choice in Choice:
-        yield Answer(*place, question.id, question.digest, choice, "said")
-    yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments='{"edited": true}')
-    yield Answer(*place, question.id, question.digest, Choice.ALLOW, arguments="no object")
-    yield Answer(*place, question.id, "of other arguments", Choice.ALLOW)
-    yield QuestionExpired(*place, question.id)
+        yield Answer(ref, question.digest, choice, "said")
+    yield Answer(ref, question.digest, Choice.ALLOW, arguments='{"edited": true}')
+    yield Answer(ref, question.digest, Choice.ALLOW, arguments="no object")
+    yield Answer(ref, "of other arguments", Choice.ALLOW)
+    yield QuestionExpired(ref)
     for attempt in {question.attempt, state.attempt}:
-        yield PermissionWithdrawn(*place, attempt, question.id)
-        yield UseAnswer(*place, attempt, question.id)
+        of_attempt = AttemptRef(state.turn, state.response_no, attempt)
+        yield PermissionWithdrawn(of_attempt, question.id)
+        yield UseAnswer(of_attempt, question.id)
 
 
 def _about(state: RunningCalls | Cancelling, call: CallState) -> Iterator[Command]:
     """Yield every command about a call."""
     place = (state.turn, state.response_no)
     call_id = call.call.id
+    ref = CallRef(*place, call_id)
     yield from (
         CallFinished(*place, ToolResult(call_id, "said", each)) for each in (Outcome.OK, Outcome.UNKNOWN)
     )
-    yield CallExpired(*place, call_id)
-    yield CallProgress(*place, call_id, call.runs, "half")
+    yield CallExpired(ref)
+    yield CallProgress(ref, call.runs, "half")
     yield from (kind(*place, StalledOn.TOOL, 30.0, call_id) for kind in (Stalled, StallFinished))
-    yield ChildStreamed(*place, call_id, "s::1.1.0", ((call.child_position + 1, b"{}"),))
-    yield ChildStreamed(*place, call_id, "s::1.1.0", ((call.child_position, b"{}"),))
-    yield CallProbed(*place, call_id, ToolResult(call_id, "it did"))
-    yield from (CallProbed(*place, call_id, may_run=may_run) for may_run in (True, False))
+    yield ChildStreamed(ref, "s::1.1.0", ((call.child_position + 1, b"{}"),))
+    yield ChildStreamed(ref, "s::1.1.0", ((call.child_position, b"{}"),))
+    yield CallProbed(ref, ToolResult(call_id, "it did"))
+    yield from (CallProbed(ref, may_run=may_run) for may_run in (True, False))
     for choice in Choice:
-        yield Answer(*place, call_id, call.plan.digest, choice, "said")
-    yield Answer(*place, call_id, call.plan.digest, Choice.ALLOW, arguments='{"edited": true}')
-    yield Answer(*place, call_id, "of other arguments", Choice.ALLOW)
-    yield QuestionExpired(*place, call_id)
+        yield Answer(ref, call.plan.digest, choice, "said")
+    yield Answer(ref, call.plan.digest, Choice.ALLOW, arguments='{"edited": true}')
+    yield Answer(ref, "of other arguments", Choice.ALLOW)
+    yield QuestionExpired(ref)
 
 
 def strays(session: Session) -> Iterator[Command]:
@@ -300,18 +304,18 @@ def strays(session: Session) -> Iterator[Command]:
     yield from (heard("stray", **place), answers(turn=turn), fails(turn=turn))
     yield from (Cancel(turn), CancelExpired(turn), TurnExpired(turn), Resume(turn))
     yield CallFinished(turn, 1, ToolResult("a", "stray"))
-    yield CallExpired(turn, 1, "a")
-    yield CallProgress(turn, 1, "a", 1, "stray")
-    yield ModelResumable(turn, 1, 1, "token")
-    yield ModelReuseDecided(turn, 1, 1, JUDGED)
+    yield CallExpired(CallRef(turn, 1, "a"))
+    yield CallProgress(CallRef(turn, 1, "a"), 1, "stray")
+    yield ModelResumable(AttemptRef(turn, 1, 1), "token")
+    yield ModelReuseDecided(AttemptRef(turn, 1, 1), JUDGED)
     yield from (kind(turn, 1, StalledOn.TOOL, 30.0, "a") for kind in (Stalled, StallFinished))
-    yield ChildStreamed(turn, 1, "a", "s::1.1.0", ((1, b"{}"),))
-    yield CallProbed(turn, 1, "a", may_run=True)
-    yield Answer(turn, 1, "a", "digest", Choice.ALLOW)
-    yield QuestionExpired(turn, 1, "a")
+    yield ChildStreamed(CallRef(turn, 1, "a"), "s::1.1.0", ((1, b"{}"),))
+    yield CallProbed(CallRef(turn, 1, "a"), may_run=True)
+    yield Answer(CallRef(turn, 1, "a"), "digest", Choice.ALLOW)
+    yield QuestionExpired(CallRef(turn, 1, "a"))
     yield wants("a", turn=turn)
-    yield PermissionWithdrawn(turn, 1, 1, "a")
-    yield UseAnswer(turn, 1, 1, "a")
+    yield PermissionWithdrawn(AttemptRef(turn, 1, 1), "a")
+    yield UseAnswer(AttemptRef(turn, 1, 1), "a")
     for late in session.unsettled[-1:]:
         yield CallFinished(late.turn, late.response, ToolResult(late.call_id, "late"))
 

@@ -19,6 +19,7 @@ from midstream.session.calls import (
     digest_of,
 )
 from midstream.session.records import EpochStarted, Record, ReuseDecision
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Answer,
@@ -171,21 +172,21 @@ def _stray(draw: st.DrawFn) -> Command:
         asks(writes("a"), reads("b"), **ids),
         fails(retriable=True, turn=turn, response=response, attempt=attempt),
         CallFinished(turn, response, ToolResult(call_id, "stray")),
-        CallExpired(turn, response, call_id),
+        CallExpired(CallRef(turn, response, call_id)),
         Cancel(turn),
         CancelExpired(turn),
-        CallProbed(turn, response, call_id, may_run=draw(st.booleans())),
-        CallProgress(turn, response, call_id, 1, "stray"),
-        ModelResumable(turn, response, attempt, "stray"),
-        ModelReuseDecided(turn, response, attempt, ReuseDecision("new", "no record", "fresh")),
+        CallProbed(CallRef(turn, response, call_id), may_run=draw(st.booleans())),
+        CallProgress(CallRef(turn, response, call_id), 1, "stray"),
+        ModelResumable(AttemptRef(turn, response, attempt), "stray"),
+        ModelReuseDecided(AttemptRef(turn, response, attempt), ReuseDecision("new", "no record", "fresh")),
         Stalled(turn, response, StalledOn.FIRST_TOKEN, 1.0, draw(_ids)),
         StallFinished(turn, response, StalledOn.TOOL, 1.0, draw(_ids)),
-        ChildStreamed(turn, response, call_id, "s::1.1.0", ((draw(small), b"{}"),)),
-        Answer(turn, response, call_id, draw(_digests), draw(st.sampled_from(Choice))),
-        QuestionExpired(turn, response, call_id),
-        PermissionRequested(turn, response, attempt, call_id, "work", "{}"),
-        PermissionWithdrawn(turn, response, attempt, call_id),
-        UseAnswer(turn, response, attempt, call_id),
+        ChildStreamed(CallRef(turn, response, call_id), "s::1.1.0", ((draw(small), b"{}"),)),
+        Answer(CallRef(turn, response, call_id), draw(_digests), draw(st.sampled_from(Choice))),
+        QuestionExpired(CallRef(turn, response, call_id)),
+        PermissionRequested(AttemptRef(turn, response, attempt), call_id, "work", "{}"),
+        PermissionWithdrawn(AttemptRef(turn, response, attempt), call_id),
+        UseAnswer(AttemptRef(turn, response, attempt), call_id),
         TurnExpired(turn),
         Resume(draw(st.sampled_from([None, turn]))),
         Withdraw(draw(st.sampled_from([None, turn]))),
@@ -223,23 +224,23 @@ def _apt(draw: st.DrawFn, session: Session) -> Command:
             if running and draw(_dice) > 1:
                 call = draw(st.sampled_from(running))
                 if call.plan.site is Site.CLIENT and draw(st.booleans()):
-                    return CallExpired(state.turn, state.response_no, call.call.id)
+                    return CallExpired(CallRef(state.turn, state.response_no, call.call.id))
                 result = ToolResult(call.call.id, draw(words), draw(outcomes))
                 return CallFinished(state.turn, state.response_no, result)
             return draw(st.sampled_from(commands))
 
 
 def _apt_answer(draw: st.DrawFn, state: RunningCalls | Cancelling, call: CallState) -> Command:
-    place = (state.turn, state.response_no, call.call.id)
+    place = CallRef(state.turn, state.response_no, call.call.id)
     if call.asked is None:
         result = ToolResult(call.call.id, draw(words)) if draw(st.booleans()) else None
-        return CallProbed(*place, result, may_run=draw(st.booleans()))
+        return CallProbed(place, result, may_run=draw(st.booleans()))
     if draw(_dice) == 0:
-        return QuestionExpired(*place)
+        return QuestionExpired(place)
     choice = draw(st.sampled_from(CHOICES[call.asked]))
     is_edited = call.asked is QuestionKind.APPROVAL and draw(st.booleans())
     arguments = '{"edited": true}' if is_edited else None
-    return Answer(*place, call.plan.digest, choice, draw(words), arguments)
+    return Answer(place, call.plan.digest, choice, draw(words), arguments)
 
 
 def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Command:
@@ -258,9 +259,7 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
             return fails(retriable=draw(st.booleans()), turn=turn, response=response, attempt=attempt)
         case 9:
             return PermissionRequested(
-                turn,
-                response,
-                attempt,
+                AttemptRef(turn, response, attempt),
                 f"leave-{session.position}",
                 "work",
                 "{}",
@@ -269,10 +268,10 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
                 is_vague=draw(st.booleans()),
             )
         case 8:
-            return ModelResumable(turn, response, attempt, draw(words))
+            return ModelResumable(AttemptRef(turn, response, attempt), draw(words))
         case 3 | 4:
             parts = (Thinking(draw(words), "sig"), Text(draw(words)))
-            return ModelResponded(turn, response, attempt, Response(parts, Finish.STOP))
+            return ModelResponded(AttemptRef(turn, response, attempt), Response(parts, Finish.STOP))
         case 5 | 6:
             return heard(draw(words), draw(words), turn=turn, response=response, attempt=attempt)
         case _:
@@ -281,17 +280,17 @@ def _apt_model(draw: st.DrawFn, state: AwaitingModel, session: Session) -> Comma
 
 def _apt_leave(draw: st.DrawFn, state: AwaitingModel) -> Command:
     question = draw(st.sampled_from(state.questions))
-    place = (state.turn, state.response_no, state.attempt, question.id)
     if not question.is_open:
-        return UseAnswer(*place) if draw(_dice) else PermissionWithdrawn(*place)
+        kind = UseAnswer if draw(_dice) else PermissionWithdrawn
+        return kind(state.ref, question.id)
     if draw(_dice) == 0:
-        return PermissionWithdrawn(*place)
+        return PermissionWithdrawn(state.ref, question.id)
     if draw(_dice) == 0:
-        return QuestionExpired(state.turn, state.response_no, question.id)
+        return QuestionExpired(CallRef(state.turn, state.response_no, question.id))
     choice = draw(st.sampled_from(CHOICES[QuestionKind.APPROVAL]))
     arguments = '{"edited": true}' if draw(st.booleans()) else None
-    answered = (state.turn, state.response_no, question.id, question.digest)
-    return Answer(*answered, choice, draw(words), arguments)
+    ref = CallRef(state.turn, state.response_no, question.id)
+    return Answer(ref, question.digest, choice, draw(words), arguments)
 
 
 @st.composite

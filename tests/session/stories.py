@@ -5,6 +5,7 @@ from __future__ import annotations
 from midstream.history.messages import Finish, Outcome, Response, Text, ToolCall, ToolResult, UserMessage
 from midstream.session.calls import CallPlan, Choice, OnDoubt, Site, digest_of
 from midstream.session.records import ClientTool, Delta, Record
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn import deciding, folding
 from midstream.session.turn.commands import (
     Answer,
@@ -29,17 +30,18 @@ def say(words: str = "hi", *, tools: tuple[ClientTool, ...] = (), stream: str = 
 
 def heard(*pieces: str, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelStreamed:
     return ModelStreamed(
-        turn, response, attempt, tuple(Delta(turn, response, attempt, 0, "text", piece) for piece in pieces)
+        AttemptRef(turn, response, attempt),
+        tuple(Delta(turn, response, attempt, 0, "text", piece) for piece in pieces),
     )
 
 
 def answers(words: str = "hello", *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResponded:
-    return ModelResponded(turn, response, attempt, Response((Text(words),)))
+    return ModelResponded(AttemptRef(turn, response, attempt), Response((Text(words),)))
 
 
 def asks(*plans: CallPlan, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResponded:
     parts = tuple(ToolCall(plan.call_id, "work", "{}") for plan in plans)
-    return ModelResponded(turn, response, attempt, Response(parts, Finish.CALLS), plans)
+    return ModelResponded(AttemptRef(turn, response, attempt), Response(parts, Finish.CALLS), plans)
 
 
 def fails(
@@ -51,25 +53,29 @@ def fails(
     retry_after_s: float | None = None,
 ) -> ModelFailed:
     code = "model_unavailable" if retriable else "model_rejected"
-    return ModelFailed(turn, response, attempt, code, "it broke", retriable, retry_after_s)
+    return ModelFailed(AttemptRef(turn, response, attempt), code, "it broke", retriable, retry_after_s)
 
 
 def kept(token: str = "resp_1", *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelResumable:
-    return ModelResumable(turn, response, attempt, token)
+    return ModelResumable(AttemptRef(turn, response, attempt), token)
 
 
 def breaks(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
     """The connection to the model broke; its provider may go on."""
-    return ModelFailed(turn, response, attempt, "model_cut", "it broke", is_retriable=True, is_cut=True)
+    return ModelFailed(
+        AttemptRef(turn, response, attempt), "model_cut", "it broke", is_retriable=True, is_cut=True
+    )
 
 
 def forgets(*, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
     """The provider does not have the response that was to be taken up."""
-    return ModelFailed(turn, response, attempt, "model_forgot", "it is gone", is_retriable=True)
+    return ModelFailed(AttemptRef(turn, response, attempt), "model_forgot", "it is gone", is_retriable=True)
 
 
 def overflows(cut: int | None, *, turn: int = 1, response: int = 1, attempt: int = 1) -> ModelFailed:
-    return ModelFailed(turn, response, attempt, "context_overflow", "too long", is_retriable=False, cut=cut)
+    return ModelFailed(
+        AttemptRef(turn, response, attempt), "context_overflow", "too long", is_retriable=False, cut=cut
+    )
 
 
 def reads(call_id: str) -> CallPlan:
@@ -107,7 +113,7 @@ def at_child(call_id: str) -> CallPlan:
 
 def responses(call_id: str, choice: Choice, text: str = "", *, arguments: str | None = None) -> Answer:
     """Let a person answer the question of a call of the first response."""
-    return Answer(1, 1, call_id, digest_of("work", "{}"), choice, text, arguments)
+    return Answer(CallRef(1, 1, call_id), digest_of("work", "{}"), choice, text, arguments)
 
 
 def wants(
@@ -123,9 +129,7 @@ def wants(
 ) -> PermissionRequested:
     """Let an upstream's agent ask leave in the middle of its answer."""
     return PermissionRequested(
-        turn,
-        response,
-        attempt,
+        AttemptRef(turn, response, attempt),
         question_id,
         name,
         "{}",

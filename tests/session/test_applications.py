@@ -31,6 +31,7 @@ from midstream.session.records import (
     TranscriptAccepted,
     TurnStatus,
 )
+from midstream.session.references import AttemptRef
 from midstream.session.session import Session
 from midstream.session.turn.commands import (
     Cancel,
@@ -89,22 +90,24 @@ class Life:
         return next(record for record in decided if isinstance(record, TranscriptAccepted))
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> AttemptRef:
         turn = self.session.turn
         assert isinstance(turn, AwaitingModel)
-        return turn.turn, turn.response_no, turn.attempt
+        return turn.ref
 
     def response(self, words: str, *ids: str) -> Response:
         """Let the model response."""
         calls = tuple(ToolCall(each, "look") for each in ids)
         response = Response((Thinking("hm"), Text(words), *calls), Finish.CALLS if ids else Finish.STOP)
         plans = tuple(CallPlan(each, digest_of("look", "{}"), Site.CLIENT, has_effects=False) for each in ids)
-        self.take(ModelResponded(*self.place, response, plans))
+        self.take(ModelResponded(self.place, response, plans))
         return response
 
     def say(self, words: str) -> None:
         place = self.place
-        self.take(ModelStreamed(*place, (Delta(*place, 0, "text", words),)))
+        self.take(
+            ModelStreamed(place, (Delta(place.turn, place.response_no, place.attempt, 0, "text", words),))
+        )
 
 
 def resent(response: Response, *results: str) -> Step:
@@ -130,7 +133,7 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
         assert EntryChain().then(history).links == linked(b"", view), seed
         assert isinstance(life.session.turn, AwaitingModel)
         (asked,) = (each for each in sessions.pending_work(life.session) if isinstance(each, CallModel))
-        assert (asked.turn, asked.response_no, asked.attempt) == life.place
+        assert asked.ref == life.place
         newest = life.session.application.newest
         assert newest is not None
         assert (newest.is_open, newest.entries) == (True, len(view))
@@ -144,7 +147,7 @@ def test_whatever_an_application_sends_last_is_the_history_and_all_that_is_open(
                     view.append(resent(Response((Text("half" + life.response(" and half").text),))))
             case 2:
                 life.say("half")
-                life.take(ModelFailed(*life.place, "model_unavailable", "gone", is_retriable=True))
+                life.take(ModelFailed(life.place, "model_unavailable", "gone", is_retriable=True))
             case 3:
                 response = life.response("I look.", "a", "b")
                 if chance.random() < 0.7:
@@ -204,7 +207,7 @@ def test_a_failed_model_call_is_the_applications_to_retry() -> None:
     life = Life()
     life.send(HI)
     failed = life.take(
-        ModelFailed(*life.place, "model_unavailable", "wait", is_retriable=True, retry_after_s=7.0)
+        ModelFailed(life.place, "model_unavailable", "wait", is_retriable=True, retry_after_s=7.0)
     )
     assert [getattr(record, "retry_after_s", None) for record in failed] == [7.0, None]
     newest = life.session.application.newest

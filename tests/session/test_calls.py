@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.history.messages import Outcome, ToolCall, ToolResult
 from midstream.session.calls import (
     NOT_STARTED_CONTENT,
-    RERUNS_MAX,
     STOPPED_CONTENT,
     CallPlan,
     CallState,
-    CallVerdict,
-    OnDoubt,
     closing_result,
     digest_of,
-    judge,
     startable,
 )
 from tests.session.stories import at_client, reads, writes
@@ -30,26 +25,6 @@ DONE = ToolResult("a", "done")
 
 def _call(plan: CallPlan, *, runs: int = 0, epoch: int = 0, result: ToolResult | None = None) -> CallState:
     return CallState(ToolCall(plan.call_id, "work"), plan, runs=runs, epoch=epoch, result=result)
-
-
-@spec("TURN-13")
-@pytest.mark.parametrize(
-    ("call", "verdict"),
-    [
-        (_call(writes("a")), CallVerdict.START),
-        (_call(writes("a"), runs=1, epoch=5), CallVerdict.LEAVE),
-        (_call(writes("a"), runs=1, epoch=4), CallVerdict.GIVE_UP),
-        (_call(writes("a"), runs=1, epoch=4, result=DONE), CallVerdict.DONE),
-        (_call(reads("a"), runs=1, epoch=4), CallVerdict.RERUN),
-        (_call(reads("a"), runs=RERUNS_MAX, epoch=4), CallVerdict.RERUN),
-        (_call(reads("a"), runs=RERUNS_MAX + 1, epoch=4), CallVerdict.GIVE_UP),
-        (_call(reads("a"), runs=RERUNS_MAX + 1, epoch=5), CallVerdict.LEAVE),
-        (_call(writes("a", OnDoubt.RERUN_WITH_KEY), runs=1, epoch=4), CallVerdict.RERUN),
-        (_call(at_client("a"), runs=1, epoch=4), CallVerdict.LEAVE),
-    ],
-)
-def test_the_node_of_epoch_five_judges(call: CallState, verdict: CallVerdict) -> None:
-    assert judge(call, epoch=5) is verdict
 
 
 plans = st.lists(st.sampled_from([reads, writes, at_client]), min_size=1, max_size=6).map(

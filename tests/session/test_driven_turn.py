@@ -18,7 +18,7 @@ from midstream.history.messages import (
     UserMessage,
 )
 from midstream.session import session as sessions
-from midstream.session.calls import NOT_STARTED_CONTENT, RERUNS_MAX, UNKNOWN_CONTENT, CallPlan, OnDoubt
+from midstream.session.calls import NOT_STARTED_CONTENT, UNKNOWN_CONTENT, CallPlan, OnDoubt
 from midstream.session.driven_turn import (
     AddOutput,
     AttemptLost,
@@ -48,6 +48,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.session.session import Session
 from midstream.session.turn.commands import Cancel, Recover, Refused
 from tests.spec import spec

@@ -28,6 +28,7 @@ from tests.session.edges import Edge, edge_of, explored, steps_of, strays
 from tests.session.lives import Life, lives
 from tests.session.stories import AT
 from tests.spec import spec
+from tools import docs
 
 STATES = {kind.__name__ for kind in get_args(TurnState)}
 # A session of a client application takes transcripts: `test_applications.py` gives them to every state.
@@ -45,6 +46,10 @@ OF_OTHERS = {
 }
 
 pytestmark = pytest.mark.slow  # one search of a few seconds, in whichever test comes first
+
+
+def test_the_specification_draws_it() -> None:
+    assert list(docs.wrong_blocks(docs.ROOT / "docs" / "spec" / "turn.md")) == []
 
 
 @spec("TURN-9", "TURN-22")
@@ -66,7 +71,7 @@ def test_a_transcript_of_a_client_application_closes_whatever_is_open() -> None:
         assert after.history.entries == sent.tail
         (asked,) = pending_work(after.turn)
         assert isinstance(asked, CallModel)
-        assert asked.turn == after.turns == before.turns + 1
+        assert asked.ref.turn == after.turns == before.turns + 1
 
 
 @spec("TURN-1", "TURN-28")

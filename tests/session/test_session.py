@@ -22,10 +22,9 @@ from midstream.errors import (
 from midstream.history.compaction import shown
 from midstream.history.messages import History, Response, Step, Text, ToolResult, UserMessage
 from midstream.session import session as sessions
-from midstream.session.blobs import BLOB_BYTES_MIN, lifted, named
+from midstream.session.blobs import lifted
 from midstream.session.calls import CHOICES, Choice, OnDoubt, Site
 from midstream.session.records import (
-    AttemptStarted,
     CallEnded,
     CallStarted,
     CommandAccepted,
@@ -47,10 +46,10 @@ from midstream.session.records import (
     decode,
     encode,
 )
+from midstream.session.references import CallRef
 from midstream.session.session import (
     COMMANDS_MAX,
     CONTINUE,
-    QUEUE_MAX,
     STREAMS_KEPT_MAX,
     Received,
     Session,
@@ -214,30 +213,30 @@ def _is_about(session: Session, command: Command) -> bool:
             | ModelFailed()
             | PermissionRequested()
         ):
-            ids = (command.turn, command.response_no, command.attempt)
+            ids = (command.ref.turn, command.ref.response_no, command.ref.attempt)
             asked = (each for each in pending_work(session) if isinstance(each, CallModel))
-            return any((each.turn, each.response_no, each.attempt) == ids for each in asked)
+            return any((each.ref.turn, each.ref.response_no, each.ref.attempt) == ids for each in asked)
         case CallFinished():
             place = (command.turn, command.response_no, command.result.call_id)
             is_late = any((each.turn, each.response, each.call_id) == place for each in session.unsettled)
             return is_late or _is_call_open(session, *place)
         case CallExpired():
-            return _is_call_open(session, command.turn, command.response_no, command.call_id)
+            return _is_call_open(session, command.ref.turn, command.ref.response_no, command.ref.call_id)
         case CallProgress() | ChildStreamed():
-            return _is_call_open(session, command.turn, command.response_no, command.call_id)
+            return _is_call_open(session, command.ref.turn, command.ref.response_no, command.ref.call_id)
         case CallProbed():
             probes = (each for each in pending_work(session) if isinstance(each, ProbeCall))
-            place = (command.turn, command.response_no, command.call_id)
-            return any((each.turn, each.response_no, each.call_id) == place for each in probes)
+            place = (command.ref.turn, command.ref.response_no, command.ref.call_id)
+            return any((each.ref.turn, each.ref.response_no, each.ref.call_id) == place for each in probes)
         case Answer() | QuestionExpired():
             return _is_question_open(session, command)
         case PermissionWithdrawn() | UseAnswer():
             waiting = getattr(session.turn, "questions", ())
             is_known = any(
-                (each.attempt, each.id) == (command.attempt, command.question_id) for each in waiting
+                (each.attempt, each.id) == (command.ref.attempt, command.question_id) for each in waiting
             )
             at_response = (session.turns, getattr(session.turn, "response_no", 0))
-            return is_known and (command.turn, command.response_no) == at_response
+            return is_known and (command.ref.turn, command.ref.response_no) == at_response
         case TurnExpired():
             return (
                 not isinstance(session.turn, Cancelling) and session.is_live and command.turn == session.turns
@@ -278,7 +277,7 @@ def _is_question_open(session: Session, command: Answer | QuestionExpired) -> bo
         ids = {each.id for each in session.turn.questions if each.is_open}
     else:
         ids = {call.call.id for call in session.turn.calls if call.is_asking}
-    return (command.turn, command.response_no) == numbers and command.call_id in ids
+    return (command.ref.turn, command.ref.response_no) == numbers and command.ref.call_id in ids
 
 
 @given(lives())
@@ -404,7 +403,7 @@ def test_two_nodes_never_run_a_call_twice_unless_policy_and_people_say_so(data: 
 
     assert max(Counter(outside.executions).values(), default=1) == 1
     ledger = [
-        Execution("s", each.turn, each.response_no, each.call_id, each.run, "work")
+        Execution("s", each.ref.turn, each.ref.response_no, each.ref.call_id, each.run, "work")
         for each in outside.executions
     ]
     stored = [
@@ -421,22 +420,24 @@ def _deed(data: st.DataObject, node: Node) -> Command:
     state = node.session.turn
     asked = [each for each in pending_work(node.session) if isinstance(each, CallModel)]
     if asked:
-        ids = {"turn": asked[0].turn, "response": asked[0].response_no, "attempt": asked[0].attempt}
-        return asks(*data.draw(batches()), **ids)
+        ref = asked[0].ref
+        return asks(*data.draw(batches()), turn=ref.turn, response=ref.response_no, attempt=ref.attempt)
     if not isinstance(state, RunningCalls):
         return Cancel() if node.session.is_live else say()
     possible: list[Command] = []
     for call in state.calls:
-        place = (state.turn, state.response_no, call.call.id)
+        call_ref = CallRef(state.turn, state.response_no, call.call.id)
         if call.is_asking and call.asked:
             choices = CHOICES[call.asked]
-            possible += (Answer(*place, call.plan.digest, choice, "said") for choice in choices)
+            possible += (Answer(call_ref, call.plan.digest, choice, "said") for choice in choices)
         elif call.is_open and call.is_in_doubt:
-            possible.append(CallProbed(*place, may_run=True))
-            possible.append(CallProbed(*place, ToolResult(call.call.id, "it did")))
+            possible.append(CallProbed(call_ref, may_run=True))
+            possible.append(CallProbed(call_ref, ToolResult(call.call.id, "it did")))
         elif call.is_running and call.plan.site is not Site.SERVER:
-            possible.append(CallFinished(*place[:2], ToolResult(call.call.id, "elsewhere")))
-    possible += (ended(each.call_id, turn=each.turn, response=each.response_no) for each in node.running)
+            result = ToolResult(call.call.id, "out")
+            possible.append(CallFinished(state.turn, state.response_no, result))
+    running = [each.ref for each in node.running]
+    possible += (ended(ref.call_id, turn=ref.turn, response=ref.response_no) for ref in running)
     return data.draw(st.sampled_from(possible)) if possible else Cancel()
 
 
@@ -620,85 +621,14 @@ def test_whatever_happens_a_cut_only_grows_and_leaves_the_newest_entry(life: Lif
             assert step.after.shown.entries[-1] == entries[-1]
 
 
-# --- the queue and late results -----------------------------------------------------------------------------------
-
-
 def _queued(words: str) -> SendMessage:
     return SendMessage(UserMessage.of(words), when_busy=WhenBusy.QUEUE)
-
-
-@spec("TURN-70")
-def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
-    small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
-    assert (small.has_blobs, large.has_blobs) == (False, True)
-    assert named(large.history)
 
 
 def _with_result(content: str) -> Session:
     session = _live(say(), asks(reads("a")))
     records, _ = lifted(decide(session, ended("a", content), epoch=1, at=AT))
     return fold([(1, record) for record in records], session)
-
-
-@spec("TURN-28")
-def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
-    session = _live(say(), _queued("and then"))
-    records = decide(session, answers(), epoch=1, at=AT)
-    assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
-    session = fold([(1, record) for record in records], session)
-    assert (session.turns, session.queue, session.is_live) == (2, (), True)
-
-
-@spec("TURN-28")
-def test_a_message_that_waited_keeps_its_limits() -> None:
-    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, responses_max=3)
-    session = _live(say(), later, answers())
-    assert isinstance(session.turn, AwaitingModel)
-    assert (session.turn.terms.timeout_s, session.turn.terms.responses_max) == (9.0, 3)
-
-
-@spec("TURN-28")
-def test_the_queue_is_bounded() -> None:
-    session = _live(say(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
-    with pytest.raises(Refused) as refused:
-        decide(session, _queued("one more"), epoch=1, at=AT)
-    assert isinstance(refused.value.error, SessionBusyError)
-
-
-@spec("TURN-29")
-def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
-    session = _live(say())
-    session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
-    session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
-    assert session.queue == ()
-    assert session.is_live
-
-
-@spec("TURN-29")
-def test_a_stream_whose_message_waits_takes_no_other() -> None:
-    session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
-    with pytest.raises(Refused) as refused:
-        decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
-    assert isinstance(refused.value.error, MalformedFrameError)
-
-
-@spec("TURN-31")
-def test_a_result_that_comes_too_late_is_kept_once() -> None:
-    session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
-    late = ended("a", "it was sent after all")
-    records = decide(session, late, epoch=1, at=AT)
-    assert records == (ResultArrivedLate(1, 1, late.result, AT),)
-    session = fold([(1, record) for record in records], session)
-    assert decide(session, late, epoch=1, at=AT) == ()
-
-
-@spec("TURN-31", "TURN-15")
-def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
-    ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
-    theirs = _live(say(), asks(at_client("a")), CallExpired(1, 1, "a"))
-    received = Received("s", "secret", 0, "d0", ended("a", "late"))
-    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
-    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
 
 
 @spec("TURN-30")

@@ -29,6 +29,7 @@ from midstream.session.records import (
     ResponseCompleted,
     decode,
 )
+from midstream.session.references import CallRef
 from midstream.session.session import Received
 from midstream.session.turn.commands import (
     Answer,
@@ -165,7 +166,9 @@ def _decision(chance: random.Random, asked: QuestionAsked) -> Answer:
     choice = chance.choice(CHOICES[asked.kind])
     is_edited = choice is Choice.ALLOW and chance.random() < 0.3
     edited = '{"word": "edited"}' if is_edited else None
-    return Answer(asked.turn, asked.response, asked.call_id, asked.digest, choice, "said", edited, "somebody")
+    return Answer(
+        CallRef(asked.turn, asked.response, asked.call_id), asked.digest, choice, "said", edited, "somebody"
+    )
 
 
 async def answer_everything(lab: Lab, chance: random.Random) -> None:
@@ -186,8 +189,8 @@ async def _answer_all(lab: Lab, chance: random.Random, which: Callable[[Question
             choice = {QuestionKind.APPROVAL: Choice.ALLOW, QuestionKind.QUESTION: Choice.RESPOND}.get(
                 question.kind, Choice.SKIP
             )
-            place = (question.turn, question.response, question.call_id, question.digest)
-            await submit(lab, chance, name, Answer(*place, choice, "at last"))
+            ref = CallRef(question.turn, question.response, question.call_id)
+            await submit(lab, chance, name, Answer(ref, question.digest, choice, "at last"))
 
 
 class Meddler:

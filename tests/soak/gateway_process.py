@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from midstream.cli.upstream_options import find_upstream
-from midstream.dialects import gateway_app as app_module
 from midstream.dialects import live_responses
-from midstream.dialects.gateway_app import gateway
+from midstream.server import gateway_app as app_module
+from midstream.server.gateway_app import gateway
 from midstream.server.uvicorn_server import serve
 from midstream.store.sqlite import SQLiteStore
 from tests.soak.gauges import answer_commands

@@ -19,7 +19,8 @@ class Bounds(Struct, frozen=True):
     uncollected_bytes: float = 12 * 1024
     descriptors: float = 0.1
     tasks: float = 0.1
-    timers: float = 0.1
+    timers: float = 0.3
+    """Connections that ended a moment ago still have some: 50 to 80 at once, which is a slope of 0.15 by chance."""
     objects: float = 10.0
     """A turn that is kept has about 60."""
     cyclic: float = 50.0

@@ -352,6 +352,7 @@ class _ClaudeAgent:
         self._person = said.person
         try:
             program = await self._started(is_forced=is_forced)
+            # Each try has a new id: the CLI skips a message whose id its transcript has, also an unanswered one.
             message_id = str(uuid.UUID(hex=_digits(self._world)))
             reader = ClaudeReader(self._name, self._source, message_id, is_branch=program.is_branch)
             async for event in self._answered(program, reader, said.message):

@@ -5,7 +5,7 @@ and sends only the rest. What it has stands in a record of a key-value store, wh
 sent (from then on it is uncertain what the agent has), again with the upstream's first event, and again with its
 last one. Kill the process between any two lines, and the next turn begins with a fresh agent that gets the whole
 transcript: one full replay is the worst case. What is decided is decided by pure functions:
-    `agents/classification.py` decides about a request, `agents/agent_failures.py` about a failure.
+    `agents/reuse_classification.py` decides about a request, `agents/agent_failures.py` about a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from typing_extensions import override
 
 from midstream.agents import agent_failures, pool_records
 from midstream.agents.agent_runs import AgentRun, PermissionRequests, SilenceLimits
-from midstream.agents.classification import (
+from midstream.agents.live_agents import LiveAgents
+from midstream.agents.pool_counters import PoolCounters
+from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
+from midstream.agents.pool_records import PoolRecord
+from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
+from midstream.agents.prior_transcript import TranscriptBudget
+from midstream.agents.reuse_classification import (
     Fork,
     Fresh,
     RequestRelation,
@@ -32,13 +38,7 @@ from midstream.agents.classification import (
     asides_of,
     classify,
 )
-from midstream.agents.live_agents import LiveAgents
-from midstream.agents.own_calls import OwnCalls, place_of
-from midstream.agents.pool_counters import PoolCounters
-from midstream.agents.pool_entries import OUT_OF_ORDER, Found, PoolEntries
-from midstream.agents.pool_records import PoolRecord
-from midstream.agents.pool_turns import REBUILT_NOTE, End, PoolTurn, TurnReport
-from midstream.agents.prior_transcript import TranscriptBudget
+from midstream.agents.unresent_calls import OwnCalls, place_of
 from midstream.agents.upstreams import (
     ForkingUpstream,
     Marked,

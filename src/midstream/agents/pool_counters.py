@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from midstream.agents.classification import RequestRelation
 from midstream.agents.pool_entries import Eviction
 from midstream.agents.pool_turns import AgentOrigin, End, TurnReport
+from midstream.agents.reuse_classification import RequestRelation
 
 
 class PoolCounters:

@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.agents.learned_retention import LearnedRetention, decode_retention, encode_retention
-from midstream.agents.own_calls import AnswerCalls, decode_calls, encode_calls, with_answer
 from midstream.agents.pool_records import (
     RECORD_AGE_MAX_S,
     RECORDS_MAX,
@@ -29,6 +28,7 @@ from midstream.agents.pool_records import (
     expired,
     noted,
 )
+from midstream.agents.unresent_calls import AnswerCalls, decode_calls, encode_calls, with_answer
 from midstream.environment import World
 from midstream.errors import EntryMovedError, StoreDamagedError, UnavailableError
 from midstream.models.fingerprint import Outline

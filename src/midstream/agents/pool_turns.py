@@ -10,10 +10,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from midstream.agents.agent_failures import FailureSituation
-from midstream.agents.classification import Action, Classification, Fork, Fresh, RequestRelation, ResumeAgent
-from midstream.agents.own_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.pool_entries import Claim
 from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
+from midstream.agents.reuse_classification import (
+    Action,
+    Classification,
+    Fork,
+    Fresh,
+    RequestRelation,
+    ResumeAgent,
+)
+from midstream.agents.unresent_calls import AnswerCalls, OwnCalls, with_own_calls
 from midstream.agents.upstreams import Abilities, Setup, UpstreamAgent, UpstreamMessage
 from midstream.errors import ModelError
 from midstream.history.messages import Entry, History, Step, Text, Thinking, ToolResult, Usage, UserMessage

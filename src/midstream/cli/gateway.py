@@ -19,12 +19,12 @@ from midstream.cli.mcp_servers import read_servers
 from midstream.cli.store_option import encrypted_store
 from midstream.cli.terminal import clean
 from midstream.cli.upstream_options import UpstreamOptions, find_upstream
-from midstream.dialects.gateway_app import KEPT_S
-from midstream.dialects.gateway_app import gateway as gateway_app
 from midstream.dialects.live_responses import GRACE_S
 from midstream.environment import World
 from midstream.errors import UsageError
 from midstream.paths import made
+from midstream.server.gateway_app import KEPT_S
+from midstream.server.gateway_app import gateway as gateway_app
 from midstream.server.uvicorn_server import serve
 
 TOKEN_FILE = "gateway-token"  # noqa: S105 - the name of a file

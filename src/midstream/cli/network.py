@@ -17,7 +17,6 @@ from midstream.client.network_probe import LIMPING, NetworkProbe, NetworkReport,
 from midstream.local_keys import shown_to
 
 NAMES = {"websocket": "WebSocket", "sse": "events (SSE)", "poll": "long poll", "post": "POST"}
-_GOOD = {ProbeOutcome.WORKS}
 
 
 def is_address(place: str) -> bool:
@@ -70,7 +69,7 @@ def network_lines(report: NetworkReport, ink: Ink, width: int) -> Iterator[str]:
 
 
 def _sign(finding: ProbeOutcome, ink: Ink) -> str:
-    if finding in _GOOD:
+    if finding is ProbeOutcome.WORKS:
         return ink.green("✓")
     return ink.yellow("!") if finding in LIMPING else ink.red("✗")
 

@@ -103,6 +103,7 @@ class QuestionPrompt:
 
 def how_to_answer(question: Question, url: str | None = None) -> str:
     """Return the command that answers a question from elsewhere; it decides nothing as it stands."""
+    # A model chooses the ids of its calls: they are quoted, and a pasted command must decide nothing.
     place = (question.session, "CHOICE", "--call", question.call_id)
     words = " ".join(shlex.quote(clean(word, is_one_line=True)) for word in place)
     where = f" --url {shlex.quote(url)}" if url else ""

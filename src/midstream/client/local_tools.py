@@ -1,9 +1,9 @@
 """Tools that run at the client: the calls of one stream, judged by its own journal.
 
-The life of a call is the server's (`session/calls.py`), and so is the judgement. This object does no I/O: `take` a
-record, keep `writes()` (with the stream's own, in one transaction), then run `to_start()`. A call whose intent an
-earlier process kept, and no outcome, is in doubt: its tool's policy decides. One with an outcome is never run
-again: the command that carries it is played back by the stream.
+The life of a call is the server's (`session/calls.py`, `session/rerun_policy.py`), and so is the judgement. This
+object does no I/O: `take` a record, keep `writes()` (with the stream's own, in one transaction), then run
+`to_start()`. A call whose intent an earlier process kept, and no outcome, is in doubt: its tool's policy decides. One
+with an outcome is never run again: the command that carries it is played back by the stream.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from midstream.client.checkpoint_file import (
 from midstream.errors import ToolDefinitionError
 from midstream.history.messages import Outcome, ToolCall, ToolResult
 from midstream.protocol.frames import FRAME_BYTES_MAX, ResultPayload, encode
-from midstream.session.calls import RERUNS_MAX, UNKNOWN_CONTENT, CallState, CallVerdict, OnDoubt, Site, judge
+from midstream.session.calls import UNKNOWN_CONTENT, CallState, OnDoubt, Site
 from midstream.session.records import CallEnded, CallStarted, ClientTool, Record, ResponseCompleted
+from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
 from midstream.tools.function_tools import CallContext, Tool, probe_call, run_call
 
 RESULT_BYTES_MAX = FRAME_BYTES_MAX - 4096

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
 from itertools import pairwise
 
@@ -28,29 +28,32 @@ POST = "post"
 PATIENCE_S = 10.0
 """Seconds for a probe beyond what its chunks take."""
 _BAD_REQUEST = 400
+_FAILURES = (httpx2.HTTPError, OSError, websockets.WebSocketException, MidstreamError)
+
+
+CHUNKS = 5
+"""Numbered chunks of one probe; fewer are an incomplete stream."""
 
 
 class Pace(Struct, frozen=True):
-    """The chunks that a server is asked for, and the limit of lateness.
+    """The pace that a server is asked for, and the limit of lateness.
 
     Args:
-        chunks: Numbered chunks of one probe; fewer are an incomplete stream.
-        every_ms: Milliseconds between two of them.
+        every_ms: Milliseconds between two chunks.
         late_s: Seconds after which the first one shows that something holds them back.
     """
 
-    chunks: int = 5
     every_ms: int = 600
     late_s: float = 2.0
 
     @property
     def lasts_s(self) -> float:
         """How long the chunks of one probe take."""
-        return (self.chunks - 1) * self.every_ms / 1000
+        return (CHUNKS - 1) * self.every_ms / 1000
 
 
 PACE = Pace()
-"""What `midstream doctor` asks for: three seconds in all."""
+"""The pace of `midstream doctor`: three seconds in all."""
 
 
 class ProbeOutcome(StrEnum):
@@ -148,7 +151,7 @@ def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
     """Return the finding about the chunks of a probe.
 
     A late first chunk is a buffer, whatever else is wrong; one alone, or all in one piece, is no streaming; less than
-    was asked for is incomplete.
+    all is incomplete.
     """
     times, count = arrivals.times, len(arrivals.times)
     first_s = round(times[0], 3) if times else None
@@ -160,13 +163,13 @@ def judged(what: str, arrivals: Arrivals, pace: Pace) -> Probed:
             f"the first chunk came after {first_s:.1f} s: a proxy buffers answers until they are complete"
         )
         return Probed(what, ProbeOutcome.BUFFERED, count, first_s, detail)
-    if count == 1 < pace.chunks:
+    if count == 1:
         return Probed(what, ProbeOutcome.AT_ONCE, count, first_s, "only one chunk came: nothing is streamed")
-    if count < pace.chunks or arrivals.numbers != [*range(count)]:
-        detail = f"{count} of {pace.chunks} chunks came: a proxy cuts answers short"
+    if count < CHUNKS or arrivals.numbers != [*range(count)]:
+        detail = f"{count} of {CHUNKS} chunks came: a proxy cuts answers short"
         return Probed(what, ProbeOutcome.INCOMPLETE, count, first_s, detail)
     pauses = [later - earlier for earlier, later in pairwise(times)]
-    if pauses and max(pauses) < pace.every_ms / 4000:
+    if max(pauses) < pace.every_ms / 4000:
         return Probed(
             what, ProbeOutcome.AT_ONCE, count, first_s, "all chunks came in one piece: nothing is streamed"
         )
@@ -184,18 +187,11 @@ class NetworkProbe:
         UsageError: `url` is no address of a server.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        pace: Pace = PACE,
-        world: World = World(),
-    ) -> None:
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, pace: Pace = PACE) -> None:
         self._base = base_url(url)
         self._headers = dict(headers or {})
-        self._pace = pace
-        self._world = world
+        self._pace, self._query = pace, f"every_ms={pace.every_ms}"
+        self._world = World()
         self._via = ""
 
     async def run(self) -> NetworkReport:
@@ -208,15 +204,12 @@ class NetworkProbe:
         """
         async with http_client(self._base) as client:
             await self._greet(client)
-            asked = {
-                TransportKind.WEBSOCKET: self._probed(TransportKind.WEBSOCKET, self._socket),
-                TransportKind.SSE: self._probed(TransportKind.SSE, lambda heard: self._events(client, heard)),
-                TransportKind.POLL: self._probed(
-                    TransportKind.POLL, lambda heard: self._polls(client, heard)
-                ),
-                POST: self._posted(client),
-            }
-            found = await asyncio.gather(*asked.values())
+            found = await asyncio.gather(
+                self._probed(TransportKind.WEBSOCKET, self._messages()),
+                self._probed(TransportKind.SSE, self._events(client)),
+                self._probed(TransportKind.POLL, self._polls(client)),
+                self._posted(client),
+            )
         works = {each.what for each in found if each.finding is ProbeOutcome.WORKS}
         usable = [
             way for way in TransportKind if way in works and (way is TransportKind.WEBSOCKET or POST in works)
@@ -244,78 +237,68 @@ class NetworkProbe:
             f"{self._base} answers {response.status_code} and has no probe; check that it is a midstream server"
         )
 
-    async def _probed(self, way: TransportKind, ask: Callable[[Arrivals], Awaitable[None]]) -> Probed:
-        heard = Arrivals()
+    async def _probed(self, way: TransportKind, chunks: AsyncIterator[bytes]) -> Probed:
+        heard, began = Arrivals(), self._world.monotonic()
         try:
             async with asyncio.timeout(self._pace.lasts_s + PATIENCE_S):
-                await ask(heard)
+                async for chunk in chunks:
+                    heard.take(chunk, self._world.monotonic() - began)
         except TimeoutError:
-            pass  # what came until then is judged
-        except (httpx2.HTTPError, OSError, websockets.WebSocketException, MidstreamError) as error:
-            heard.refusal = f"the connection was lost ({type(error).__name__})"
+            pass  # the chunks until then are judged
+        except _FAILURES as error:
+            heard.refusal = _reason(error)
         return judged(way, heard, self._pace)
 
-    async def _socket(self, heard: Arrivals) -> None:
-        began = self._world.monotonic()
-        url = websocket_url(self._base)
+    async def _messages(self) -> AsyncIterator[bytes]:
         connecting = websockets.connect(
-            f"{url}/v1/probe/stream?{self._query()}",
+            f"{websocket_url(self._base)}/v1/probe/stream?{self._query}",
             additional_headers=self._headers,
             compression=None,
             proxy=None if is_loopback(httpx2.URL(self._base).host) else True,
         )
-        try:
-            async with connecting as socket:
-                async for message in socket:
-                    body = message.encode() if isinstance(message, str) else message
-                    heard.take(body, self._world.monotonic() - began)
-        except websockets.InvalidStatus as error:
-            heard.refusal = f"the handshake was answered with HTTP status {error.response.status_code}"
+        async with connecting as socket:
+            async for message in socket:
+                yield message.encode() if isinstance(message, str) else message
 
-    async def _events(self, client: httpx2.AsyncClient, heard: Arrivals) -> None:
-        began = self._world.monotonic()
+    async def _events(self, client: httpx2.AsyncClient) -> AsyncIterator[bytes]:
         decoder = SseDecoder()
         headers = {**self._headers, "accept-encoding": "identity"}
-        url = f"{self._base}/v1/probe/events?{self._query()}"
+        url = f"{self._base}/v1/probe/events?{self._query}"
         async with client.stream("GET", url, headers=headers) as response:
-            if response.status_code >= _BAD_REQUEST:
-                heard.refusal = f"it was answered with HTTP status {response.status_code}"
-                return
+            response.raise_for_status()
             async for piece in response.aiter_raw():
                 for event in decoder.feed(piece):
-                    heard.take(event.data, self._world.monotonic() - began)
+                    yield event.data
 
-    async def _polls(self, client: httpx2.AsyncClient, heard: Arrivals) -> None:
-        began = self._world.monotonic()
-        for number in range(self._pace.chunks):
-            query = f"n={number}&{self._query()}"
-            response = await client.get(f"{self._base}/v1/probe/poll?{query}", headers=self._headers)
-            if response.status_code >= _BAD_REQUEST:
-                heard.refusal = f"it was answered with HTTP status {response.status_code}"
-                return
-            heard.take(response.content, self._world.monotonic() - began)
-
-    def _query(self) -> str:
-        return f"chunks={self._pace.chunks}&every_ms={self._pace.every_ms}"
+    async def _polls(self, client: httpx2.AsyncClient) -> AsyncIterator[bytes]:
+        for number in range(CHUNKS):
+            url = f"{self._base}/v1/probe/poll?n={number}&{self._query}"
+            response = await client.get(url, headers=self._headers)
+            yield response.raise_for_status().content
 
     async def _posted(self, client: httpx2.AsyncClient) -> Probed:
-        body = msgspec.json.encode({"probe": 0, "filling": "x" * 4096})
+        body, url = b"x" * 4096, f"{self._base}/v1/probe/chunks"
         began = self._world.monotonic()
         try:
             async with asyncio.timeout(PATIENCE_S):
-                response = await client.post(
-                    f"{self._base}/v1/probe/chunks", content=body, headers=self._headers
-                )
+                response = await client.post(url, content=body, headers=self._headers)
+            response.raise_for_status()
+        except httpx2.HTTPStatusError as error:
+            return Probed(POST, ProbeOutcome.REFUSED, detail=_reason(error))
         except (httpx2.HTTPError, TimeoutError) as error:
-            return Probed(POST, ProbeOutcome.NOTHING, detail=f"no answer came ({type(error).__name__})")
+            return Probed(POST, ProbeOutcome.NOTHING, detail=_reason(error))
         first_s = round(self._world.monotonic() - began, 3)
-        if response.status_code >= _BAD_REQUEST:
-            return Probed(
-                POST, ProbeOutcome.REFUSED, detail=f"it was answered with HTTP status {response.status_code}"
-            )
         if response.content != body:
             return Probed(POST, ProbeOutcome.INCOMPLETE, 1, first_s, "the returned data is not the sent data")
         return Probed(POST, ProbeOutcome.WORKS, 1, first_s)
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case websockets.InvalidStatus() | httpx2.HTTPStatusError():
+            return f"it was answered with HTTP status {error.response.status_code}"
+        case _:
+            return f"the connection was lost ({type(error).__name__})"
 
 
 def _unanswered(base: str, error: BaseException) -> str:

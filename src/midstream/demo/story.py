@@ -11,7 +11,7 @@ from typing import Protocol
 
 from midstream.client import Client, ClientSettings, Event, connect
 from midstream.demo.check import DemoVerdict, Journaled, PrintedText, Timings, journal_of, judge
-from midstream.demo.cutter import Cutter
+from midstream.demo.cutting_relay import Cutter
 from midstream.demo.demo_server import DemoServer
 from midstream.demo.folder import NOTES, Folder
 from midstream.demo.script import LINES, Lines

@@ -1,4 +1,4 @@
-"""Foreign wire protocols: the gateway, and the contract of a dialect."""
+"""Foreign wire protocols: the contract of a dialect, and the registry."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ if TYPE_CHECKING:
     from midstream.dialects.dialect import Form as Form
     from midstream.dialects.dialect import Writer as Writer
     from midstream.dialects.dialect_registry import DIALECTS as DIALECTS
-    from midstream.dialects.gateway_app import Gateway as Gateway
-    from midstream.dialects.gateway_app import gateway as gateway
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "dialects.dialect": "Asked Dialect Form Writer",
         "dialects.dialect_registry": "DIALECTS",
-        "dialects.gateway_app": "Gateway gateway",
     },
 )

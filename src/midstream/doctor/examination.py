@@ -292,8 +292,8 @@ def _repaired(value: object, shape: Shape, profile: str | None) -> tuple[Repaire
         return done, value
     repaired = with_value(value, shape.path, done.messages)
     if done.system is not system:
-        default = "systemInstruction" if shape.format == "gemini" else "system"
-        repaired = with_value(repaired, shape.system or (*shape.path[:-1], default), done.system)
+        usual = next(iter(format_named(shape.format).spec.system_keys), "system")
+        repaired = with_value(repaired, shape.system or (*shape.path[:-1], usual), done.system)
     return done, repaired
 
 

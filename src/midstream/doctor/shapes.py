@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from midstream.errors import UnreadableHistoryError
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import FORMATS, format_named
 from midstream.history.codecs.recognition import ALIKE, speaks_for
 
 Json = dict[str, Any]
@@ -192,12 +192,8 @@ def _is_list_of_messages(values: list[object]) -> bool:
 
 
 def _system(document: Json, path: tuple[str, ...], form: str) -> tuple[str, ...]:
-    keys = {
-        "anthropic": ("system",),
-        "bedrock": ("system",),
-        "gemini": ("systemInstruction", "system_instruction"),
-    }
-    for key in keys.get(form, ()):
+    keys = format_named(form).spec.system_keys if form in FORMATS else ()  # tinyagent has no codec
+    for key in keys:
         if at(document, (*path[:-1], key)) is not None:
             return (*path[:-1], key)
     return ()

@@ -21,7 +21,7 @@ from midstream.environment import Fault, World
 from midstream.errors import CallReusedError, SessionBusyError
 from midstream.history.messages import Outcome, Response, ToolCall, ToolResult, UserMessage
 from midstream.observability.observers import Observer, Observers
-from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, CallVerdict, digest_of, judge
+from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallState, digest_of
 from midstream.session.records import (
     CallEnded,
     CallStarted,
@@ -31,6 +31,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.rerun_policy import CallVerdict, judge
 from midstream.session.session import Session
 from midstream.session.turn.commands import Refused
 from midstream.session.turn.states import RunningCalls

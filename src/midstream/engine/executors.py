@@ -220,8 +220,8 @@ class Executor:
             self._agent.instructions,
             history.then(UserMessage.of(HAND_IN)) if turn.is_last else history,
             () if turn.is_last else tuple(each.spec for each in tools.values()),
-            pending_work.attempt,
-            f"{self._reports.session_id}/{pending_work.turn}/{pending_work.response_no}",
+            pending_work.ref.attempt,
+            f"{self._reports.session_id}/{pending_work.ref.turn}/{pending_work.ref.response_no}",
             kept.token,
             session=self._reports.session_id,
             person=self._questions.person(pending_work, watch) if asked is None else None,
@@ -230,13 +230,7 @@ class Executor:
         if asked is not None:
             request = _of_application(request, session, asked)
         shown = words_said(turn) if kept.token else {}
-        builder = ResponseBuilder(
-            pending_work.turn,
-            pending_work.response_no,
-            pending_work.attempt,
-            shown,
-            is_announcing=asked is not None,
-        )
+        builder = ResponseBuilder(pending_work.ref, shown, is_announcing=asked is not None)
         try:
             response = await self._listen(pending_work, request, builder, kept, watch)
         except ModelError as error:
@@ -249,9 +243,7 @@ class Executor:
             if asked is None and response.finish is Finish.LENGTH:
                 plans = _without_cut(response, plans)
             responded = ModelResponded(
-                pending_work.turn,
-                pending_work.response_no,
-                pending_work.attempt,
+                pending_work.ref,
                 response,
                 plans,
                 self._head_of(request),
@@ -287,11 +279,8 @@ class Executor:
         if self._agent.sources:
             self._toolset = await read_toolset(self._agent)
             found, unreachable = self._toolset.found, self._toolset.unreachable
-            await self._reports.say(
-                ToolsFound(
-                    pending_work.turn, pending_work.response_no, pending_work.attempt, found, unreachable
-                )
-            )
+            ref = pending_work.ref
+            await self._reports.say(ToolsFound(ref.turn, ref.response_no, ref.attempt, found, unreachable))
         return self._toolset.tools
 
     async def _listen(
@@ -303,7 +292,7 @@ class Executor:
         watch: Watch,
     ) -> Response:
         """Journal the model's words as they come and return the whole response."""
-        place = (pending_work.turn, pending_work.response_no, pending_work.attempt)
+        ref = pending_work.ref
         name = self._agent.model.name
         events = cast("AsyncGenerator[ModelEvent]", self._agent.model.stream(request))
         passed = CallFilter(has_tools=bool(request.tools)).passed if builder.is_announcing else _same
@@ -314,15 +303,15 @@ class Executor:
                     if not is_progress(event):
                         if isinstance(event, Resumable):
                             kept.token = event.token
-                            await self._reports.say(ModelResumable(*place, event.token))
+                            await self._reports.say(ModelResumable(ref, event.token))
                         elif isinstance(event, ReuseReported):
-                            await self._reports.say(ModelReuseDecided(*place, event.judgement))
+                            await self._reports.say(ModelReuseDecided(ref, event.judgement))
                         elif isinstance(event, KeepAlive):
                             watch.pinged()
                         continue
                     if deltas := builder.add(event):
                         watch.hold()  # a slow journal is no silence of the model
-                        await self._reports.say(ModelStreamed(*place, tuple(deltas)))
+                        await self._reports.say(ModelStreamed(ref, tuple(deltas)))
                     watch.heard(type(event).__name__, StalledOn.TOOL if builder.is_running_upstream else None)
         except ModelError:
             raise
@@ -341,16 +330,14 @@ class Executor:
         return response
 
     def _watch(self, pending_work: CallModel | RunCall) -> Watch:
-        call_id = pending_work.call_id if isinstance(pending_work, RunCall) else ""
-        place = (self._reports.session_id, pending_work.turn, pending_work.response_no, call_id)
+        call_id = pending_work.ref.call_id if isinstance(pending_work, RunCall) else ""
+        place = (self._reports.session_id, pending_work.ref.turn, pending_work.ref.response_no, call_id)
         return Watch(self._world, self._agent.stalls, place, self._reports.tell, self._agent.on_stall)
 
     def _failure(self, pending_work: CallModel, error: ModelError, session: Session) -> ModelFailed:
         is_too_long = isinstance(error, ContextOverflowError)
         return ModelFailed(
-            pending_work.turn,
-            pending_work.response_no,
-            pending_work.attempt,
+            pending_work.ref,
             error.code,
             storable(error.message),
             is_retriable=error.retry in ("later", "now"),
@@ -380,14 +367,14 @@ class Executor:
                 result = await self._result_of(pending_work, state, found, watch)
         except asyncio.CancelledError:
             self._report_stopped(
-                pending_work, ToolResult(pending_work.call_id, STOPPED_CONTENT, Outcome.UNKNOWN)
+                pending_work, ToolResult(pending_work.ref.call_id, STOPPED_CONTENT, Outcome.UNKNOWN)
             )
             raise
         self._world.reach(Fault.AFTER_TOOL)
         self._finish(pending_work, result)
 
     def _finish(self, pending_work: RunCall | RunChild, result: ToolResult) -> None:
-        self._reports.report(CallFinished(pending_work.turn, pending_work.response_no, result))
+        self._reports.report(CallFinished(pending_work.ref.turn, pending_work.ref.response_no, result))
 
     def _report_stopped(self, pending_work: RunCall, result: ToolResult) -> None:
         """End a call that was cancelled by a user; let go by the process, it stays open for the next node."""
@@ -403,17 +390,17 @@ class Executor:
             within = partial(attempt, within_s=found.timeout_s)
             result = surroundings.run(call_within, found, state.call, context, within)
             self._world.reach(Fault.AFTER_TOOL)
-            return CallFinished(pending_work.turn, pending_work.response_no, result)
+            return CallFinished(pending_work.ref.turn, pending_work.ref.response_no, result)
 
         try:
             if (why := self._refused(state, found)) is not None:
-                self._finish(pending_work, ToolResult(pending_work.call_id, why, Outcome.ERROR))
+                self._finish(pending_work, ToolResult(pending_work.ref.call_id, why, Outcome.ERROR))
             else:
                 await self._reports.report_within(pending_work, run)
         except asyncio.CancelledError:
             # It has not run, and now it will not.
             self._report_stopped(
-                pending_work, ToolResult(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+                pending_work, ToolResult(pending_work.ref.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
             )
             raise
 
@@ -434,7 +421,7 @@ class Executor:
         found = self._agent.tools.get(state.call.name)
         if not isinstance(found, SubAgent):  # the agent changed between two nodes
             gone = f"The tool {state.call.name!r} no longer exists."
-            self._finish(pending_work, ToolResult(pending_work.call_id, gone, Outcome.ERROR))
+            self._finish(pending_work, ToolResult(pending_work.ref.call_id, gone, Outcome.ERROR))
             return
         try:
             finished = await run_child(
@@ -449,7 +436,7 @@ class Executor:
                 )
             except MidstreamError as error:  # the cancel goes on without it at its deadline
                 _log.warning(
-                    "a sub-agent was not stopped: %s", error.code, extra={"call": pending_work.call_id}
+                    "a sub-agent was not stopped: %s", error.code, extra={"call": pending_work.ref.call_id}
                 )
                 return
         self._reports.report(finished)
@@ -460,7 +447,7 @@ class Executor:
         if found is None:  # the agent changed between two nodes: never a stuck turn
             return _gone(pending_work, state)
         if (why := self._refused(state, found)) is not None:
-            return ToolResult(pending_work.call_id, why, Outcome.ERROR)
+            return ToolResult(pending_work.ref.call_id, why, Outcome.ERROR)
         context = self._context(pending_work, pending_work.run, watch)
         if is_plain(found):
             return await self._result_of_plain(found, state.call, context)
@@ -498,9 +485,7 @@ class Executor:
             result, may_run = None, False
         else:
             result, may_run = await probe_call(found, state.call, self._context(pending_work, state.runs))
-        self._reports.report(
-            CallProbed(pending_work.turn, pending_work.response_no, pending_work.call_id, result, may_run)
-        )
+        self._reports.report(CallProbed(pending_work.ref, result, may_run))
 
     def _context(
         self, pending_work: RunCall | ProbeCall, run: int, watch: Watch | None = None
@@ -514,9 +499,7 @@ class Executor:
             if watch is not None:
                 watch.heard("progress")
             if (session := reports()) is not None:
-                session.tell(
-                    CallProgress(pending_work.turn, pending_work.response_no, pending_work.call_id, run, text)
-                )
+                session.tell(CallProgress(pending_work.ref, run, text))
 
         def tell(text: str) -> None:
             if threading.get_ident() == here:  # at once, so that the last words come before the outcome
@@ -525,8 +508,11 @@ class Executor:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens any more
                 loop.call_soon_threadsafe(progressed, text)
 
-        place = (self._reports.session_id, pending_work.turn, pending_work.response_no, pending_work.call_id)
-        return CallContext(*place, run, tell, _NEVER)  # who is asked to stop has an event of their own
+        ref = pending_work.ref
+        session_id = self._reports.session_id
+        return CallContext(
+            session_id, ref.turn, ref.response_no, ref.call_id, run, tell, _NEVER
+        )  # who is asked to stop has an event of their own
 
 
 class _Kept:
@@ -573,20 +559,20 @@ def _gone(pending_work: RunCall, state: CallState) -> ToolResult:
     """Return the result of a call whose tool is not there; an earlier run of it may have done its work."""
     message = f"The tool {state.call.name!r} is not there any more, so it was not run."
     if pending_work.run == 1 or not state.plan.has_effects:
-        return ToolResult(pending_work.call_id, message, Outcome.ERROR)
+        return ToolResult(pending_work.ref.call_id, message, Outcome.ERROR)
     again = f"{message} An earlier run of this call may or may not have taken effect."
-    return ToolResult(pending_work.call_id, again, Outcome.UNKNOWN)
+    return ToolResult(pending_work.ref.call_id, again, Outcome.UNKNOWN)
 
 
 def _untouched(pending_work: RunCall) -> ToolResult:
     """Return the result of a run that was stopped before its tool was called."""
     if pending_work.run == 1:
-        return ToolResult(pending_work.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
+        return ToolResult(pending_work.ref.call_id, NOT_STARTED_CONTENT, Outcome.CANCELLED)
     return ToolResult(
-        pending_work.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN
+        pending_work.ref.call_id, UNKNOWN_CONTENT, Outcome.UNKNOWN
     )  # of an earlier run nobody knows
 
 
 def _state_of(pending_work: RunCall | RunChild | ProbeCall, session: Session) -> CallState:
     assert isinstance(session.turn, RunningCalls)
-    return next(each for each in session.turn.calls if each.call.id == pending_work.call_id)
+    return next(each for each in session.turn.calls if each.call.id == pending_work.ref.call_id)

@@ -17,13 +17,13 @@ from midstream.engine.conversation import answer_of, payload_of, turn_of
 from midstream.engine.escrow_locks import Locks
 from midstream.engine.failed_sessions import FailedSessions
 from midstream.engine.journal import Journal, require_session_id
-from midstream.engine.peers import Caretaker
+from midstream.engine.other_nodes import Caretaker
 from midstream.engine.recovery import Recovery, StartupRecovery
 from midstream.engine.runner import Runner, StopMode
 from midstream.engine.session_deletion import SessionDeletion
 from midstream.engine.sleeping import MemoryLimits, Sleeping
 from midstream.engine.sub_agents import children_at_work
-from midstream.engine.trials import Trials
+from midstream.engine.suspect_trials import Trials
 from midstream.environment import World
 from midstream.errors import (
     DrainingError,

@@ -13,6 +13,7 @@ from typing import Any
 from midstream.environment import Cancellable, World
 from midstream.errors import MidstreamError
 from midstream.models.responses import merge_deltas
+from midstream.session.references import AttemptRef
 from midstream.session.session import Received, ToolsFound
 from midstream.session.turn.commands import (
     Answer,
@@ -311,16 +312,16 @@ def merged(batch: list[Envelope]) -> list[Envelope]:
     if len(batch) == 1:
         return batch
     joined: list[Envelope] = []
-    for ids, group in itertools.groupby(batch, key=_attempt_of):
-        if ids is None:
+    for attempt, group in itertools.groupby(batch, key=_attempt_of):
+        if attempt is None:
             joined.extend(group)
             continue
         said = (each.command for each in group if isinstance(each.command, ModelStreamed))
         deltas = merge_deltas([delta for command in said for delta in command.deltas])
-        joined.append(Envelope(ModelStreamed(*ids, deltas)))
+        joined.append(Envelope(ModelStreamed(attempt, deltas)))
     return joined
 
 
-def _attempt_of(envelope: Envelope) -> tuple[int, int, int] | None:
+def _attempt_of(envelope: Envelope) -> AttemptRef | None:
     said = envelope.command
-    return (said.turn, said.response_no, said.attempt) if isinstance(said, ModelStreamed) else None
+    return said.ref if isinstance(said, ModelStreamed) else None

@@ -71,15 +71,14 @@ class AgentQuestions:
 
     async def tell(self, pending_work: AnswerAgent, session: Session) -> None:
         """Give the agent the decision, once its use is in the journal."""
-        place = (pending_work.turn, pending_work.response_no, pending_work.attempt, pending_work.question_id)
         waiting = next(
             (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
         )
         try:
             if waiting is None:  # it has given up meanwhile
-                await self._notes.insist(PermissionWithdrawn(*place))
+                await self._notes.insist(PermissionWithdrawn(pending_work.ref, pending_work.question_id))
                 return
-            await self._notes.insist(UseAnswer(*place))
+            await self._notes.insist(UseAnswer(pending_work.ref, pending_work.question_id))
         except MidstreamError:
             return  # its attempt has ended, and with it whoever waited
         await (
@@ -100,9 +99,9 @@ class AgentQuestions:
         if len(permission.arguments) > ARGUMENTS_CHARS_MAX:
             return TOO_LONG
         question_id = self._world.new_id("leave")
-        place = (pending_work.turn, pending_work.response_no, pending_work.attempt, question_id)
         asked = PermissionRequested(
-            *place,
+            pending_work.ref,
+            question_id,
             storable(permission.tool),
             storable(permission.arguments),
             terms.text,
@@ -119,7 +118,7 @@ class AgentQuestions:
         except MidstreamError:
             return NOT_ASKED
         except asyncio.CancelledError:
-            self._notes.note(PermissionWithdrawn(*place))
+            self._notes.note(PermissionWithdrawn(pending_work.ref, question_id))
             raise
         finally:
             del self._waiting[pending_work, question_id]

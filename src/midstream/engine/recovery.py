@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from midstream.engine.runner import Runner
-from midstream.engine.trials import Trials
+from midstream.engine.suspect_trials import Trials
 from midstream.environment import World
 from midstream.errors import LeaseHeldError, MidstreamError, SessionLockedError, UnavailableError
 from midstream.retries import RECONNECT_BACKOFF

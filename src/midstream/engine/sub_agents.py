@@ -99,7 +99,7 @@ async def run_child(
     if len(place.path) > DEPTH_MAX:
         return _finished(
             pending_work,
-            ToolResult(pending_work.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR),
+            ToolResult(pending_work.ref.call_id, f"Sub-agents go {DEPTH_MAX} deep at most.", Outcome.ERROR),
         )
     task = found.task_of(state.call)
     shown = state.child_position
@@ -118,17 +118,17 @@ async def run_child(
             end = child.state.last_turn
             is_suspect = end is not None and end.code == SUSPECTED_CODE
             return _finished(
-                pending_work, result_of(pending_work.call_id, child.state), is_suspect=is_suspect
+                pending_work, result_of(pending_work.ref.call_id, child.state), is_suspect=is_suspect
             )
         except _AWAY:
             await world.sleep(POLL_S)
         except MidstreamError as error:
             why = f"The sub-agent could not continue: {error.message}"
-            return _finished(pending_work, ToolResult(pending_work.call_id, why, Outcome.ERROR))
+            return _finished(pending_work, ToolResult(pending_work.ref.call_id, why, Outcome.ERROR))
 
 
 def _finished(pending_work: RunChild, result: ToolResult, *, is_suspect: bool = False) -> CallFinished:
-    return CallFinished(pending_work.turn, pending_work.response_no, result, is_suspect)
+    return CallFinished(pending_work.ref.turn, pending_work.ref.response_no, result, is_suspect)
 
 
 def children_at_work(session_id: str, parent: Session) -> list[str]:
@@ -169,7 +169,7 @@ async def stop_child(
             await world.sleep(POLL_S)
     with contextlib.suppress(*_AWAY):
         await _follow(child, shows, pending_work, name, state.child_position)
-    return _finished(pending_work, result_of(pending_work.call_id, child.state))
+    return _finished(pending_work, result_of(pending_work.ref.call_id, child.state))
 
 
 def result_of(call_id: str, child: Session) -> ToolResult:
@@ -207,9 +207,7 @@ async def _show_all(child: ChildRunner, shows: Shows, pending_work: RunChild, na
             told = tuple(
                 (each.position, each.body) for each in page if not isinstance(decode(each.body), _OF_NODES)
             )
-            await shows.show(
-                ChildStreamed(pending_work.turn, pending_work.response_no, pending_work.call_id, name, told)
-            )
+            await shows.show(ChildStreamed(pending_work.ref, name, told))
         elif not is_live:
             return after
         else:
@@ -221,7 +219,7 @@ def _place(
 ) -> Parent:
     above = parent.parent.path if parent.parent else ()
     return Parent(
-        session_id, pending_work.turn, pending_work.response_no, state.call.id, (*above, found.name)
+        session_id, pending_work.ref.turn, pending_work.ref.response_no, state.call.id, (*above, found.name)
     )
 
 

@@ -109,9 +109,9 @@ def _tell_nobody(_command: Command) -> None:
 def _end_of(wait: Wait) -> Command:
     match wait:
         case AwaitClient():
-            return CallExpired(wait.turn, wait.response_no, wait.call_id)
+            return CallExpired(wait.ref)
         case AwaitPerson():
-            return QuestionExpired(wait.turn, wait.response_no, wait.call_id)
+            return QuestionExpired(wait.ref)
         case AwaitCancelled():
             return CancelExpired(wait.turn)
         case AwaitEnd():

@@ -44,21 +44,20 @@ class _Api(Struct, frozen=True):
     profile: str
     history: str = "messages"
     """The key of the body that holds the history."""
-    systems: tuple[str, ...] = ()
-    """The keys that may hold the system prompt beside it; the first is written where there is none."""
+    has_pauses: bool = False
+    """A response may be one that the next request goes on with (`pause_turn`)."""
 
 
 def _anthropic(path: str, profile: str) -> _Api:
-    return _Api(re.compile(path), "anthropic", profile, systems=("system",))
+    return _Api(re.compile(path), "anthropic", profile, has_pauses=True)
 
 
 def _gemini(path: str, profile: str) -> _Api:
-    systems = ("systemInstruction", "system_instruction")
-    return _Api(re.compile(path), "gemini", profile, "contents", systems)
+    return _Api(re.compile(path), "gemini", profile, "contents")
 
 
 def _converse(path: str, profile: str) -> _Api:
-    return _Api(re.compile(path), "bedrock", profile, systems=("system",))
+    return _Api(re.compile(path), "bedrock", profile)
 
 
 _APIS = (
@@ -113,15 +112,16 @@ def repaired_body(
     if not isinstance(history, list) or _is_continued(request, history):
         return None
     model = request["model"] if isinstance(request.get("model"), str) else None
-    place = next((key for key in api.systems if key in request), api.systems[0] if api.systems else "")
-    prompt = request.get(place)
     form = format_named(api.format)
+    systems = form.spec.system_keys
+    place = next((key for key in systems if key in request), systems[0] if systems else "")
+    prompt = request.get(place)
     own_rules = api.profile if api.profile != form.profile else None
     given = CallerKnowledge(
         model=model,
         thinking=_thinking_in(request),
         system=prompt,
-        live_tail=api.format == "anthropic" and _is_paused(history),
+        live_tail=api.has_pauses and _is_paused(history),
         own=range(_systems_at_top(history)),
         has_prompt=True,
     )

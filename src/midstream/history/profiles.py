@@ -72,6 +72,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """Whether equal system prompts may be said again."""
     blank: Literal["ok", "empty", "white"] = "ok"
     """Which texts are refused: none; empty ones; also those of nothing but white space."""
+    is_white_result_refused: bool = False
+    """Results of nothing but white space are refused."""
     is_empty_user_refused: bool = True
     """User messages without any content are refused."""
     is_hollow_refused: bool = True
@@ -154,6 +156,7 @@ _PROFILES = (
         first="user",
         system="apart",
         blank="white",
+        is_white_result_refused=True,
         pairs_hosted=True,
     ),
     Profile(
@@ -171,6 +174,7 @@ _PROFILES = (
         first="user",
         system="apart",
         blank="white",
+        is_white_result_refused=True,
         pairs_hosted=True,
     ),
     Profile(
@@ -185,6 +189,7 @@ _PROFILES = (
         first="user",
         system="apart",
         blank="white",
+        is_white_result_refused=True,
         mixes_results=False,
     ),
     Profile(
@@ -202,6 +207,7 @@ _PROFILES = (
         first="user",
         system="apart",
         blank="white",
+        is_white_result_refused=True,
         pairs_hosted=True,
     ),
     Profile(
@@ -219,6 +225,7 @@ _PROFILES = (
         id_size_max=64,
         ids_are_unique="list",
         blank="white",
+        is_white_result_refused=True,
         files="any",
         result_files="none",
     ),
@@ -321,6 +328,7 @@ _PROFILES = (
         ids_are_unique="list",
         first="user",
         blank="white",
+        is_white_result_refused=True,
     ),
 )
 
@@ -351,6 +359,7 @@ def both(first: Profile, second: Profile, *, name: str | None = None) -> Profile
         trims_prefill=first.trims_prefill or second.trims_prefill,
         repeats_system=first.repeats_system and second.repeats_system,
         blank=_later(first.blank, second.blank, ("ok", "empty", "white")),
+        is_white_result_refused=first.is_white_result_refused or second.is_white_result_refused,
         is_empty_user_refused=first.is_empty_user_refused or second.is_empty_user_refused,
         is_hollow_refused=first.is_hollow_refused or second.is_hollow_refused,
         mixes_results=first.mixes_results and second.mixes_results,
@@ -381,8 +390,10 @@ def _everybody() -> Profile:
 PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
 """Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
 
-_CONVERSE = replace(PROFILES["bedrock-claude"], signs="", is_thinking_signed=False, pairs_hosted=False)
-"""What Converse itself refuses, whichever model stands behind it."""
+WIRES = PROFILES | {
+    "converse": replace(PROFILES["bedrock-claude"], signs="", is_thinking_signed=False, pairs_hosted=False)
+}
+"""The rules of each `Format.wire`: those of a profile, or what Converse itself refuses for any model."""
 
 _ALIASES = {
     "bedrock": "bedrock-claude",
@@ -415,13 +426,11 @@ def profile_for(form: Format, name: str | None, model: str | None = None) -> Pro
     Raises:
         UsageError: No profile has this name.
     """
-    if name is None and form.name == "openai-chat" and model is not None and "claude" in model:
-        name = "claude-proxy"
+    if name is None and model is not None and "claude" in model:
+        name = form.spec.claude_profile
     named = profile_named(name or form.profile)
     if named.alternates == "spoken" and form.layout is ResultPlacement.GROUPED:
         named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
-    if form.name == "bedrock" and not named.name.startswith("bedrock"):
-        return both(_CONVERSE, named)
-    if not form.wire or named.name == form.wire:
+    if not form.wire or named.speaks == form.name:
         return named
-    return both(PROFILES[form.wire], named)
+    return both(WIRES[form.wire], named)

@@ -28,7 +28,6 @@ from midstream.history.codecs.codec_spec import (
 )
 from midstream.history.codecs.file_parts import file_part, file_words
 from midstream.history.codecs.format_registry import format_named
-from midstream.history.codecs.media import thinking_for
 from midstream.history.messages import (
     File,
     History,
@@ -234,17 +233,13 @@ class _Writer:
             return Part(PartKind.THINKING, None, body=part.text) if part.text.strip() else None
         if not is_own or (self._profile.is_thinking_signed and not part.signature):
             return None
-        if form.name == "pydantic-ai":
-            raw = {"part_kind": "thinking", "content": part.text, "signature": part.signature}
-            if part.is_redacted:
-                raw["id"] = "redacted_thinking"
-            return Part(PartKind.THINKING, raw, body=part.text, signature=part.signature)
-        if not form.spec.signs_thinking or not self._profile.is_thinking_signed:
+        write = form.spec.write_own_thought
+        if write is None or (form.spec.signs_thinking and not self._profile.is_thinking_signed):
             return None
-        if part.is_redacted:
-            return _withheld(part) if form.name == "anthropic" else None
-        thought = Part(PartKind.THINKING, None, body=part.text, signature=part.signature)
-        return thinking_for(form, "anthropic", thought)
+        raw = write(part.text, part.signature, part.is_redacted)
+        if raw is None:
+            return None
+        return Part(PartKind.THINKING, raw, body=part.text, signature=part.signature, is_new=True)
 
     def _call(self, call: ToolCall) -> Part:
         self._calls += 1
@@ -259,21 +254,16 @@ class _Writer:
         made = self._form.call(call_id, name, {})
         made.body = text  # as the model wrote them: byte for byte what a cache has seen
         inner = made.raw.get("function", made.raw)
-        inner["args" if self._form.name == "pydantic-ai" else "arguments"] = text
+        inner[self._form.spec.arguments_key] = text
         return made
 
     def _sign(self, made: Part, call: ToolCall, *, is_own: bool, is_first: bool) -> None:
         """Give a call its provider's signature back; where one is wanted and lost, Google's stand-in for it."""
-        signature = call.signature if is_own else None
-        if self._form.spec.matches_by_name:
-            if signature is None and self._profile.signs_calls and is_first:
-                signature = SENTINEL
-            if signature is not None:
-                made.raw["thoughtSignature"] = signature
-        elif signature is not None and self._form.name == "openai-chat":
-            made.raw["extra_content"] = {"google": {"thought_signature": signature}}
-        elif signature is not None and self._form.name == "pydantic-ai":
-            made.raw["provider_details"] = {"thought_signature": signature}
+        spec, signature = self._form.spec, call.signature if is_own else None
+        if signature is None and spec.matches_by_name and self._profile.signs_calls and is_first:
+            signature = SENTINEL
+        if signature is not None and spec.write_signature is not None:
+            made.raw.update(spec.write_signature(signature))
 
     def _result(self, result: ToolResult, call: Part) -> Part:
         is_ok = result.outcome is Outcome.OK
@@ -283,7 +273,7 @@ class _Writer:
         made = self._form.answer(call, words, is_failed=not is_ok)
         if is_ok and self._form.spec.matches_by_name:
             self._form.refill(made, words)
-        elif self._form.name == "pydantic-ai":
+        elif self._form.spec.has_outcomes:
             made.raw["outcome"] = _OUTCOMES[result.outcome]
         return made
 
@@ -313,12 +303,6 @@ def arguments_of(call: ToolCall) -> tuple[Json, str]:
     if found is None or RAW in found:  # also what only Python's reader takes: NaN, half a character
         return _raw(text)
     return found, msgspec.json.encode(found).decode()
-
-
-def _withheld(part: Thinking) -> Part:
-    """Write a thought whose words only the provider has."""
-    raw = {"type": "redacted_thinking", "data": part.signature}
-    return Part(PartKind.THINKING, raw, body=None, signature=part.signature, is_new=True)
 
 
 def _raw(text: str) -> tuple[Json, str]:

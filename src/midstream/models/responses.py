@@ -32,6 +32,7 @@ from midstream.history.upstream_calls import Words, closed, ended, started
 from midstream.session.model_settings import DEFAULT_SETTINGS, ModelSettings
 from midstream.session.permissions import Person
 from midstream.session.records import Delta, ReuseDecision
+from midstream.session.references import AttemptRef
 from midstream.timing import StallBudgets
 
 RESPONSE_CHARS_MAX = 32 * 1024 * 1024
@@ -185,6 +186,7 @@ class ResponseBuilder:
     """Collect a model's events: `add` returns the deltas to journal, `response` the whole in the end.
 
     Args:
+        ref: The attempt.
         shown: The parts of this attempt that readers have, where it is resumed: the model sends all of it again, and
             these parts are not journaled a second time.
         is_announcing: Calls, signatures and a first sign of work have deltas of their own, for client applications:
@@ -193,9 +195,7 @@ class ResponseBuilder:
 
     def __init__(
         self,
-        turn: int,
-        response_no: int,
-        attempt: int,
+        ref: AttemptRef,
         shown: Mapping[int, Words] | None = None,
         *,
         is_announcing: bool = False,
@@ -203,7 +203,7 @@ class ResponseBuilder:
         self.is_announcing = is_announcing
         self._has_begun = False
         self._chars = 0
-        self._ids = (turn, response_no, attempt)
+        self._ids = (ref.turn, ref.response_no, ref.attempt)
         self._shown = dict(shown or {})
         """What is still to be said again."""
         self._parts: list[ResponsePart] = []
@@ -258,7 +258,16 @@ class ResponseBuilder:
         self._has_begun = True
         if not self.is_announcing:
             return ()
-        return (Delta(*self._ids, part, "thinking", "", requested=requested, signature=signature),)
+        return (
+            Delta(
+                *self._ids,
+                part,
+                "thinking",
+                "",
+                requested=requested,
+                signature=signature,
+            ),
+        )
 
     def response(self) -> Response | None:
         """Return the whole response, or None while the model has not finished or its output is empty.

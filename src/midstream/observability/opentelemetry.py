@@ -18,8 +18,8 @@ from typing_extensions import override
 from midstream.extras import extra
 from midstream.observability.observers import Introduced, Observer
 from midstream.session.child_names import PART_MARK
-from midstream.session.intervals import OK, OPEN_MAX, Interval, IntervalKind, Intervals
 from midstream.session.records import Record
+from midstream.session.turn_durations import OK, OPEN_MAX, Interval, IntervalKind, Intervals
 from midstream.version import __version__
 
 with extra("otel"):

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from midstream.extras import extra
 from midstream.observability.observers import Observer
-from midstream.session.intervals import Interval, IntervalKind, Intervals
 from midstream.session.records import QuestionAsked, Record, ReuseDecided, StallNoticed
+from midstream.session.turn_durations import Interval, IntervalKind, Intervals
 
 with extra("prometheus"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

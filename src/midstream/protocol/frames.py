@@ -29,6 +29,12 @@ COALESCE_S_MAX = 0.1
 """Seconds for which events may be held back; from there on a person sees it."""
 IN_FLIGHT_MAX = 64
 """Commands a client may have sent and not seen acknowledged."""
+CANCEL_AFTER_S_MAX = 3600.0
+"""Seconds a turn may be left alone where its client wants it stopped after some."""
+KEY_CHARS_MAX = 256
+"""Characters of a stream key or of a secret."""
+NUMBER_MAX = 2**53
+"""The last number JavaScript counts to."""
 EVENT_DIGITS_MAX = 19
 """Of each number of an event id, zeros in front of it included."""
 EVENT_ID_CHARS_MAX = 2 * EVENT_DIGITS_MAX + 1
@@ -41,6 +47,14 @@ EVENTS_PER_FRAME_MAX = 512
 """Records in one `events` frame; replay sends frames of this many."""
 HEARTBEAT_S = 10.0
 """Seconds of silence after which a server sends a heartbeat; three missed ones end a connection."""
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+# Two forms that `open_fields.check_word` and `EventId.parse` verify; here they are for schemas.
+Word = Annotated[
+    str, Meta(extra_json_schema={"maxLength": KEY_CHARS_MAX, "pattern": "^[!-~]([ -~]*[!-~])?$|^$"})
+]
+EventIdText = Annotated[
+    str, Meta(extra_json_schema={"format": "event-id", "pattern": "^(0|[0-9]{1,18}-[0-9]{1,18})$"})
+]
 
 
 class EventId(Struct, frozen=True, gc=False, order=True):
@@ -111,16 +125,16 @@ class Open(Struct, frozen=True, gc=False, tag="open", tag_field="type", omit_def
         old_secret: What the secret was before the client changed it; "" where it did not.
     """
 
-    stream: str = ""
-    secret: str = ""
-    event_id: str | None = None
-    next_seqno: int = 0
-    connection: int = 0
-    cancel_after_s: float | None = None
-    version: int = PROTOCOL_VERSION
+    stream: Word = ""
+    secret: Word = ""
+    event_id: EventIdText | None = None
+    next_seqno: Number = 0
+    connection: Number = 0
+    cancel_after_s: Annotated[float, Meta(ge=0, le=CANCEL_AFTER_S_MAX)] | None = None
+    version: Annotated[int, Meta(ge=1)] = PROTOCOL_VERSION
     snapshots: SnapshotWhen = SnapshotWhen.NEVER
-    coalesce_s: float = 0.0
-    old_secret: str = ""
+    coalesce_s: Annotated[float, Meta(ge=0, le=COALESCE_S_MAX)] = 0.0
+    old_secret: Word = ""
 
     def __repr__(self) -> str:
         return f"Open(stream={self.stream!r}, event_id={self.event_id!r}, next_seqno={self.next_seqno})"

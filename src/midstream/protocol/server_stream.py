@@ -72,6 +72,7 @@ from midstream.protocol.frames import (
 from midstream.protocol.open_fields import check_open, opened_by
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.session.calls import Site
+from midstream.session.references import CallRef
 from midstream.session.retention import Retention
 from midstream.session.session import COMMANDS_MAX, Received, Session, StreamState, fenced
 from midstream.session.turn.commands import (
@@ -662,9 +663,7 @@ def _command_of(payload: Payload, seqno: int) -> Command:
 def answer_of(payload: AnswerPayload) -> Answer:
     """Return the command that a person's answer is."""
     return Answer(
-        payload.turn,
-        payload.response,
-        payload.call_id,
+        CallRef(payload.turn, payload.response, payload.call_id),
         payload.digest,
         payload.choice,
         payload.text,

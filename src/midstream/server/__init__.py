@@ -1,4 +1,4 @@
-"""The ASGI server: the app, who may use it, and how much."""
+"""The ASGI apps: the server and the gateway, authentication, rights and limits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from midstream.server.auth.access import token_file as token_file
     from midstream.server.auth.access import tokens as tokens
     from midstream.server.auth.principals import Principal as Principal
+    from midstream.server.gateway_app import Gateway as Gateway
+    from midstream.server.gateway_app import gateway as gateway
     from midstream.server.limits import Limits as Limits
 
 __getattr__, __dir__, __all__ = lazy_names(
@@ -28,6 +30,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "server.app": "App asgi",
         "server.auth.access": ("Access bearer cookie first_of proxy_user this_user token_file tokens"),
         "server.auth.principals": "Principal",
+        "server.gateway_app": "Gateway gateway",
         "server.limits": "Limits",
     },
 )

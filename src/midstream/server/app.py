@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Route, Router, WebSocketRoute
@@ -27,9 +27,9 @@ from midstream.observability.observers import Observer
 from midstream.protocol.stream_settings import StreamSettings
 from midstream.server.api.http_endpoints import EventsEndpoint, HttpEndpoints, StreamCutError
 from midstream.server.api.metrics import Metrics, MetricsPage
-from midstream.server.api.openapi import openapi_route
 from midstream.server.api.probe_endpoint import ProbeEndpoints
 from midstream.server.api.problems import internal_problem, problem_of, problem_of_http, refuse
+from midstream.server.api.route_table import OpenApiEndpoint, routes_of
 from midstream.server.auth.access import Access
 from midstream.server.auth.access_routes import AccessRoutes
 from midstream.server.auth.cors import Cors
@@ -142,7 +142,7 @@ class App:
         self._is_started = False
         self._router = _router_of(host, connections, door)
         if page is not None:
-            self._router.routes.append(Metrics(page, self._figures).route())
+            self._router.routes += routes_of(Metrics(page, self._figures))
         self._cors = Cors(self._answered, allowed_origins)
 
     @property
@@ -331,21 +331,27 @@ class _Routes(Router):
 
 
 def _router_of(host: Host, connections: Connections, door: AuthMiddleware) -> _Routes:
-    events = EventsEndpoint(host, connections)
-    stream = WebSocketEndpoint(host, connections)
-    routes = [
-        *HttpEndpoints(host, connections).routes(),
-        *(AccessRoutes(door).routes() if door.access is not None else ()),
-        *ViewerRoutes(host, door).routes(),
-        Route(f"{_ONE}/commands", CommandsEndpoint(host, connections), methods=["POST"]),
-        Route(f"{_ONE}/events", events, methods=["GET", "POST"]),
-        Route(f"{_ONE}/poll", PollEndpoint(host, connections), methods=["GET", "POST"]),
-        WebSocketRoute(f"{_ONE}/stream", stream),
-        *ProbeEndpoints(host.world).routes(),
-        openapi_route(),
-        *page_routes(),
+    probe = ProbeEndpoints(host.world)
+    endpoints: list[Any] = [
+        HttpEndpoints(host, connections),
+        CommandsEndpoint(host, connections),
+        EventsEndpoint(host, connections),
+        PollEndpoint(host, connections),
+        probe,
+        OpenApiEndpoint(),
     ]
-    return _Routes(routes)
+    if door.access is not None:
+        endpoints.append(AccessRoutes(door))
+    if door.access is not None or host.locks is not None:
+        endpoints.append(ViewerRoutes(host, door))
+    return _Routes(
+        [
+            *(route for each in endpoints for route in routes_of(each)),
+            WebSocketRoute(f"{_ONE}/stream", WebSocketEndpoint(host, connections)),
+            WebSocketRoute("/v1/probe/stream", probe.stream),
+            *page_routes(),
+        ]
+    )
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 - ASGI's shape

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from midstream.errors import SessionBusyError, UsageError
 from midstream.history.messages import Outcome, Response, ToolResult, UserMessage
 from midstream.session import session as sessions
-from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, CallVerdict, closing_result, judge
+from midstream.session.calls import UNKNOWN_CONTENT, CallPlan, closing_result
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
@@ -36,6 +36,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.rerun_policy import CallVerdict, judge
 from midstream.session.session import Received, Session
 from midstream.session.turn.commands import Refused, SendMessage
 from midstream.session.turn.deciding import partial_response

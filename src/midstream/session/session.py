@@ -215,7 +215,7 @@ class Session(Struct, frozen=True, gc=False):
     node: str = ""
     """Who began the last epoch."""
     suspected: int = 0
-    """Deaths of nodes since the last message that the open turn may have caused: see `midstream.session.suspects`."""
+    """Deaths of nodes since the last message that the open turn may have caused: see `session.crash_suspects`."""
     application: Application = NO_APPLICATION
     """Requests of a client application that resends the conversation; see `midstream.session.applications`."""
 

@@ -18,7 +18,7 @@ from midstream.errors import MidstreamError
 from midstream.history.messages import Outcome, Step
 from midstream.protocol.frames import EventId
 from midstream.session import session as sessions
-from midstream.session.calls import RERUNS_MAX, CallPlan, Choice, OnDoubt, Site
+from midstream.session.calls import CallPlan, Choice, OnDoubt, Site
 from midstream.session.records import (
     AttemptContinued,
     AttemptFailed,
@@ -46,6 +46,7 @@ from midstream.session.records import (
     TurnStatus,
     decode,
 )
+from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.store.contract import StoredRecord
 
 

@@ -1,7 +1,7 @@
 """Faults of a pooled upstream, their situations, and the required results: data, and a suite for any.
 
-`MATRIX` is the whole of it, one `Case` for each situation and fault. An upstream's own tests run it against its real
-software, with the scripted other end that `midstream.testing.upstream_contract` asks for:
+`MATRIX` is the whole of it, one `Case` for each situation and each fault that can occur in it. An upstream's own tests
+run it against its real software, with the scripted other end that `midstream.testing.upstream_contract` asks for:
 
     class TestMyUpstreamPooled(PoolContract):
         @pytest.fixture
@@ -128,8 +128,6 @@ _BEGUN_ANEW = {
 def _case(situation: PoolSituation, fault: UpstreamFault) -> Case:
     is_fresh = situation is PoolSituation.FIRST or situation in _REPLAYED
     is_felt = not is_fresh if fault in _TOUCHES_RESUMED else True
-    if fault is UpstreamFault.WRONG_ID:
-        is_felt = situation is PoolSituation.RESTARTED
     # Nobody sees the answer to the first of two messages: it may break off unnoticed.
     is_seen = situation is not PoolSituation.QUEUED
     is_answered = fault is not UpstreamFault.KEY_REFUSED and not (fault is UpstreamFault.DIES and is_seen)
@@ -138,10 +136,19 @@ def _case(situation: PoolSituation, fault: UpstreamFault) -> Case:
     return Case(situation, fault, is_answered, is_replayed)
 
 
+def _can_occur(situation: PoolSituation, fault: UpstreamFault) -> bool:
+    if fault is UpstreamFault.WRONG_ID:
+        return situation is PoolSituation.RESTARTED  # the only resumption
+    return not (fault in _TOUCHES_RESUMED and situation is PoolSituation.FIRST)
+
+
 MATRIX: tuple[Case, ...] = tuple(
-    _case(situation, fault) for situation in PoolSituation for fault in UpstreamFault
+    _case(situation, fault)
+    for situation in PoolSituation
+    for fault in UpstreamFault
+    if _can_occur(situation, fault)
 )
-"""Every situation with every fault."""
+"""Every situation with every fault that can occur in it."""
 
 
 class TakenMessage(Protocol):
@@ -369,8 +376,7 @@ def _break(host: _Host, case: Case) -> None:
             for agent in agents:
                 host.peer.be_busy(agent)
         case UpstreamFault.WRONG_ID:
-            if case.situation is PoolSituation.RESTARTED:
-                host.peer.echo_wrong_id()  # anywhere else it would wait for the next resumption
+            host.peer.echo_wrong_id()
         case UpstreamFault.SILENT:
             host.peer.hang()
         case UpstreamFault.MUTE:

@@ -34,6 +34,7 @@ from midstream.models.responses import (
     TextDelta,
     ToolCallRequested,
 )
+from midstream.session.references import AttemptRef
 from midstream.tools.function_tools import CallContext, Tool, plan_call, run_call, tool
 
 WAIT_S = 50.0
@@ -90,7 +91,7 @@ async def steps_of(model: Model, text: str, tools: list[Tool]) -> AsyncIterator[
     known = {each.name: each for each in tools}
     request = asked(text, tools)
     for number in range(RESPONSES_MAX):
-        builder = ResponseBuilder(1, number, 1)
+        builder = ResponseBuilder(AttemptRef(1, number, 1))
         for event in await events_of(model, request):
             builder.add(event)
         response = builder.response()

@@ -4,7 +4,7 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.history.codecs.format_registry import FORMATS, format_named
-from midstream.history.profiles import PROFILES
+from midstream.history.profiles import PROFILES, WIRES
 
 
 def test_every_format_names_profiles_there_are() -> None:
@@ -12,7 +12,7 @@ def test_every_format_names_profiles_there_are() -> None:
         form = format_named(name)
         assert form.name == name
         assert form.profile in PROFILES
-        assert form.wire == "" or form.wire in PROFILES
+        assert form.wire == "" or form.wire in WIRES
 
 
 def test_an_unknown_format_is_refused_with_those_there_are() -> None:

@@ -1,7 +1,7 @@
 """What holds of every history, for every format and profile (HISTORY-1 to HISTORY-8), searched by Hypothesis.
 
-The quick part searches every format with its own profile and with those it is met with; the slow part every
-format with every profile, and longer.
+Every format is searched with its own profile and with those it is met with; the slow part searches every format with
+every profile.
 """
 
 # ruff: noqa: ANN401 - a history may hold anything
@@ -265,18 +265,9 @@ def test_calls_get_signatures_where_an_accident_took_the_end_of_their_turn() -> 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=NAMED)
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-@quick
-@given(data=st.data())
-def test_it_holds(search: Search, pair: Pair, data: st.DataObject) -> None:
-    search(pair, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", SEARCHES, ids=NAMED)
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
 @longer
 @given(data=st.data())
-def test_it_holds_for_long(search: Search, pair: Pair, data: st.DataObject) -> None:
+def test_it_holds(search: Search, pair: Pair, data: st.DataObject) -> None:
     search(pair, data)
 
 

@@ -6,54 +6,22 @@ import asyncio
 import json
 
 import pytest
-from starlette.routing import Route
 
-from midstream.engine.agent import Agent
-from midstream.observability.prometheus import Prometheus
-from midstream.protocol.frames import Open
-from midstream.server.api.openapi import OPERATIONS, ReaderOpen, StreamOpen, description
-from midstream.server.app import asgi
-from midstream.server.auth.access import Access, bearer
-from midstream.store.memory import MemoryStore
-from midstream.testing.scripted_model import ScriptedModel
+from midstream.server.api.route_table import document
 from tests.server.api_search import SCHEMATHESIS, described, looking
 from tests.server.serving import KEYS, command, make_app, served
 
-NOT_OF_PROGRAMS = {"/"}
-"""The page; WebSockets are no part of OpenAPI."""
-
-
-def test_every_route_is_described_and_every_description_has_a_route() -> None:
-    app = asgi(
-        Agent(ScriptedModel([])),
-        store=MemoryStore(),
-        access=Access(authenticate=bearer(lambda _: None)),
-        observers=[Prometheus()],
-    )
-    routes = {
-        (method, route.path)
-        for route in app._router.routes
-        if isinstance(route, Route) and route.path not in NOT_OF_PROGRAMS
-        for method in (route.methods or {"GET"}) - {"HEAD"}
-    }
-    assert {(each.method, each.path) for each in OPERATIONS} == routes
-
 
 def test_every_reference_within_it_leads_somewhere() -> None:
-    told = json.dumps(description())
-    names = set(description()["components"]["schemas"])
+    told = json.dumps(document())
+    names = set(document()["components"]["schemas"])
     assert {each.partition('"')[0] for each in told.split("#/components/schemas/")[1:]} <= names
-
-
-def test_an_open_is_described_with_all_it_has() -> None:
-    for kind in (ReaderOpen, StreamOpen):
-        assert {*kind.__struct_fields__} == {*Open.__struct_fields__}
 
 
 async def test_a_frame_that_is_no_command_needs_no_stream_as_described() -> None:
     headers = {
         each["name"]: each["required"]
-        for each in description()["paths"]["/v1/sessions/{session_id}/commands"]["post"]["parameters"]
+        for each in document()["paths"]["/v1/sessions/{session_id}/commands"]["post"]["parameters"]
         if each["in"] == "header"
     }
     async with served(make_app()) as server:
@@ -66,7 +34,7 @@ async def test_a_frame_that_is_no_command_needs_no_stream_as_described() -> None
 async def test_it_is_served() -> None:
     async with served(make_app()) as server:
         answer = await server.http.get("/v1/openapi.json")
-    assert (answer.status_code, answer.json()) == (200, json.loads(json.dumps(description())))
+    assert (answer.status_code, answer.json()) == (200, json.loads(json.dumps(document())))
 
 
 @pytest.mark.skipif(

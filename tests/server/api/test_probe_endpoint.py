@@ -9,12 +9,12 @@ import pytest
 import websockets
 
 from midstream.protocol.sse import SseDecoder
-from midstream.server.api.probe_endpoint import CHUNKS, PROBES_MAX
+from midstream.server.api.probe_endpoint import PROBES_MAX
 from tests.server.serving import WAIT_S, Socket, called, make_app, served
 from tests.spec import spec
 
-FAST = "chunks=3&every_ms=1"
-THREE = [{"probe": 0}, {"probe": 1}, {"probe": 2}]
+FAST = "every_ms=1"
+CHUNKS = [{"probe": number} for number in range(5)]
 
 
 @spec("STREAM-45")
@@ -22,32 +22,26 @@ async def test_chunks_are_numbered_over_every_transport() -> None:
     async with served(make_app()) as server, asyncio.timeout(WAIT_S):
         answer = await server.http.get(f"/v1/probe/events?{FAST}")
         assert answer.headers["content-type"].startswith("text/event-stream")
-        assert [json.loads(event.data) for event in SseDecoder().feed(answer.content)] == THREE
-        polled = [(await server.http.get(f"/v1/probe/poll?n={n}&{FAST}")).json() for n in range(3)]
-        assert polled == THREE
+        assert [json.loads(event.data) for event in SseDecoder().feed(answer.content)] == CHUNKS
+        polled = [(await server.http.get(f"/v1/probe/poll?n={n}&{FAST}")).json() for n in range(5)]
+        assert polled == CHUNKS
         async with Socket(_socket(server.url, FAST)) as socket:
-            assert [await socket.hear() for _ in range(3)] == THREE
+            assert [await socket.hear() for _ in CHUNKS] == CHUNKS
             assert await socket.hear_close() == (1000, "")
         echoed = await server.http.post("/v1/probe/chunks", content=b"anything")
         assert (echoed.status_code, echoed.content) == (200, b"anything")
 
 
-async def test_without_wishes_there_are_as_many_as_a_doctor_needs() -> None:
-    async with served(make_app()) as server, asyncio.timeout(WAIT_S):
-        answer = await server.http.get("/v1/probe/events?every_ms=1")
-        assert len(SseDecoder().feed(answer.content)) == CHUNKS
-
-
-@pytest.mark.parametrize("query", ["chunks=0", "chunks=21", "every_ms=0", "every_ms=1001", "chunks=many"])
+@pytest.mark.parametrize("query", ["every_ms=0", "every_ms=1001", "every_ms=long"])
 async def test_nobody_is_told_chunks_for_long(query: str) -> None:
     async with called(make_app()) as client:
         assert (await client.get(f"/v1/probe/events?{query}")).status_code == 400
-        assert (await client.get("/v1/probe/poll?n=21")).status_code == 400
+        assert (await client.get("/v1/probe/poll?n=5")).status_code == 400
 
 
 async def test_only_so_many_probes_are_under_way_and_those_that_hang_up_count_no_more() -> None:
     async with served(make_app()) as server, asyncio.timeout(WAIT_S):
-        sockets = [_socket(server.url, "chunks=20&every_ms=1000") for _ in range(PROBES_MAX)]
+        sockets = [_socket(server.url, "every_ms=1000") for _ in range(PROBES_MAX)]
         made = [await socket for socket in sockets]
         for socket in made:
             await socket.recv()

@@ -14,7 +14,8 @@ import websockets
 
 from midstream.engine.agent import Agent
 from midstream.observability.prometheus import Prometheus
-from midstream.server.api.openapi import OPERATIONS, Operation
+from midstream.server.api.openapi import Operation
+from midstream.server.api.route_table import OPERATIONS
 from midstream.server.app import asgi
 from midstream.server.auth.access import Access, bearer
 from midstream.server.auth.principals import Principal

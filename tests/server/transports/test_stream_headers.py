@@ -43,9 +43,9 @@ def test_the_common_names_are_as_good() -> None:
 
 
 @spec("STREAM-37")
-@pytest.mark.parametrize("said", ["", "-1", "101", "1e1", "²", "1" * 5000])
+@pytest.mark.parametrize("said", ["", "-1", "101", "1x", "²", "1" * 5000])
 def test_what_is_no_time_to_hold_events_back_is_refused(said: str) -> None:
-    with pytest.raises(UsageError, match="from 0 to 100"):
+    with pytest.raises(UsageError, match="coalesce_ms"):
         open_of(asked(f"coalesce_ms={said}"))
     assert open_of(asked("coalesce_ms=20")).coalesce_s == 0.02
 

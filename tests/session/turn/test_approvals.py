@@ -26,6 +26,7 @@ from midstream.session.records import (
     TurnStatus,
     sync_of,
 )
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.approvals import QUESTIONS_MAX
 from midstream.session.turn.commands import (
     Answer,
@@ -60,13 +61,13 @@ ASKED = QuestionAsked(
 )
 WITHDRAWN = QuestionClosed(1, 1, "leave-1", CloseReason.WITHDRAWN, AT)
 ALLOWED = QuestionAnswered(1, 1, "leave-1", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT)
-MODEL = CallModel(1, 1, 1)
-TELL = AnswerAgent(1, 1, 1, "leave-1")
-USE = UseAnswer(1, 1, 1, "leave-1")
+MODEL = CallModel(AttemptRef(1, 1, 1))
+TELL = AnswerAgent(AttemptRef(1, 1, 1), "leave-1")
+USE = UseAnswer(AttemptRef(1, 1, 1), "leave-1")
 
 
 def allows(question_id: str = "leave-1", choice: Choice = Choice.ALLOW, **more: str) -> Answer:
-    return Answer(1, 1, question_id, **{"digest": DIGEST, "choice": choice, **more})  # type: ignore[arg-type]
+    return Answer(CallRef(1, 1, question_id), **{"digest": DIGEST, "choice": choice, **more})  # type: ignore[arg-type]
 
 
 def is_waiting(state: TurnState) -> bool:
@@ -118,7 +119,7 @@ def test_nothing_is_used_that_nobody_decided_or_that_came_too_late() -> None:
         assert refused(state, USE) == "question_closed"
     cut = told(say(), wants(), allows(), fails())
     assert refused(cut, USE) == "question_closed"
-    assert refused(cut, UseAnswer(1, 1, 2, "leave-1")) == "question_closed"
+    assert refused(cut, UseAnswer(AttemptRef(1, 1, 2), "leave-1")) == "question_closed"
 
 
 @spec("TURN-77", "TURN-33")
@@ -171,7 +172,7 @@ def test_whatever_ends_the_attempt_closes_its_questions_first() -> None:
 
 @spec("TURN-80")
 def test_an_agent_that_goes_on_without_an_answer_closes_its_question() -> None:
-    dropped = PermissionWithdrawn(1, 1, 1, "leave-1")
+    dropped = PermissionWithdrawn(AttemptRef(1, 1, 1), "leave-1")
     records, state = decided(told(say(), wants()), dropped)
     assert records == (WITHDRAWN,)
     assert refused(state, allows()) == "question_closed"
@@ -184,8 +185,8 @@ def test_an_agent_that_goes_on_without_an_answer_closes_its_question() -> None:
 @spec("TURN-80")
 def test_when_its_time_is_over_the_agent_is_told_that_nobody_answered() -> None:
     waiting = told(say(), wants(answer_s=60.0))
-    assert pending_work(waiting) == (MODEL, AwaitPerson(1, 1, "leave-1", AT + 60.0))
-    expired = QuestionExpired(1, 1, "leave-1")
+    assert pending_work(waiting) == (MODEL, AwaitPerson(CallRef(1, 1, "leave-1"), AT + 60.0))
+    expired = QuestionExpired(CallRef(1, 1, "leave-1"))
     assert decided(waiting, expired, at=AT + 59.0)[0] == ()
     records, state = decided(waiting, expired, at=AT + 60.0)
     assert records == (QuestionClosed(1, 1, "leave-1", CloseReason.EXPIRED, AT + 60.0),)
@@ -208,7 +209,7 @@ def test_a_new_node_closes_the_question_and_begins_the_next_attempt_however_long
 def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question_once() -> None:
     cut = after(told(say(), wants(), allows(text="go", by="ann")), EpochStarted(2, "next", AT), epoch=2)
     _, state = decided(cut, Recover(), epoch=2)
-    assert pending_work(state) == (CallModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
     other, _ = decided(state, wants("leave-2", "another", attempt=2), epoch=2)
     assert [type(each) for each in other] == [QuestionAsked]
     vague, _ = decided(state, wants("leave-2", attempt=2, is_vague=True), epoch=2)
@@ -221,7 +222,10 @@ def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question
     assert answered == QuestionAnswered(
         1, 1, "leave-2", QuestionKind.APPROVAL, DIGEST, Choice.ALLOW, AT, "go", by="ann"
     )
-    assert pending_work(state) == (CallModel(1, 1, 2), AnswerAgent(1, 1, 2, "leave-2"))
+    assert pending_work(state) == (
+        CallModel(AttemptRef(1, 1, 2)),
+        AnswerAgent(AttemptRef(1, 1, 2), "leave-2"),
+    )
     again, _ = decided(state, wants("leave-3", attempt=2), epoch=2)
     assert [type(each) for each in again] == [QuestionAsked]  # used up
 
@@ -229,7 +233,7 @@ def test_an_answer_that_no_agent_heard_holds_for_the_next_attempts_same_question
 @spec("TURN-79")
 def test_what_expired_is_asked_again() -> None:
     waiting = told(say(), wants(answer_s=60.0))
-    _, expired = decided(waiting, QuestionExpired(1, 1, "leave-1"), at=AT + 60.0)
+    _, expired = decided(waiting, QuestionExpired(CallRef(1, 1, "leave-1")), at=AT + 60.0)
     _, state = decided(expired, fails(), at=AT + 61.0)
     records, _ = decided(state, wants("leave-2", attempt=2), at=AT + 62.0)
     assert [type(each) for each in records] == [QuestionAsked]

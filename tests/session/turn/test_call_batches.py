@@ -13,7 +13,6 @@ from midstream.session.calls import (
     NO_DECISION_CONTENT,
     NO_RESPONSE_CONTENT,
     NOT_STARTED_CONTENT,
-    RERUNS_MAX,
     SKIPPED_CONTENT,
     UNKNOWN_CONTENT,
     CallPlan,
@@ -41,6 +40,8 @@ from midstream.session.records import (
     TurnStatus,
     sync_of,
 )
+from midstream.session.references import AttemptRef, CallRef
+from midstream.session.rerun_policy import RERUNS_MAX
 from midstream.session.turn.commands import (
     CallProbed,
     CallProgress,
@@ -101,13 +102,13 @@ def test_all_approvals_are_asked_at_once_and_calls_keep_their_order() -> None:
         CallStarted(1, 1, "a", 1, AT),
     )
     _, state = decided(state, ended("a"))
-    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
 
 
 @spec("TURN-32")
 def test_reading_calls_before_it_do_not_wait_for_a_person() -> None:
     _, state = decided(told(say()), asks(reads("a"), needs_approval("b")))
-    assert pending_work(state) == (RunCall(1, 1, "a", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1),)
 
 
 @spec("TURN-33")
@@ -117,7 +118,7 @@ def test_what_is_declined_is_told_to_the_model_with_the_reason() -> None:
         CallEnded(1, 1, ToolResult("a", f"{DENIED_CONTENT} They said: too dear", Outcome.DENIED), AT)
         in records
     )
-    assert pending_work(state) == (CallModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-33")
@@ -137,7 +138,7 @@ def test_a_person_may_change_the_arguments_and_the_model_is_told() -> None:
 def test_an_answer_is_bound_to_the_arguments_it_was_shown() -> None:
     state = told(say(), asks(needs_approval("a")))
     other = responses("a", Choice.ALLOW)
-    other = type(other)(1, 1, "a", digest_of("work", '{"amount": 1000}'), Choice.ALLOW)
+    other = type(other)(CallRef(1, 1, "a"), digest_of("work", '{"amount": 1000}'), Choice.ALLOW)
     with pytest.raises(Refused) as refused:
         decide(state, other, epoch=1, at=AT)
     assert isinstance(refused.value.error, AnswerMismatchError)
@@ -171,9 +172,9 @@ def test_nobody_can_answer_what_nobody_asked(state: TurnState) -> None:
 @spec("TURN-34")
 def test_a_question_expires_where_it_has_a_limit() -> None:
     state = told(say(), asks(needs_approval("a", answer_s=60.0)))
-    assert pending_work(state) == (AwaitPerson(1, 1, "a", AT + 60.0),)
-    assert decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 59.0) == ()
-    records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
+    assert pending_work(state) == (AwaitPerson(CallRef(1, 1, "a"), AT + 60.0),)
+    assert decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 59.0) == ()
+    records = decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 60.0)
     assert records[0] == CallEnded(1, 1, ToolResult("a", NO_DECISION_CONTENT, Outcome.CANCELLED), AT + 60.0)
 
 
@@ -181,7 +182,7 @@ def test_a_question_expires_where_it_has_a_limit() -> None:
 def test_a_wait_for_a_person_survives_nodes_and_days() -> None:
     state = _found_by_the_next_node(needs_approval("a"), at=AT + 100 * LOOK_BACK_S)
     _, state = decided(state, responses("a", Choice.ALLOW), epoch=2)
-    assert pending_work(state) == (RunCall(1, 1, "a", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1),)
 
 
 @spec("TURN-35")
@@ -210,7 +211,7 @@ def test_a_cancel_closes_what_waits_for_a_person() -> None:
 def test_a_question_is_answered_in_words() -> None:
     records, state = decided(told(say()), asks(at_person("a"), reads("b")))
     assert QuestionAsked(1, 1, "a", QuestionKind.QUESTION, DIGEST, AT, "Which one?") in records
-    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
     records, _ = decided(state, responses("a", Choice.RESPOND, "the blue one"))
     assert records[1] == CallEnded(1, 1, ToolResult("a", "the blue one"), AT)
 
@@ -218,7 +219,7 @@ def test_a_question_is_answered_in_words() -> None:
 @spec("TURN-34")
 def test_a_question_nobody_answers_is_closed() -> None:
     state = told(say(), asks(at_person("a", answer_s=60.0)))
-    records = decide(state, QuestionExpired(1, 1, "a"), epoch=1, at=AT + 60.0)
+    records = decide(state, QuestionExpired(CallRef(1, 1, "a")), epoch=1, at=AT + 60.0)
     assert records[0] == CallEnded(1, 1, ToolResult("a", NO_RESPONSE_CONTENT, Outcome.CANCELLED), AT + 60.0)
 
 
@@ -238,7 +239,7 @@ def test_a_held_call_has_the_outcome_a_person_gives_it(choice: Choice, text: str
     state = _found_by_the_next_node(writes("a", OnDoubt.HOLD))
     records, state = decided(state, responses("a", choice, text), epoch=2)
     assert CallEnded(1, 1, result, AT) in records
-    assert pending_work(state) == (CallModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-36")
@@ -246,33 +247,33 @@ def test_a_held_call_runs_again_where_a_person_says_so() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.HOLD), writes("b"))
     assert pending_work(state) == ()
     _, state = decided(state, responses("a", Choice.RERUN), epoch=2)
-    assert pending_work(state) == (RunCall(1, 1, "a", 2),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 2),)
 
 
 @spec("TURN-37")
 def test_a_call_in_doubt_is_probed_and_its_outcome_taken() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE), writes("b"))
-    assert pending_work(state) == (ProbeCall(1, 1, "a"),)
-    _, state = decided(state, CallProbed(1, 1, "a", ToolResult("a", "sent")), epoch=2)
-    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+    assert pending_work(state) == (ProbeCall(CallRef(1, 1, "a")),)
+    _, state = decided(state, CallProbed(CallRef(1, 1, "a"), ToolResult("a", "sent")), epoch=2)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
 
 
 @spec("TURN-37")
 def test_what_did_not_happen_runs_again_a_bounded_number_of_times() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
     for run in range(2, RERUNS_MAX + 2):
-        _, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=run)
-        assert pending_work(state) == (RunCall(1, 1, "a", run),)
+        _, state = decided(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=run)
+        assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), run),)
         state = after(state, EpochStarted(run + 1, "next", AT), epoch=run + 1)
         _, state = decided(state, Recover(), epoch=run + 1)
-    records, _ = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=9)
+    records, _ = decided(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=9)
     assert CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT) in records
 
 
 @spec("TURN-37")
 def test_where_the_outside_world_cannot_tell_the_outcome_is_unknown() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.PROBE))
-    records, _ = decided(state, CallProbed(1, 1, "a"), epoch=2)
+    records, _ = decided(state, CallProbed(CallRef(1, 1, "a")), epoch=2)
     assert CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT) in records
 
 
@@ -282,7 +283,7 @@ def test_an_node_that_dies_while_probing_leaves_the_probe_to_the_next() -> None:
     state = after(state, EpochStarted(3, "third", AT), epoch=3)
     records, state = decided(state, Recover(), epoch=3)
     assert records == ()
-    assert pending_work(state) == (ProbeCall(1, 1, "a"),)
+    assert pending_work(state) == (ProbeCall(CallRef(1, 1, "a")),)
 
 
 @spec("TURN-37", "TURN-35")
@@ -290,7 +291,7 @@ def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
     state = told(say(), asks(needs_approval("a", OnDoubt.PROBE)), responses("a", Choice.ALLOW))
     state = after(state, EpochStarted(2, "next", AT), epoch=2)
     _, state = decided(state, Recover(), epoch=2)
-    records, state = decided(state, CallProbed(1, 1, "a", may_run=True), epoch=2)
+    records, state = decided(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=2)
     assert records == (QuestionAsked(1, 1, "a", QuestionKind.APPROVAL, DIGEST, AT, "Sure?"),)
     records, state = decided(state, responses("a", Choice.ALLOW, arguments='{"x": 1}'), epoch=2)
     assert records[-1] == CallStarted(1, 1, "a", 2, AT, arguments='{"x": 1}')
@@ -299,9 +300,9 @@ def test_what_needs_approval_and_did_not_happen_is_asked_anew() -> None:
 @spec("TURN-9", "TURN-37")
 @pytest.mark.parametrize("plan", [writes("a"), writes("a", OnDoubt.HOLD)], ids=["unknown", "hold"])
 def test_a_probe_of_what_is_not_being_probed_changes_nothing(plan: CallPlan) -> None:
-    assert decide(told(say(), asks(plan)), CallProbed(1, 1, "a", may_run=True), epoch=1, at=AT) == ()
+    assert decide(told(say(), asks(plan)), CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=1, at=AT) == ()
     state = _found_by_the_next_node(plan)
-    assert decide(state, CallProbed(1, 1, "a", may_run=True), epoch=2, at=AT) == ()
+    assert decide(state, CallProbed(CallRef(1, 1, "a"), may_run=True), epoch=2, at=AT) == ()
 
 
 @spec("TURN-36")
@@ -320,7 +321,7 @@ def test_a_cancel_leaves_a_call_in_doubt_unknown() -> None:
 @spec("TURN-13")
 def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
     state = _found_by_the_next_node(writes("a", OnDoubt.IN_TRANSACTION))
-    assert pending_work(state) == (RunCall(1, 1, "a", 2),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 2),)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------
@@ -329,10 +330,10 @@ def test_what_is_one_transaction_with_its_outcome_runs_again() -> None:
 @spec("TURN-38")
 def test_a_running_tool_says_how_far_it_is() -> None:
     state = told(say(), asks(writes("a"), writes("b")))
-    records, after_it = decided(state, CallProgress(1, 1, "a", 1, "half way"))
+    records, after_it = decided(state, CallProgress(CallRef(1, 1, "a"), 1, "half way"))
     assert records == (CallProgressed(1, 1, "a", 1, "half way", AT),)
     assert after_it == state
-    assert decide(state, CallProgress(1, 1, "b", 1, "not started"), epoch=1, at=AT) == ()
+    assert decide(state, CallProgress(CallRef(1, 1, "b"), 1, "not started"), epoch=1, at=AT) == ()
 
 
 @spec("TURN-6")

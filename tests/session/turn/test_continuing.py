@@ -15,6 +15,7 @@ from midstream.session.records import (
     StallNoticed,
     TurnEnded,
 )
+from midstream.session.references import AttemptRef
 from midstream.session.turn.commands import Cancel, Recover, Stalled, StallFinished
 from midstream.session.turn.deciding import decide, partial_response, words_said
 from midstream.session.turn.pending import CallModel, pending_work
@@ -49,14 +50,14 @@ def test_where_a_response_is_kept_is_in_the_journal_once() -> None:
     records, state = decided(told(say()), kept())
     assert records == (AttemptResumable(1, 1, 1, "resp_1"),)
     assert decide(state, kept(), epoch=1, at=AT) == ()
-    assert pending_work(state) == (CallModel(1, 1, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)),)
 
 
 @spec("TURN-61")
 def test_a_cut_response_that_is_kept_goes_on_as_the_same_attempt() -> None:
     records, state = decided(told(say(), kept(), heard("Half a ")), breaks())
     assert records == (FAILED, AttemptContinued(1, 1, 1, 1, AT, not_before=AT + 1.0))
-    assert pending_work(state) == (CallModel(1, 1, 1, not_before=AT + 1.0, continued=1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), not_before=AT + 1.0, continued=1),)
     assert isinstance(state, AwaitingModel)
     assert words_said(state) == {0: ("text", "Half a ")}
 
@@ -69,7 +70,7 @@ def test_a_cut_response_that_is_kept_goes_on_as_the_same_attempt() -> None:
 def test_a_new_node_takes_up_a_response_that_is_kept() -> None:
     records, state = _recovered(told(say(), kept(), heard("Half a ")))
     assert records == (AttemptContinued(1, 1, 1, 1, AT),)
-    assert pending_work(state) == (CallModel(1, 1, 1, continued=1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1), continued=1),)
 
     records, state = _recovered(state, epoch=3)
     assert records == (AttemptContinued(1, 1, 1, 2, AT),)
@@ -90,7 +91,7 @@ def test_a_new_node_takes_up_a_response_that_is_kept() -> None:
 def test_a_response_that_the_provider_forgot_is_asked_for_anew_at_once(state: TurnState) -> None:
     records, state = decided(state, forgets(), epoch=2)
     assert records == (AttemptStarted(1, 1, 2, AT),)
-    assert pending_work(state) == (CallModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
     assert isinstance(state, AwaitingModel)
     assert (state.said, state.token, state.continued) == ((), "", 0)
 

@@ -43,6 +43,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import (
     CallExpired,
     CallFinished,
@@ -102,7 +103,7 @@ def test_a_message_opens_a_turn_and_announces_the_first_model_call() -> None:
         MessageAccepted(1, UserMessage.of("hi"), AT),
         AttemptStarted(1, response=1, attempt=1, at=AT),
     )
-    assert pending_work(state) == (CallModel(1, 1, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)),)
 
 
 @spec("TURN-1")
@@ -137,7 +138,9 @@ def test_what_another_attempt_says_changes_nothing(other: dict[str, int]) -> Non
     assert decide(state, heard("x", **other), epoch=1, at=AT) == ()
     assert decide(state, answers("x", **other), epoch=1, at=AT) == ()
     other = {"turn": 1, "response": 1, "attempt": 1, **other}
-    failed = ModelFailed(other["turn"], other["response"], other["attempt"], "x", "x", is_retriable=True)
+    failed = ModelFailed(
+        AttemptRef(other["turn"], other["response"], other["attempt"]), "x", "x", is_retriable=True
+    )
     assert decide(state, failed, epoch=1, at=AT) == ()
 
 
@@ -148,7 +151,7 @@ def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
         AttemptFailed(1, 1, 1, "model_unavailable", "it broke", AT),
         AttemptStarted(1, 1, attempt=2, at=AT, not_before=AT + 1.0),
     )
-    assert pending_work(state) == (CallModel(1, 1, 2, not_before=AT + 1.0),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + 1.0),)
 
     records, state = decided(state, fails(attempt=2))
     assert records[1] == AttemptStarted(1, 1, attempt=3, at=AT, not_before=AT + 2.0)
@@ -169,7 +172,7 @@ def test_where_the_conversation_is_too_long_the_model_is_asked_again_with_less()
         HistoryCompacted(1, 1, cut=2, at=AT),
         AttemptStarted(1, 1, attempt=2, at=AT),
     )
-    assert pending_work(state) == (CallModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
 
 
 @spec("TURN-25")
@@ -203,19 +206,19 @@ def test_each_model_call_may_be_shortened_once() -> None:
 def test_a_shortened_request_has_all_its_tries() -> None:
     state = told(say(), fails(), fails(attempt=2), overflows(2, attempt=3))
     _, state = decided(state, fails(attempt=4))
-    assert pending_work(state) == (CallModel(1, 1, 5, not_before=AT + 1.0),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 5), not_before=AT + 1.0),)
 
 
 @spec("TURN-4")
 def test_a_provider_that_asks_for_more_time_gets_it() -> None:
     _, state = decided(told(say()), fails(retry_after_s=30.0))
-    assert pending_work(state) == (CallModel(1, 1, 2, not_before=AT + 30.0),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + 30.0),)
 
 
 @spec("TURN-4", "TURN-21")
 def test_no_provider_makes_a_turn_wait_for_hours() -> None:
     _, state = decided(told(say()), fails(retry_after_s=86_400.0))
-    assert pending_work(state) == (CallModel(1, 1, 2, not_before=AT + RETRY_AFTER_MAX_S),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2), not_before=AT + RETRY_AFTER_MAX_S),)
 
 
 @spec("TURN-4", "TURN-19")
@@ -256,11 +259,11 @@ def test_an_agent_that_loops_is_stopped() -> None:
 def test_nothing_is_committed_until_the_last_tool_returns() -> None:
     records, state = decided(told(say()), asks(reads("a"), reads("b")))
     assert [type(record) for record in records] == [ResponseCompleted, CallStarted, CallStarted]
-    assert pending_work(state) == (RunCall(1, 1, "a", 1), RunCall(1, 1, "b", 1))
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), RunCall(CallRef(1, 1, "b"), 1))
 
     records, state = decided(state, ended("b", "2"))
     assert records == (CallEnded(1, 1, ToolResult("b", "2"), AT),)
-    assert pending_work(state) == (RunCall(1, 1, "a", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1),)
 
     records = decide(state, ended("a", "1"), epoch=1, at=AT)
     assert records == (
@@ -272,7 +275,7 @@ def test_nothing_is_committed_until_the_last_tool_returns() -> None:
         state.response if isinstance(state, RunningCalls) else Response(()),
         (ToolResult("a", "1"), ToolResult("b", "2")),
     )
-    assert pending_work(after(state, *records)) == (CallModel(1, 2, 1),)
+    assert pending_work(after(state, *records)) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-10")
@@ -280,10 +283,10 @@ def test_calls_with_effects_run_alone_and_in_order() -> None:
     state = told(say(), asks(reads("a"), writes("b"), reads("c"), writes("d")))
     started = []
     for call_id in ("a", "b", "c", "d"):
-        assert pending_work(state) == (RunCall(1, 1, call_id, 1),)
+        assert pending_work(state) == (RunCall(CallRef(1, 1, call_id), 1),)
         started.append(call_id)
         _, state = decided(state, ended(call_id))
-    assert pending_work(state) == (CallModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-10")
@@ -299,7 +302,7 @@ def test_a_call_that_cannot_run_is_answered_and_the_others_go_on() -> None:
         CallEnded(1, 1, ToolResult("a", "There is no such tool.", Outcome.ERROR), AT),
         CallStarted(1, 1, "b", 1, AT),
     )
-    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
 
 
 @spec("TURN-11", "TURN-6")
@@ -311,7 +314,7 @@ def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
         StepCommitted,
         AttemptStarted,
     ]
-    assert pending_work(state) == (CallModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-9", "TURN-12")
@@ -323,8 +326,8 @@ def test_where_no_call_can_run_the_model_is_asked_again_at_once() -> None:
         ended("nobody"),
         ended("c", response=2),
         ended("c", turn=2),
-        CallExpired(1, 1, "a"),
-        CallExpired(1, 2, "c"),
+        CallExpired(CallRef(1, 1, "a")),
+        CallExpired(CallRef(1, 2, "c")),
         heard("x"),
         answers("x"),
         fails(),
@@ -347,7 +350,7 @@ def test_late_repeated_and_foreign_commands_change_nothing(late: Command) -> Non
         answers(),
         fails(),
         ended("a"),
-        CallExpired(1, 1, "a"),
+        CallExpired(CallRef(1, 1, "a")),
         Cancel(),
         CancelExpired(1),
         Recover(),
@@ -361,19 +364,21 @@ def test_after_the_end_nothing_but_a_message_means_anything(late: Command) -> No
 @spec("TURN-14")
 def test_a_call_at_a_client_waits_for_the_resume_window_and_then_expires() -> None:
     assert pending_work(told(say(), asks(at_client("a", timeout_s=9_000.0)))) == (
-        AwaitClient(1, 1, "a", AT + 9_000.0),
+        AwaitClient(CallRef(1, 1, "a"), AT + 9_000.0),
     )
     state = told(say(), asks(at_client("a", timeout_s=30.0)))
-    assert pending_work(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
+    assert pending_work(state) == (AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),)
 
-    records, state = decided(state, CallExpired(1, 1, "a"))
+    records, state = decided(state, CallExpired(CallRef(1, 1, "a")))
     assert records[0] == CallEnded(1, 1, unknown("a", NO_ANSWER_CONTENT), AT)
-    assert pending_work(state) == (CallModel(1, 2, 1),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)),)
 
 
 @spec("TURN-14")
 def test_a_call_at_a_client_without_a_timeout_waits_for_two_hours() -> None:
-    assert pending_work(told(say(), asks(at_client("a")))) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
+    assert pending_work(told(say(), asks(at_client("a")))) == (
+        AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),
+    )
 
 
 # --- cancel -----------------------------------------------------------------------------------------------------
@@ -395,7 +400,7 @@ def test_a_cancel_while_the_model_speaks_ends_the_turn_at_once() -> None:
 def test_a_call_that_ran_upstream_when_the_turn_was_cancelled_is_kept_as_unknown() -> None:
     runs, ran = UpstreamCall("u", "grep"), UpstreamCall("v", "ls", "{}", "x", Outcome.OK)
     deltas = (Delta(1, 1, 1, 0, "thinking", "", runs), Delta(1, 1, 1, 1, "thinking", "", ran))
-    records, _ = decided(told(say(), ModelStreamed(1, 1, 1, deltas)), Cancel())
+    records, _ = decided(told(say(), ModelStreamed(AttemptRef(1, 1, 1), deltas)), Cancel())
 
     cut = UpstreamCall("u", "grep", "{}", UPSTREAM_CUT, Outcome.UNKNOWN)
     assert records[1] == ResponseCompleted(1, 1, 1, Response((cut, ran), Finish.INTERRUPTED), AT)
@@ -454,7 +459,7 @@ def test_a_tool_that_does_not_stop_is_left_behind() -> None:
 
 @spec("TURN-8", "TURN-9")
 @pytest.mark.parametrize(
-    "late", [Cancel(), Cancel(1), heard("x"), answers(), fails(), CallExpired(1, 1, "a")], ids=repr
+    "late", [Cancel(), Cancel(1), heard("x"), answers(), fails(), CallExpired(CallRef(1, 1, "a"))], ids=repr
 )
 def test_during_a_cancel_nothing_else_matters(late: Command) -> None:
     assert decide(told(say(), asks(writes("a")), Cancel()), late, epoch=1, at=AT) == ()
@@ -479,7 +484,7 @@ def _taken_over(state: TurnState, *, epoch: int = 2) -> TurnState:
 def test_a_cut_model_call_is_announced_again() -> None:
     records, state = decided(_taken_over(told(say(), heard("hel"))), Recover(), epoch=2)
     assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
-    assert pending_work(state) == (CallModel(1, 1, 2),)
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 2)),)
 
 
 @spec("TURN-18")
@@ -510,12 +515,12 @@ def test_a_turn_suspected_of_too_many_deaths_ends_and_keeps_what_was_finished() 
 
 
 def _judged(attempt: int = 1, *, response: int = 1) -> ModelReuseDecided:
-    return ModelReuseDecided(1, response, attempt, ReuseDecision("new", "", "fresh"))
+    return ModelReuseDecided(AttemptRef(1, response, attempt), ReuseDecision("new", "", "fresh"))
 
 
 def _ran(outcome: Outcome | None, *, response: int = 1) -> ModelStreamed:
     call = UpstreamCall("u", "shell", "{}", "" if outcome is None else "done", outcome)
-    return ModelStreamed(1, response, 1, (Delta(1, response, 1, 0, "thinking", "", call),))
+    return ModelStreamed(AttemptRef(1, response, 1), (Delta(1, response, 1, 0, "thinking", "", call),))
 
 
 @spec("TURN-83")
@@ -543,12 +548,12 @@ def test_what_an_agent_did_in_a_cut_attempt_is_history_before_it_is_asked_again(
     assert records[1:3] == cut
     assert isinstance(records[3], AttemptStarted)
     assert (records[3].response, records[3].attempt) == (2, 1)
-    assert pending_work(after_failure)[0] == CallModel(1, 2, 1, not_before=records[3].not_before)
+    assert pending_work(after_failure)[0] == CallModel(AttemptRef(1, 2, 1), not_before=records[3].not_before)
 
 
 @spec("TURN-83")
 def test_an_agent_that_only_thought_or_a_plain_model_is_asked_the_same_again() -> None:
-    thought = ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "hm"),))
+    thought = ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "hm"),))
     for state in (told(say(), _judged(), thought), told(say(), heard("hel"))):
         records, _ = decided(_taken_over(state), Recover(), epoch=2)
         assert records == (AttemptStarted(1, 1, attempt=2, at=AT),)
@@ -593,7 +598,7 @@ def test_a_tool_in_doubt_is_not_run_again_by_default() -> None:
         CallEnded(1, 1, unknown("a", UNKNOWN_CONTENT), AT),
         CallStarted(1, 1, "b", 1, AT),
     )
-    assert pending_work(state) == (RunCall(1, 1, "b", 1),)
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "b"), 1),)
 
 
 @spec("TURN-13")
@@ -603,7 +608,7 @@ def test_a_tool_that_may_is_run_again_twice_and_no_more(on_doubt: OnDoubt) -> No
     for epoch, run in ((2, 2), (3, 3)):
         records, state = decided(_taken_over(state, epoch=epoch), Recover(), epoch=epoch)
         assert records == (CallStarted(1, 1, "a", run, AT),)
-        assert pending_work(state) == (RunCall(1, 1, "a", run),)
+        assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), run),)
 
     records, state = decided(_taken_over(state, epoch=4), Recover(), epoch=4)
     assert records == (
@@ -624,7 +629,7 @@ def test_a_call_that_has_its_outcome_is_in_no_doubt() -> None:
 def test_a_call_at_a_client_survives_its_server() -> None:
     state = _taken_over(told(say(), asks(at_client("a"))))
     assert decide(state, Recover(), epoch=2, at=AT + 60) == ()
-    assert pending_work(state) == (AwaitClient(1, 1, "a", AT + CLIENT_CALL_S),)
+    assert pending_work(state) == (AwaitClient(CallRef(1, 1, "a"), AT + CLIENT_CALL_S),)
 
     records, _ = decided(state, ended("a", "yes"), epoch=2)
     assert records[0] == CallEnded(1, 1, ToolResult("a", "yes"), AT)
@@ -698,7 +703,7 @@ COMMANDS = (
     ended("a"),
     ended("b"),
     ended("c", response=2),
-    CallExpired(1, 1, "a"),
+    CallExpired(CallRef(1, 1, "a")),
     Cancel(),
     Cancel(1),
     Cancel(9),

@@ -17,6 +17,7 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
 )
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import (
     Cancel,
     Command,
@@ -64,11 +65,11 @@ def _interrupted(*commands: Command) -> TurnState:
 @spec("TURN-39")
 def test_a_turn_with_a_limit_owes_its_end() -> None:
     state = told(_limited())
-    assert pending_work(state) == (CallModel(1, 1, 1), AwaitEnd(1, AT + LIMIT_S))
+    assert pending_work(state) == (CallModel(AttemptRef(1, 1, 1)), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")))
-    assert pending_work(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + LIMIT_S))
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), AwaitEnd(1, AT + LIMIT_S))
     state = told(_limited(), asks(writes("a")), ended("a"))
-    assert pending_work(state) == (CallModel(1, 2, 1), AwaitEnd(1, AT + LIMIT_S))
+    assert pending_work(state) == (CallModel(AttemptRef(1, 2, 1)), AwaitEnd(1, AT + LIMIT_S))
 
 
 @spec("TURN-39")
@@ -112,7 +113,7 @@ def test_time_does_not_run_while_a_person_is_being_waited_for() -> None:
     state = told(_limited(), asks(needs_approval("a")))
     assert pending_work(state) == ()
     _, state = decided(state, responses("a", Choice.ALLOW), at=AT + 1000.0)
-    assert pending_work(state) == (RunCall(1, 1, "a", 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S))
+    assert pending_work(state) == (RunCall(CallRef(1, 1, "a"), 1), AwaitEnd(1, AT + 1000.0 + LIMIT_S))
 
 
 @spec("TURN-39", "TURN-9")
@@ -139,7 +140,7 @@ def test_the_limit_of_another_turn_changes_nothing() -> None:
 def test_a_turn_that_was_not_finished_goes_on_where_it_stopped(state: TurnState, response_no: int) -> None:
     records, resumed = decided(state, Resume(), at=AT + 5.0)
     assert records == (TurnResumed(1, response_no, AT + 5.0), AttemptStarted(1, response_no, 1, AT + 5.0))
-    assert CallModel(1, response_no, 1) in pending_work(resumed)
+    assert CallModel(AttemptRef(1, response_no, 1)) in pending_work(resumed)
 
 
 @spec("TURN-30", "TURN-39")

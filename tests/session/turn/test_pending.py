@@ -6,6 +6,7 @@ import pytest
 
 from midstream.session.calls import Choice
 from midstream.session.records import Delta
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import Cancel, Command
 from midstream.session.turn.folding import evolve
 from midstream.session.turn.pending import RunCall, is_owed_by_client, pending_work
@@ -46,7 +47,7 @@ def test_a_client_never_speaks_for_a_tool_of_the_server() -> None:
 def test_calls_are_owed_in_their_order_whatever_they_are_called() -> None:
     names = ("z", "b", "a", "y")
     state = told(say(), asks(*(reads(name) for name in names)))
-    assert pending_work(state) == tuple(RunCall(1, 1, name, 1) for name in names)
+    assert pending_work(state) == tuple(RunCall(CallRef(1, 1, name), 1) for name in names)
 
 
 @pytest.mark.parametrize(

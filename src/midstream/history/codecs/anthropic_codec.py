@@ -17,12 +17,11 @@ from midstream.history.codecs.codec_spec import (
     as_words,
     both_words,
     is_sound,
-    is_typed,
     name_of,
     object_of,
     role_in,
     sound_blocks,
-    type_of,
+    stated_type,
     words_of_block,
 )
 from midstream.history.messages import File
@@ -63,6 +62,12 @@ def _write_thought(words: str, signature: str | None, _signer: str) -> Json:
     return {"type": "thinking", "thinking": words, "signature": signature}
 
 
+def _write_own_thought(words: str, signature: str | None, is_withheld: bool) -> Json:  # noqa: FBT001 - a table's function
+    if is_withheld:
+        return {"type": "redacted_thinking", "data": signature}
+    return {"type": "thinking", "thinking": words, "signature": signature}
+
+
 def hosted_answer(call: Part, words: str) -> Part | None:
     """Make the error result of a hosted tool that was cut, or None for an unknown tool."""
     raw: Json
@@ -85,6 +90,7 @@ class Anthropic:
     layout = ResultPlacement.GROUPED
     spec = CodecSpec(
         system="apart",
+        system_keys=("system",),
         names=re.compile(r"[a-zA-Z0-9_-]{1,128}"),
         own_shapes=frozenset({"anthropic"}),
         signs_thinking=True,
@@ -93,6 +99,7 @@ class Anthropic:
         write_media=_write_media,
         write_file=_write_file,
         write_thought=_write_thought,
+        write_own_thought=_write_own_thought,
         hosted_answer=hosted_answer,
     )
     profile = "anthropic"
@@ -225,7 +232,8 @@ def _blocks(content: Value) -> list[Value]:
 
 
 def _part(block: Value) -> Part:
-    if not is_typed(block):
+    kind = stated_type(block)
+    if kind is None:
         kind = _type_by_keys(block)
         if kind is None:
             words = words_of_block(block)
@@ -233,7 +241,6 @@ def _part(block: Value) -> Part:
         part = _part({**block, "type": kind})
         part.is_new = True
         return part
-    kind = type_of(block)
     if kind == "text":
         return Part(PartKind.TEXT, block, body=block.get("text"))
     if kind == "tool_use":

@@ -18,7 +18,7 @@ from midstream.history.codecs.codec_spec import (
     both_words,
     name_of,
     object_of,
-    one_each,
+    parts_of,
     role_in,
 )
 
@@ -29,8 +29,8 @@ _ROLES = {
 }
 _MEDIA = ("inlineData", "fileData", "inline_data", "file_data")
 _HOSTED = ("executableCode", "executable_code", "codeExecutionResult", "code_execution_result")
-_DATA = (*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response")
-_KEYS = (*_DATA, "text", "functionCall", "function_call", "functionResponse", "function_response")
+_DATA = frozenset({*_MEDIA, *_HOSTED, "toolCall", "toolResponse", "tool_call", "tool_response"})
+_KEYS = _DATA | {"text", "functionCall", "function_call", "functionResponse", "function_response"}
 """What a part holds: just one of these."""
 
 
@@ -61,6 +61,7 @@ class Gemini:
         response_role="model",
         content_key="parts",
         system="apart",
+        system_keys=("systemInstruction", "system_instruction"),
         write_system=lambda words: {"parts": [{"text": words}]},
         names=re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
         matches_by_name=True,
@@ -69,6 +70,7 @@ class Gemini:
         read_media=_read_media,
         write_media=_write_media,
         write_thought=lambda words, _signature, _signer: {"text": words, "thought": True},
+        write_signature=lambda signature: {"thoughtSignature": signature},
     )
     profile = "gemini"
     wire = "gemini"
@@ -83,9 +85,9 @@ class Gemini:
             return turn
         parts = message.get("parts")
         if isinstance(parts, dict | str):
-            return MessageTurn(role, _parts(parts), message, at, is_changed=True)
+            return MessageTurn(role, parts_of([parts], _KEYS, _part), message, at, is_changed=True)
         pieces = parts if isinstance(parts, list) else []
-        return MessageTurn(role, [part for piece in pieces for part in _parts(piece)], message, at)
+        return MessageTurn(role, parts_of(pieces, _KEYS, _part), message, at)
 
     def build(self, turn: MessageTurn) -> Json:
         """Write one content."""
@@ -190,15 +192,6 @@ def _set(part: Part, name: str, value: Value) -> None:
     part.raw = {**part.raw, key: {**part.raw[key], name: value}}
 
 
-def _parts(raw: Value) -> list[Part]:
-    """Read a part; one that holds several things is that many."""
-    pieces = one_each(raw, _KEYS)
-    parts = [_part(piece) for piece in pieces]
-    for part in parts:
-        part.is_new = part.is_new or len(pieces) > 1
-    return parts
-
-
 def _part(raw: Value) -> Part:
     if not isinstance(raw, dict):
         words = as_words(raw)
@@ -214,13 +207,13 @@ def _part(raw: Value) -> Part:
         by_name = not answer.get("id")
         name = name_of(answer.get("name"))
         return Part(PartKind.RESULT, raw, answer.get("id"), name, answer.get("response"), is_by_name=by_name)
-    if raw.get("thought") and not any(key in raw for key in _DATA):
+    if raw.get("thought") and _DATA.isdisjoint(raw):
         return _thought(raw, signature)
     if "text" in raw:
         return Part(PartKind.TEXT, raw, body=raw["text"], signature=signature)
     if any(key in raw for key in _MEDIA):
         return _media(raw)
-    return Part(PartKind.OPAQUE, raw, name="" if any(key in raw for key in _DATA) else "nothing")
+    return Part(PartKind.OPAQUE, raw, name="nothing" if _DATA.isdisjoint(raw) else "")
 
 
 def _thought(raw: Json, signature: Value) -> Part:

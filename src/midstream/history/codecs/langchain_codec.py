@@ -17,15 +17,14 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    is_typed,
     joined,
     name_of,
     object_in_text,
     object_of,
     role_in,
     sound_blocks,
+    stated_type,
     taken_apart,
-    type_of,
 )
 from midstream.history.codecs.openai_chat_codec import image_chunk
 
@@ -138,21 +137,28 @@ class LangChain:
 
     def _read_calls(self, turn: MessageTurn, inner: Json, *, is_wrapped: bool) -> None:
         """Read the calls; a block in the content only mirrors one of the list, if it is there."""
-        listed = [*_listed(inner.get("tool_calls")), *_listed(inner.get("invalid_tool_calls"))]
-        if not all(isinstance(inner.get(key, []), list) for key in ("tool_calls", "invalid_tool_calls")):
+        lists = [inner[key] for key in ("tool_calls", "invalid_tool_calls") if key in inner]
+        listed = [call for calls in lists if isinstance(calls, list) for call in calls]
+        if not all(map(_is_list, lists)):
             turn.faults = (*turn.faults, "empty-calls")
         calls = [_call(call, is_wrapped=is_wrapped) for call in listed if isinstance(call, dict)]
         if len(calls) < len(listed):
             turn.faults = (*turn.faults, "empty-calls")
+        mirrors = [part for part in turn.parts if _is_mirrored(part)]
+        if mirrors:
+            turn.parts = [part for part in turn.parts if not _is_mirrored(part)]
+            calls = self._with_unlisted(turn, calls, mirrors)
+        turn.parts += calls
+
+    def _with_unlisted(self, turn: MessageTurn, calls: list[Part], mirrors: list[Part]) -> list[Part]:
+        """Return the listed calls with those that only the content has."""
         places = {call.id: place for place, call in enumerate(calls) if isinstance(call.id, str)}
         asked: dict[str, list[tuple[Value, int]]] = {}
         for place, call in enumerate(calls):
             asked.setdefault(call.name, []).append((call.body, place))
         unlisted: list[tuple[int, Part]] = []
         after = -1  # the place of the listed call that the content mirrored last
-        for part in turn.parts:
-            if not _is_mirrored(part):
-                continue
+        for part in mirrors:
             if (call_id := as_words(part.raw.get("id"))) in places:
                 after = places[call_id]
                 continue
@@ -163,8 +169,7 @@ class LangChain:
                 continue
             unlisted.append((after, self.call(part.raw.get("id"), name, args)))
             turn.faults = (*turn.faults, "unlisted-call")
-        calls = _among(calls, unlisted)
-        turn.parts = [*(part for part in turn.parts if not _is_mirrored(part)), *calls]
+        return _among(calls, unlisted)
 
     def build(self, turn: MessageTurn) -> Json:
         """Write one turn. Results are messages already."""
@@ -310,8 +315,8 @@ def _with(message: Json, key: str, value: Value) -> Json:
     return {**message, wrap: changed} if wrap in ("data", "kwargs") else changed
 
 
-def _listed(value: Value) -> list[Value]:
-    return value if isinstance(value, list) else []
+def _is_list(value: Value) -> bool:
+    return isinstance(value, list)
 
 
 def _call(call: Json, *, is_wrapped: bool) -> Part:
@@ -384,9 +389,9 @@ def _content(content: Value) -> list[Part]:
 def _block(block: Value) -> Part:
     if isinstance(block, str):
         return Part(PartKind.TEXT, block, body=block)
-    if not is_typed(block):
+    kind = stated_type(block)
+    if kind is None:
         return Part(PartKind.TEXT, as_json(block), body=as_json(block), is_new=True)
-    kind = type_of(block)
     if kind == "text":
         return Part(PartKind.TEXT, block, body=block.get("text"))
     if kind in ("thinking", "redacted_thinking", "reasoning"):

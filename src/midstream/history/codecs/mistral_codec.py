@@ -14,7 +14,12 @@ class Mistral(OpenAIChat):
     name = "mistral"
     profile = "mistral"
     spec = replace(
-        OpenAIChat.spec, roles=OpenAIChat.spec.roles - {"developer"}, reasoning="read", write_file=None
+        OpenAIChat.spec,
+        roles=OpenAIChat.spec.roles - {"developer"},
+        reasoning="read",
+        write_file=None,
+        write_signature=None,
+        claude_profile="",
     )
     is_type_needed = False
 

@@ -15,14 +15,13 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    is_typed,
     joined,
     name_of,
     object_in_text,
     role_in,
     sound_blocks,
+    stated_type,
     taken_apart,
-    type_of,
     words_of_block,
 )
 from midstream.history.messages import File
@@ -73,6 +72,8 @@ class OpenAIChat:
         takes_plain=True,
         write_media=image_chunk,
         write_file=_write_file,
+        write_signature=lambda signature: {"extra_content": {"google": {"thought_signature": signature}}},
+        claude_profile="claude-proxy",
     )
     profile = "openai-chat"
     wire = ""
@@ -289,10 +290,10 @@ def _is_chunk(part: Part) -> bool:
 
 
 def _chunk(chunk: Value) -> Part:
-    if not is_typed(chunk):
+    kind = stated_type(chunk)
+    if kind is None:
         words = words_of_block(chunk)
         return Part(PartKind.TEXT, {"type": "text", "text": words}, body=words, is_new=True)
-    kind = type_of(chunk)
     if kind == "text":
         return Part(PartKind.TEXT, chunk, body=chunk.get("text"))
     if kind in ("input_text", "output_text"):  # the Responses API's

@@ -15,12 +15,12 @@ from midstream.history.codecs.codec_spec import (
     as_json,
     as_words,
     is_sound,
-    is_typed,
     joined,
     name_of,
     object_in_text,
     role_in,
     sound_blocks,
+    stated_type,
     taken_apart,
     type_of,
     words_of_block,
@@ -220,7 +220,7 @@ def _is_item(part: Part) -> bool:
 def _chunk(chunk: Value, role: Role = Role.USER) -> Part:
     """Read a piece of a message; texts of responses and of other messages have different types."""
     wanted = "output_text" if role is Role.ASSISTANT else "input_text"
-    kind = chunk.get("type") if is_typed(chunk) else None
+    kind = stated_type(chunk)
     if kind == wanted:
         return Part(PartKind.TEXT, chunk, body=chunk.get("text"))
     if kind in (None, "input_text", "output_text", "text"):

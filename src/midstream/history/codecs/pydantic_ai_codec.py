@@ -21,6 +21,7 @@ from midstream.history.messages import File
 
 _ROLES = {"request": Role.USER, "response": Role.ASSISTANT}
 _RETRY = "retry-prompt"
+_TEXTS = {Role.USER: "user-prompt", Role.ASSISTANT: "text"}
 
 
 def _write_file(file: File) -> Json:
@@ -37,6 +38,11 @@ def _write_file(file: File) -> Json:
 def _write_thought(words: str, signature: str | None, signer: str) -> Json:
     raw = {"content": words, "part_kind": "thinking"}
     return raw | {"signature": signature, "provider_name": signer} if signature and signer else raw
+
+
+def _write_own_thought(words: str, signature: str | None, is_withheld: bool) -> Json:  # noqa: FBT001 - a table's function
+    raw = {"part_kind": "thinking", "content": words, "signature": signature}
+    return raw | {"id": "redacted_thinking"} if is_withheld else raw
 
 
 class PydanticAI:
@@ -57,6 +63,10 @@ class PydanticAI:
         has_text_arguments=True,
         write_file=_write_file,
         write_thought=_write_thought,
+        write_own_thought=_write_own_thought,
+        write_signature=lambda signature: {"provider_details": {"thought_signature": signature}},
+        arguments_key="args",
+        has_outcomes=True,
     )
     profile = "pydantic-ai"
     wire = ""
@@ -77,8 +87,9 @@ class PydanticAI:
 
     def text(self, words: str, role: Role) -> Part:
         """Make a text part of a response, or a user prompt."""
-        kind = "text" if role is Role.ASSISTANT else "user-prompt"
-        return Part(PartKind.TEXT, {"content": words, "part_kind": kind}, body=words, is_new=True)
+        side = Role.ASSISTANT if role is Role.ASSISTANT else Role.USER
+        raw: Json = {"content": words, "part_kind": _TEXTS[side]}
+        return Part(PartKind.TEXT, raw, body=words, side=side, is_new=True)
 
     def call(self, call_id: str, name: str, arguments: Json) -> Part:
         """Make a tool call part."""
@@ -94,7 +105,7 @@ class PydanticAI:
             "tool_call_id": call.id,
             "part_kind": "tool-return",
         }
-        return Part(PartKind.RESULT, raw, call.id, call.name, words, is_new=True)
+        return Part(PartKind.RESULT, raw, call.id, call.name, words, side=Role.USER, is_new=True)
 
     def rename(self, part: Part, new_id: str) -> None:
         """Give a call or a return another id."""
@@ -158,20 +169,22 @@ def _part(raw: Value) -> Part:
             part.is_new = True
             return part
         words = as_words(raw.get("content", raw) if isinstance(raw, dict) else raw)
-        return Part(PartKind.TEXT, {"content": words, "part_kind": "user-prompt"}, body=words, is_new=True)
-    kind, content = raw.get("part_kind"), raw.get("content")
-    if kind in ("user-prompt", "text"):
-        return Part(PartKind.TEXT, raw, body=content)
+        raw = {"content": words, "part_kind": "user-prompt"}
+        return Part(PartKind.TEXT, raw, body=words, side=Role.USER, is_new=True)
+    kind, content = raw["part_kind"], raw.get("content")
+    if kind == "user-prompt":
+        return Part(PartKind.TEXT, raw, body=content, side=Role.USER)
+    if kind == "text":
+        return Part(PartKind.TEXT, raw, body=content, side=Role.ASSISTANT)
     if kind == "system-prompt":
-        return Part(PartKind.SYSTEM, raw, body=content)
+        return Part(PartKind.SYSTEM, raw, body=content, side=Role.USER)
     if kind == "tool-call":
         return Part(
             PartKind.CALL, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), raw.get("args")
         )
     if kind == "tool-return" or (kind == _RETRY and raw.get("tool_name")):
-        failed = kind == _RETRY
-        name = name_of(raw.get("tool_name"))
-        return Part(PartKind.RESULT, raw, raw.get("tool_call_id"), name, content, failed=failed)
+        name, call_id, failed = name_of(raw.get("tool_name")), raw.get("tool_call_id"), kind == _RETRY
+        return Part(PartKind.RESULT, raw, call_id, name, content, failed=failed, side=Role.USER)
     if kind == "thinking":
         return Part(PartKind.THINKING, raw, body=content, signature=raw.get("signature"))
     if kind in ("builtin-tool-call", "native-tool-call"):
@@ -182,4 +195,4 @@ def _part(raw: Value) -> Part:
         return Part(
             PartKind.HOSTED_RESULT, raw, raw.get("tool_call_id"), name_of(raw.get("tool_name")), content
         )
-    return Part(PartKind.OPAQUE, raw)
+    return Part(PartKind.OPAQUE, raw, side=Role.USER if kind == _RETRY else None)

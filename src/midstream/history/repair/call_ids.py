@@ -58,14 +58,15 @@ def _rename(turns: list[MessageTurn], call: Part, new_id: str, code: str, task: 
 
 def _follow(turns: list[MessageTurn], call: Part, result: Part, task: Task) -> None:
     """A result bears the id (and, where results have names, the name) of its call."""
-    by_name = task.form.spec.matches_by_name
+    spec = task.form.spec
+    by_name = spec.matches_by_name
     if call.is_by_name and not result.is_by_name and not by_name:
         named_answer(result, call.name)
         turns[result.turn].is_changed = True
     elif not call.is_by_name and result.id != call.id and (not result.is_by_name or not by_name):
         task.form.rename(result, str(call.id))
         turns[result.turn].is_changed = True
-    if result.name != call.name and (by_name or _is_misnamed(result, task.form.spec)):
+    if result.name != call.name and (by_name or _is_misnamed(result, spec)):
         task.form.retool(result, call.name)
         turns[result.turn].is_changed = True
         task.report.tell("foreign-result-name", turns[result.turn].at, "named as its call")

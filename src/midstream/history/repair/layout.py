@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role
 from midstream.history.repair.placeholders import ATTACHED, NOT_STARTED, ORPHAN, OUTCOMES, SECOND, UNKNOWN
-from midstream.history.repair.shared_state import Task, stands_in
+from midstream.history.repair.shared_state import Task, are_same, stands_in
 
 
 class LayoutWriter:
@@ -47,13 +47,13 @@ class LayoutWriter:
                 turn.parts, turn.is_changed = self._without_results(turn.parts, turn), True
             self.out.append(turn)
         calls = [part for turn in self.turns[here:end] for part in turn.parts if part.kind is PartKind.CALL]
-        mine = {id(call) for call in calls}
+        mine = set(map(id, calls))
         if self.task.is_grouped:
             after, last = self._grouped(end, mine)
         else:
             after, last = self._separate(end, mine)
         added = self._missing(calls, is_tail=self._is_tail(end, after))
-        if any(map(_is_moved, added)):
+        if added and any(map(_is_moved, added)):
             added, last = self._with_stand_ins(calls, added, last, start + end - here)
         if added:
             self._add(added, last)
@@ -86,18 +86,20 @@ class LayoutWriter:
         here, last = start, None
         while here < len(self.turns) and (last is None or self.task.profile.joins_users):
             turn = self.turns[here]
-            if turn.role is not Role.USER or not any(_answers(part, mine) for part in turn.parts):
+            answers = [part for part in turn.parts if _answers(part, mine)] if turn.role is Role.USER else []
+            if not answers:
                 break
-            answers = [part for part in turn.parts if _answers(part, mine)]
-            self.settled.update(id(part) for part in answers)
-            others = self._without_results([part for part in turn.parts if not _answers(part, mine)], turn)
-            parts = [*answers, *others]
-            if len(parts) != len(turn.parts) or any(
-                a is not b for a, b in zip(parts, turn.parts, strict=True)
-            ):
-                if any(a is not b for a, b in zip(answers, turn.parts, strict=False)):
-                    self._tell_moved(turn, answers[0])
-                turn.parts, turn.is_changed = parts, True
+            self.settled.update(map(id, answers))
+            others: list[Part] = []
+            if len(answers) < len(turn.parts):
+                others = self._without_results(
+                    [part for part in turn.parts if not _answers(part, mine)], turn
+                )
+                parts = [*answers, *others]
+                if not are_same(parts, turn.parts):
+                    if not are_same(answers, turn.parts[: len(answers)]):
+                        self._tell_moved(turn, answers[0])
+                    turn.parts, turn.is_changed = parts, True
             self.out.append(turn)
             last = turn
             here += 1
@@ -218,7 +220,7 @@ class LayoutWriter:
     def _whole_turn(self, moved: list[Part]) -> MessageTurn | None:
         """The turn that holds just these results: it moves as it is."""
         turn = self.read[moved[0].turn]
-        if len(turn.parts) != len(moved) or any(a is not b for a, b in zip(turn.parts, moved, strict=True)):
+        if not are_same(turn.parts, moved):
             return None
         is_changed = (
             turn.is_changed or turn.role is not Role.USER

@@ -10,17 +10,16 @@ from midstream.history.repair.shared_state import Task
 def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
     """Take out of a turn's results, and out of a response, what they may not carry; return it for a user's turn."""
     taken: list[Part] = []
+    allowed = task.profile.result_files
+    shows_files = turn.role is not Role.ASSISTANT or task.profile.responses_show_files
     for place, part in enumerate(turn.parts):
-        if part.kind is PartKind.RESULT and not _may_carry(part, task):
+        kind = part.kind
+        if kind is PartKind.RESULT and not _may_carry(part, allowed):
             words, media = task.form.pieces(part)
             task.form.refill(part, words.strip() or ATTACHED_BELOW)
             taken += media
             turn.is_changed = True
-        elif (
-            part.kind is PartKind.MEDIA
-            and turn.role is Role.ASSISTANT
-            and not task.profile.responses_show_files
-        ):
+        elif kind is PartKind.MEDIA and not shows_files:
             taken.append(part)
         else:
             continue
@@ -32,9 +31,8 @@ def taken_out(turn: MessageTurn, task: Task) -> list[Part]:
     return [task.form.text(ATTACHED, Role.USER), *taken]
 
 
-def _may_carry(result: Part, task: Task) -> bool:
-    """Whether a result may hold what it holds."""
-    allowed = task.profile.result_files
+def _may_carry(result: Part, allowed: str) -> bool:
+    """Whether a result may hold what it holds; see `Profile.result_files`."""
     if allowed == "any" or (allowed == "unless-failed" and not result.failed):
         return True
     return not isinstance(result.body, list) or all(map(_is_words, result.body))

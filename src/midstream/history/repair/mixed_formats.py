@@ -7,7 +7,6 @@ unknown shape is kept as words. So no content is lost because of the key it stan
 from __future__ import annotations
 
 from midstream.history.codecs.codec_spec import (
-    CodecSpec,
     Format,
     Json,
     MessageTurn,
@@ -20,9 +19,7 @@ from midstream.history.codecs.format_registry import format_named
 from midstream.history.conversion import converted
 
 _BLOCKS = ("tool_use", "tool_result")
-_CONVERSE = frozenset({"toolUse", "toolResult", "reasoningContent"})
 _ITEMS = frozenset({"function_call", "function_call_output"})
-_PLAIN_KEYS = {"role", "content"}
 _ABOUT = frozenset(
     {
         "role",
@@ -82,27 +79,19 @@ def shape_of(message: Json, form: Format) -> str | None:
     """Name the format whose shape a message has, if it is not the one of its list."""
     content, spec = message.get("content"), form.spec
     has_content = spec.content_key == "content"
-    if has_content and message.keys() == _PLAIN_KEYS:
-        return _foreign_shape(message, content, spec)
-    if has_content and isinstance(message.get("parts"), list) and content is None:
+    if content is None and has_content and isinstance(message.get("parts"), list):
         return "pydantic-ai" if message.get("kind") in ("request", "response") else "gemini"
     if not spec.has_tool_messages:
-        asks = isinstance(message.get("tool_calls"), list) and message["tool_calls"]
-        if asks or (message.get("role") == "tool" and "tool_call_id" in message):
+        asks = "tool_calls" in message and isinstance(message["tool_calls"], list) and message["tool_calls"]
+        if asks or ("tool_call_id" in message and message.get("role") == "tool"):
             return "openai-chat"
-    if form.layout is not ResultPlacement.FLAT and type_of(message) in _ITEMS:
+    if "type" in message and form.layout is not ResultPlacement.FLAT and type_of(message) in _ITEMS:
         return "openai-responses"
     if not has_content and "parts" not in message and _has_role(message):
         return _shape_of_content(content) or ("openai-chat" if content else None)
-    return _foreign_shape(message, content, spec)
-
-
-def _foreign_shape(message: Json, content: Value, spec: CodecSpec) -> str | None:
-    if type(content) is not list:
+    if type(content) is not list or (shape := _shape_of_content(content)) is None:
         return None
-    shape = _shape_of_content(content)
-    is_own = shape is None or shape in spec.own_shapes
-    return None if is_own or not _has_role(message) else shape
+    return shape if shape not in spec.own_shapes and _has_role(message) else None
 
 
 def _has_role(message: Json) -> bool:
@@ -114,7 +103,7 @@ def _shape_of_content(content: Value) -> str | None:
         if isinstance(block, dict):
             if block.get("type") in _BLOCKS:
                 return "anthropic"
-            if not _CONVERSE.isdisjoint(block):
+            if "toolUse" in block or "toolResult" in block or "reasoningContent" in block:
                 return "bedrock"
     return None
 

@@ -49,11 +49,11 @@ class Pairing:
 
     def run(self) -> list[MessageTurn]:
         """Give each result its call (`owner`) and each call its results (`answers`)."""
-        response, is_responding, is_near = 0, False, True
+        response, is_responding, is_near, is_flat = 0, False, True, self.task.is_flat
         for number, turn in enumerate(self.turns):
             role = turn.role
             if role is Role.ASSISTANT:
-                if not self.task.is_flat or not is_responding:
+                if not is_flat or not is_responding:
                     response += 1
                 is_responding = is_near = True
             elif role is not Role.SYSTEM:

@@ -34,7 +34,7 @@ def with_known_role(message: Json, spec: CodecSpec) -> Json:
 
 def _is_misnamed(message: Json, role: str) -> bool:
     """Whether this asks for tools or thinks, as only responses do, or answers a call by its id, as only tools do."""
-    if message.get("tool_calls") and "tool_call_id" not in message:
+    if "tool_calls" in message and message["tool_calls"] and "tool_call_id" not in message:
         return role != "assistant"
     if role in _SYSTEMS:
         return _has_response_part(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import is_
+
 from midstream.history.codecs.codec_spec import (
     Format,
     MessageTurn,
@@ -14,6 +16,7 @@ from midstream.history.codecs.codec_spec import (
 from midstream.history.profiles import Profile
 from midstream.history.repair.placeholders import ANSWERS
 from midstream.history.repair.report import EditLog
+from midstream.history.repair.tool_names import names_of
 
 
 class Task:
@@ -38,8 +41,18 @@ class Task:
         """Whether the last response is one that the model is to continue."""
         self.odd_signatures: frozenset[str] = frozenset()
         self.report = EditLog()
-        self.is_grouped = form.layout is ResultPlacement.GROUPED
-        self.is_flat = form.layout is ResultPlacement.FLAT
+        self.names = names_of(form, profile)
+        """The names of tools that are accepted."""
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether results are parts of the next user message."""
+        return self.form.layout is ResultPlacement.GROUPED
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether calls and results are items of one list."""
+        return self.form.layout is ResultPlacement.FLAT
 
     def turn_of(self, role: Role, words: str) -> MessageTurn:
         """Make a new turn of one text."""
@@ -58,6 +71,11 @@ def is_silent(turn: MessageTurn) -> bool:
     if turn.role is Role.ASSISTANT:
         return turn.has_calls
     return bool(turn.parts) and turn.has_only(PartKind.RESULT)
+
+
+def are_same(parts: list[Part], others: list[Part]) -> bool:
+    """Whether these are the same objects in the same order."""
+    return len(parts) == len(others) and all(map(is_, parts, others))
 
 
 def words_in(part: Part) -> str:

@@ -16,7 +16,7 @@ from midstream.history.codecs.codec_spec import (
     both_words,
 )
 from midstream.history.repair.placeholders import SYSTEM_NOTE
-from midstream.history.repair.shared_state import Task
+from midstream.history.repair.shared_state import Task, are_same, words_in
 from midstream.history.repair.tidy import is_refused_empty
 
 
@@ -27,7 +27,7 @@ def place_systems(turns: list[MessageTurn], system: Value, task: Task) -> tuple[
     marked words of the user: their place matters, and the prefix before them stays cached.
     """
     profile = task.profile
-    if not profile.repeats_system:
+    if not profile.repeats_system and task.form.spec.system == "parts":
         _drop_copies(turns, task)
     if profile.system == "any" or not any(turn.role is Role.SYSTEM for turn in turns):
         return turns, system
@@ -114,7 +114,7 @@ def _noted_parts(turn: MessageTurn, before: Role | None, said: set[str], task: T
             task.report.tell("system-in-list", turn.at, "kept in its place as a user's words", part=place)
             before = Role.USER
         said.add(words)
-    if list(map(id, parts)) != list(map(id, turn.parts)):
+    if not are_same(parts, turn.parts):
         turn.parts, turn.is_changed = parts, True
     if not parts:
         task.report.tell("empty-message", turn.at, "dropped: it is empty")
@@ -125,8 +125,11 @@ def _notes(turn: MessageTurn) -> list[str]:
     """The system prompts that an earlier repair kept as marked words."""
     if turn.role is not Role.USER:
         return []
-    bodies = [part.body for part in turn.parts if part.kind is PartKind.TEXT and isinstance(part.body, str)]
-    return [body[len(SYSTEM_NOTE) + 1 :] for body in bodies if body.startswith(SYSTEM_NOTE)]
+    return [
+        part.body[len(SYSTEM_NOTE) + 1 :]
+        for part in turn.parts
+        if part.kind is PartKind.TEXT and words_in(part).startswith(SYSTEM_NOTE)
+    ]
 
 
 def _drop_copies(turns: list[MessageTurn], task: Task) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 from midstream.history.codecs.codec_spec import MessageTurn, Part, PartKind, Role, as_words
@@ -16,12 +17,11 @@ from midstream.history.repair.placeholders import (
     SENTINEL,
     UNKNOWN,
 )
-from midstream.history.repair.shared_state import Task, is_text, words_in
-from midstream.history.repair.tool_names import names_of, nearest_name, takes_name
+from midstream.history.repair.shared_state import Task, are_same, is_text, words_in
+from midstream.history.repair.tool_names import nearest_name, takes_name
 
 _HOSTED_KINDS = frozenset({PartKind.HOSTED_CALL, PartKind.HOSTED_RESULT})
 _RESPONSE_KINDS = _HOSTED_KINDS | {PartKind.CALL, PartKind.THINKING}
-_REQUEST_PARTS = ("user-prompt", "system-prompt", "tool-return", "retry-prompt")
 
 
 _FOREIGN_STARTS = ("gAAAA", SENTINEL)
@@ -33,47 +33,41 @@ def tidy_turns(turns: list[MessageTurn], task: Task) -> list[MessageTurn]:
     """Return the turns with every part sendable by itself, and none of them empty."""
     tidied: list[MessageTurn] = []
     taken: list[Part] = []
+    is_grouped, is_thinking_signed = task.is_grouped, task.profile.is_thinking_signed
     for turn in turns:
         if taken and not _answers(turn):
             taken = _shown(taken, tidied)
-        _tidy_role(turn, task)
-        if _is_plain(turn) and not (tidied and _continues(tidied[-1], turn, task)):
-            tidied.append(turn)
-            continue
-        for piece in _split(turn, task):
+        if is_grouped and turn.role is Role.TOOL:
+            turn.role = Role.USER  # results are parts there
+        for piece in _split(turn, task) if is_grouped else (turn,):
             _tidy_parts(piece, task)
-            taken += _taken(piece, task)
-            if task.profile.is_thinking_signed and piece.role is Role.ASSISTANT:
+            if shown := taken_out(piece, task):
+                taken += _placed(piece, shown, task)
+            is_response = piece.role is Role.ASSISTANT
+            if is_response and is_thinking_signed and piece.has(PartKind.THINKING):
                 _tidy_thinking(piece, task)
-            if tidied and _continues(tidied[-1], piece, task):
+            is_behind_response = (
+                is_response and is_grouped and bool(tidied) and tidied[-1].role is Role.ASSISTANT
+            )
+            if is_behind_response and _continues(tidied[-1], piece, task):
                 tidied[-1] = _merged(tidied[-1], piece, task)
             elif _is_kept(piece, task):
                 tidied.append(piece)
     if taken:
         _shown(taken, tidied)
-    last = len(tidied) - 1
-    for number, turn in enumerate(tidied):
-        if turn.role is Role.ASSISTANT and not (task.is_live and number == last):
-            _close_hosted(turn, task)
-            _close_thinking(turn, task)
+    closed = tidied[:-1] if task.is_live else tidied
+    for turn in closed:
+        if turn.role is Role.ASSISTANT:
+            if task.profile.pairs_hosted:
+                _close_hosted(turn, task)
+            if is_thinking_signed:
+                _close_thinking(turn, task)
     return tidied
 
 
-def _is_plain(turn: MessageTurn) -> bool:
-    """Whether a turn is one text that is not blank, as half of the turns are: there is nothing to tidy in it."""
-    if len(turn.parts) != 1 or turn.faults:
-        return False
-    part = turn.parts[0]
-    is_words = (
-        part.kind is PartKind.TEXT and type(part.body) is str and bool(part.body) and not part.body.isspace()
-    )
-    return is_words and not (type(part.raw) is dict and "part_kind" in part.raw)
-
-
-def _taken(turn: MessageTurn, task: Task) -> list[Part]:
-    """Take out what may not stand in this turn; where results are parts, put it behind them."""
-    taken = taken_out(turn, task)
-    if not taken or not task.is_grouped or turn.role is Role.ASSISTANT:
+def _placed(turn: MessageTurn, taken: list[Part], task: Task) -> list[Part]:
+    """Put what was taken out behind the results where these are parts; return what is to be shown later."""
+    if not task.is_grouped or turn.role is Role.ASSISTANT:
         return taken
     end = max(place for place, part in enumerate(turn.parts) if part.kind is PartKind.RESULT) + 1
     turn.parts = [*turn.parts[:end], *taken, *turn.parts[end:]]
@@ -93,22 +87,16 @@ def _shown(taken: list[Part], tidied: list[MessageTurn]) -> list[Part]:
     return []
 
 
-def _tidy_role(turn: MessageTurn, task: Task) -> None:
-    """Move results to the user's role in formats where they are parts."""
-    if turn.role is Role.TOOL and task.is_grouped:
-        turn.role = Role.USER
-
-
 def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
-    """Take apart what two speakers, or two responses, were merged into."""
-    if not task.is_grouped:
-        return [turn]
+    """Take apart what two speakers, or two responses, were merged into, in a format whose results are parts."""
     if turn.role is Role.USER:
-        if not any(map(_is_responses, turn.parts)):
-            return [turn]
-        code, cuts = "response-in-user-turn", _side_cuts([_is_responses(part) for part in turn.parts])
-    elif turn.role is Role.ASSISTANT and any(map(_is_users, turn.parts)):
-        code, cuts = "user-in-response", _side_cuts([_is_users(part) for part in turn.parts])
+        code, sides = "response-in-user-turn", list(map(_is_responses, turn.parts))
+    elif turn.role is Role.ASSISTANT:
+        code, sides = "user-in-response", [part.side is Role.USER for part in turn.parts]
+    else:
+        return [turn]
+    if True in sides:
+        cuts = [place for place in range(1, len(sides)) if sides[place] is not sides[place - 1]]
     elif turn.role is Role.ASSISTANT and task.profile.is_thinking_signed and turn.has(PartKind.THINKING):
         code, cuts = "spliced-thinking", _splice_cuts(turn, task)
         if not cuts:
@@ -125,7 +113,7 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
             pieces.append(task.turn_of(Role.USER, GO_ON))  # providers join responses that stand in a row
         if role is Role.USER and _is_responses(parts[0]):
             role = Role.ASSISTANT
-        elif role is Role.ASSISTANT and _is_users(parts[0]):
+        elif role is Role.ASSISTANT and parts[0].side is Role.USER:
             role = Role.USER
         pieces.append(
             MessageTurn(role, parts, turn.source if role is turn.role else None, turn.at, is_changed=True)
@@ -141,19 +129,7 @@ def _split(turn: MessageTurn, task: Task) -> list[MessageTurn]:
 
 def _is_responses(part: Part) -> bool:
     """Whether only a response may hold this part."""
-    return part.kind in _RESPONSE_KINDS or (
-        isinstance(part.raw, dict) and part.raw.get("part_kind") == "text"
-    )
-
-
-def _is_users(part: Part) -> bool:
-    """Whether only a request may hold this part; pydantic-ai's parts have that mark, and results are moved anyway."""
-    return isinstance(part.raw, dict) and part.raw.get("part_kind") in _REQUEST_PARTS
-
-
-def _side_cuts(sides: list[bool]) -> list[int]:
-    """Indexes where a turn changes between a user's parts and a response's."""
-    return [place for place in range(1, len(sides)) if sides[place] != sides[place - 1]]
+    return part.kind in _RESPONSE_KINDS or part.side is Role.ASSISTANT
 
 
 def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
@@ -163,19 +139,24 @@ def _splice_cuts(turn: MessageTurn, task: Task) -> list[int]:
     pydantic-ai stores one response in each of its own, so that only a call counts there.
     """
     cuts, has_call, signature = [], False, ""
-    thinks_often = task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
     for place, part in enumerate(turn.parts):
         if part.kind is PartKind.CALL:
             has_call = True
         if part.kind is not PartKind.THINKING:
             continue
-        is_other = bool(signature) and part.signature != signature and not thinks_often
-        if has_call or (is_other and _is_signed(part) and not _is_redacted(turn.parts[place - 1])):
+        is_other = bool(signature) and part.signature != signature and _is_signed(part)
+        if has_call or (
+            is_other and not _is_redacted(turn.parts[place - 1]) and not _thinks_often(turn, task)
+        ):
             cuts.append(place)
             has_call, signature = False, ""
         if _is_signed(part):
             signature = str(part.signature)
     return cuts
+
+
+def _thinks_often(turn: MessageTurn, task: Task) -> bool:
+    return task.form.spec.stores_responses or any(part.kind in _HOSTED_KINDS for part in turn.parts)
 
 
 def _is_signed(part: Part) -> bool:
@@ -186,73 +167,86 @@ def _is_signed(part: Part) -> bool:
 def _tidy_parts(turn: MessageTurn, task: Task) -> None:
     gone: set[int] = set()
     for place, part in enumerate(turn.parts):
-        kind = part.kind
-        if kind is PartKind.CALL:
-            _tidy_call(turn, part, task)
-        elif kind is PartKind.RESULT:
-            found = task.form.tidy(part)
-            if found is None and _is_white(part, task):
-                task.form.refill(part, NO_OUTPUT)
-                found = "empty-result"
-            if found is not None:
-                turn.is_changed = True
-                task.report.tell(
-                    found, turn.at, "gave the result sendable content", part=place, call_id=part.id
-                )
-        elif kind is PartKind.TEXT:
-            if part.body is not None and not _is_words(part, task):
-                task.form.refill(part, as_words(part.body))
-                turn.is_changed = True
-                task.report.tell("content-shape", turn.at, "made a text", part=place)
-            if _is_refused_text(part, task):
-                gone.add(id(part))
-                task.report.tell("blank-text", turn.at, "dropped", part=place)
-        elif kind is PartKind.SYSTEM and not isinstance(part.body, str):
-            task.form.refill(part, as_words(part.body))
-            turn.is_changed = True
-            task.report.tell("content-shape", turn.at, "made a text", part=place)
-        elif kind is PartKind.THINKING and task.profile.blank == "empty":
-            if part.body == "" and not part.signature:
-                gone.add(id(part))
-                task.report.tell("blank-text", turn.at, "dropped", part=place)
-        elif kind is PartKind.OPAQUE and part.name == "nothing":
+        tidy = _TIDIED.get(part.kind)
+        if tidy is not None and tidy(turn, place, part, task):
             gone.add(id(part))
-            task.report.tell("empty-part", turn.at, "dropped", part=place)
-        elif kind is PartKind.HOSTED_CALL and not isinstance(part.body, dict) and "input" in part.raw:
-            task.form.reargue(part, task.form.bad_arguments(part) or {})
-            turn.is_changed = True
-            task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
     if gone:
         task.drop(turn, gone)
 
 
-def _is_words(part: Part, task: Task) -> bool:
-    """Whether a text is one; pydantic-ai's prompts may have several pieces."""
-    if isinstance(part.body, str):
+def _tidy_result(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
+    found = task.form.tidy(part)
+    if found is None and _is_white(part, task):
+        task.form.refill(part, NO_OUTPUT)
+        found = "empty-result"
+    if found is not None:
+        turn.is_changed = True
+        task.report.tell(found, turn.at, "gave the result sendable content", part=place, call_id=part.id)
+    return False
+
+
+def _tidy_text(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
+    body = part.body
+    if not isinstance(body, str) and body is not None:
+        is_prompt = part.side is Role.USER and isinstance(body, list)  # pydantic-ai's may have several pieces
+        if not is_prompt:
+            _make_text(turn, place, part, task)
+    if _is_refused_text(part, task):
+        task.report.tell("blank-text", turn.at, "dropped", part=place)
         return True
-    is_prompt = task.form.spec.system == "parts" and part.raw.get("part_kind") == "user-prompt"
-    return is_prompt and isinstance(part.body, list)
+    return False
+
+
+def _tidy_system(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
+    if not isinstance(part.body, str):
+        _make_text(turn, place, part, task)
+    return False
+
+
+def _make_text(turn: MessageTurn, place: int, part: Part, task: Task) -> None:
+    task.form.refill(part, as_words(part.body))
+    turn.is_changed = True
+    task.report.tell("content-shape", turn.at, "made a text", part=place)
+
+
+def _tidy_thought(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
+    if task.profile.blank == "empty" and part.body == "" and not part.signature:
+        task.report.tell("blank-text", turn.at, "dropped", part=place)
+        return True
+    return False
+
+
+def _tidy_opaque(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
+    if part.name == "nothing":
+        task.report.tell("empty-part", turn.at, "dropped", part=place)
+        return True
+    return False
+
+
+def _tidy_hosted_call(turn: MessageTurn, place: int, part: Part, task: Task) -> bool:
+    if not isinstance(part.body, dict) and "input" in part.raw:
+        task.form.reargue(part, task.form.bad_arguments(part) or {})
+        turn.is_changed = True
+        task.report.tell("broken-arguments", turn.at, "made an object", part=place, call_id=part.id)
+    return False
 
 
 def _is_white(part: Part, task: Task) -> bool:
     """Whether a result is nothing but white space, for providers who count that as a blank text."""
     body = part.body
-    is_asked = task.profile.blank == "white" and task.profile.name != "neutral"
-    return is_asked and isinstance(body, str) and bool(body) and not body.strip()
+    return task.profile.is_white_result_refused and isinstance(body, str) and body.isspace()
 
 
 def _is_refused_text(part: Part, task: Task) -> bool:
     body, blank = part.body, task.profile.blank
     if isinstance(body, str):
         if blank == "white":
-            return not body.strip()
+            return not body or body.isspace()
         return blank == "empty" and not body and not part.signature
-    if isinstance(body, list):  # pydantic-ai: a prompt of several pieces
-        return not body
-    return body is None
+    return body is None or body == []  # a prompt of several pieces has some
 
 
-def _tidy_call(turn: MessageTurn, part: Part, task: Task) -> None:
+def _tidy_call(turn: MessageTurn, _place: int, part: Part, task: Task) -> bool:
     arguments = task.form.bad_arguments(part)
     if arguments is not None:
         was_cut = "_raw" in arguments
@@ -261,14 +255,28 @@ def _tidy_call(turn: MessageTurn, part: Part, task: Task) -> None:
         part.failed = was_cut
         did = "kept the text as `_raw`" if was_cut else "made an object"
         task.report.tell("broken-arguments", turn.at, did, call_id=part.id)
-    if not is_text(part.name):
-        task.form.retool(part, NO_NAME)
-        turn.is_changed = True
-        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
-    elif not takes_name(part.name, names_of(task.form, task.profile)):
+    if takes_name(part.name, task.names):
+        return False
+    if is_text(part.name):
         task.form.retool(part, nearest_name(part.name))
-        turn.is_changed = True
         task.report.tell("bad-name", turn.at, f"named {part.name!r}", call_id=part.id)
+    else:
+        task.form.retool(part, NO_NAME)
+        task.report.tell("call-without-name", turn.at, f"named {NO_NAME!r}", call_id=part.id)
+    turn.is_changed = True
+    return False
+
+
+_TIDIED: dict[PartKind, Callable[[MessageTurn, int, Part, Task], bool]] = {
+    PartKind.TEXT: _tidy_text,
+    PartKind.THINKING: _tidy_thought,
+    PartKind.CALL: _tidy_call,
+    PartKind.RESULT: _tidy_result,
+    PartKind.HOSTED_CALL: _tidy_hosted_call,
+    PartKind.SYSTEM: _tidy_system,
+    PartKind.OPAQUE: _tidy_opaque,
+}
+"""How a part of each kind is made sendable by itself; the function returns whether the part goes."""
 
 
 def _tidy_thinking(turn: MessageTurn, task: Task) -> None:
@@ -310,10 +318,8 @@ def _is_foreign(signature: str, turn: MessageTurn, task: Task) -> bool:
 
 
 def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
-    """Whether this turn is the rest of the response before it: one response, stored in pieces."""
+    """Whether this response is the rest of the one before it: one response, stored in pieces."""
     profile = task.profile
-    if before.role is not Role.ASSISTANT or turn.role is not Role.ASSISTANT or not task.is_grouped:
-        return False
     if not before.parts or not turn.parts:
         return False
     if profile.is_thinking_signed and _ends_with_thinking(before):
@@ -325,8 +331,10 @@ def _continues(before: MessageTurn, turn: MessageTurn, task: Task) -> bool:
 
 def _ends_with_thinking(turn: MessageTurn) -> bool:
     """Return whether thinking stands last, but for results, which are moved out of a response later."""
-    last = next((part for part in reversed(turn.parts) if part.kind is not PartKind.RESULT), None)
-    return last is not None and last.kind is PartKind.THINKING
+    for part in reversed(turn.parts):
+        if part.kind is not PartKind.RESULT:
+            return part.kind is PartKind.THINKING
+    return False
 
 
 def _merged(before: MessageTurn, turn: MessageTurn, task: Task) -> MessageTurn:
@@ -368,10 +376,10 @@ def _is_hollow_kept(turn: MessageTurn, task: Task) -> bool:
     """A response of thoughts alone gets a word, so that the thoughts can stay."""
     is_hollow = (
         turn.role is Role.ASSISTANT
+        and turn.has_only(PartKind.THINKING)
         and not task.is_flat
         and task.profile.is_hollow_refused
         and (task.form.spec.is_thought_hollow or task.profile.alternates == "spoken")
-        and turn.has_only(PartKind.THINKING)
     )
     if is_hollow:
         turn.parts = [*turn.parts, task.form.text(INTERRUPTED, Role.ASSISTANT)]
@@ -436,5 +444,5 @@ def _close_hosted(turn: MessageTurn, task: Task) -> None:
         else:
             closed += [part, result]
         task.report.tell("hosted-call-without-result", turn.at, "closed it", call_id=part.id)
-    if len(closed) != len(turn.parts) or any(a is not b for a, b in zip(closed, turn.parts, strict=True)):
+    if not are_same(closed, turn.parts):
         turn.parts, turn.is_changed = closed, True

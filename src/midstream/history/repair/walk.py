@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from midstream.history.codecs.codec_spec import Format, MessageTurn, PartKind, Role, Value
 from midstream.history.profiles import Profile
 from midstream.history.repair.call_ids import settle_ids
-from midstream.history.repair.edges import settle_edges, trim_prefill
 from midstream.history.repair.layout import LayoutWriter
 from midstream.history.repair.pairing import Pairing
 from midstream.history.repair.parsing import sendable, turns_of
@@ -20,6 +19,7 @@ from midstream.history.repair.shared_state import Task
 from midstream.history.repair.signatures import odd_signatures
 from midstream.history.repair.system_prompts import place_system_parts, place_systems
 from midstream.history.repair.tidy import tidy_turns
+from midstream.history.repair.turn_order import settle_edges, trim_prefill
 
 Thinking = Literal[True, False, "every"] | None
 """Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every response."""

@@ -6,19 +6,17 @@ WebSocket, as a plain ASGI callable.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Annotated, cast
 from urllib.parse import urlencode
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
@@ -31,16 +29,20 @@ from midstream.errors import (
     NotFoundError,
     RecoveringError,
     SessionNotFoundError,
-    UsageError,
     WrongSecretError,
 )
-from midstream.protocol.frames import REASON_CHARS_MAX, AnswerPayload, EventId, Open, decode_client, encode
+from midstream.protocol.frames import AnswerPayload, EventId, Number, Open, decode_client, encode
 from midstream.protocol.open_fields import opened_by
 from midstream.protocol.server_stream import FrameEncoding, answer_of
 from midstream.protocol.sse import event_of_frame, events_of_records
 from midstream.server.api.problems import RecoveryProgress, problem_of, response_of
-from midstream.server.api.request_bodies import body_of
-from midstream.server.api.session_snapshot import SNAPSHOT_BYTES_MAX, body_within, snapshot_of
+from midstream.server.api.request_bodies import body_of, optional
+from midstream.server.api.session_snapshot import (
+    SNAPSHOT_BYTES_MAX,
+    SessionSnapshot,
+    body_within,
+    snapshot_of,
+)
 from midstream.server.auth.caller import Caller, visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import on_the_beat, shown_in, unlock_at_once
@@ -49,14 +51,12 @@ from midstream.server.transports.stream_headers import connection_name_of, open_
 from midstream.session.blobs import is_digest
 from midstream.session.child_names import PART_MARK
 from midstream.session.questions import Question, questions_of
-from midstream.session.records import OPEN_STATUSES, SessionStatus, is_pruned, salvaged
+from midstream.session.records import OPEN_STATUSES, Record, SessionStatus, is_pruned, salvaged
 from midstream.session.records import encode as encode_record
 from midstream.session.turn.commands import Cancel, Resume, Withdraw
 from midstream.store.contract import SessionInfo, StoredRecord
 from midstream.version import __version__
 
-SESSIONS_PER_PAGE = 50
-SESSIONS_PER_PAGE_MAX = 200
 CURSOR_MARK = "~"
 """Stands between the time and the id of a session in the cursor of a listing."""
 CURSOR = rf"[0-9]{{1,12}}\.[0-9]{{1,9}}{CURSOR_MARK}[!-~]{{1,512}}"
@@ -113,37 +113,90 @@ class QuestionPage(Struct, frozen=True):
     is_complete: bool
 
 
+class SessionsQuery(Struct, frozen=True):
+    """The part of a listing; `children=0` leaves out the sessions of sub-agents."""
+
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+    q: str = ""
+    children: Annotated[int, Meta(ge=0, le=1)] = 1
+    after: Annotated[str, Meta(pattern=f"^{CURSOR}$")] | UnsetType = UNSET
+
+
+class QuestionsQuery(Struct, frozen=True):
+    """The only session, with its sub-agents, whose questions are wanted."""
+
+    session: str | UnsetType = UNSET
+
+
+class RecordsQuery(Struct, frozen=True):
+    """The part of a journal: `after` is a position, or an event id."""
+
+    after: Annotated[str, Meta(pattern="^([0-9]{1,18}-)?[0-9]{1,18}$")] = "0"
+    limit: Number | UnsetType = UNSET
+
+
+class TurnQuery(Struct, frozen=True):
+    """The only turn that a command is meant for."""
+
+    turn: Number | UnsetType = UNSET
+
+
+class MessageQuery(Struct, frozen=True):
+    """The only queued message that a command is meant for."""
+
+    number: Number | UnsetType = UNSET
+
+
+class Health(Struct, frozen=True):
+    """The process serves."""
+
+    status: str
+    version: str
+
+
+class Readiness(Struct, frozen=True):
+    """The server takes new work; `failed` recoveries, and `streams` that are open."""
+
+    status: str
+    failed: int
+    streams: int
+
+
+class CommandAnswer(Struct, frozen=True):
+    """The newest event after a command was appended, and whether a turn runs."""
+
+    event_id: str
+    is_running: bool
+
+
+class JournalLine(Struct, frozen=True):
+    """One record of a journal, or null where it cannot be read."""
+
+    id: str
+    record: Record | None
+
+
+class StreamEvent(Struct, frozen=True):
+    """One server-sent event; `data` is a frame or a record as JSON."""
+
+    event: str
+    data: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/json"})]
+    id: str | UnsetType = UNSET
+
+
 class HttpEndpoints:
-    """Everything that is one request and one answer."""
+    """The requests with one answer."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        one = "/v1/sessions/{session_id}"
-        return [
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ready", self.ready, methods=["GET"]),
-            Route("/v1/questions", self.questions, methods=["GET"]),
-            Route("/v1/sessions", self.sessions, methods=["GET"]),
-            Route(one, self.show, methods=["GET"]),
-            Route(one, self.delete, methods=["DELETE"]),
-            Route(f"{one}/records", self.records, methods=["GET"]),
-            Route(f"{one}/blobs/{{digest}}", self.blob, methods=["GET"]),
-            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
-            Route(f"{one}/answer", self.answer, methods=["POST"]),
-            Route(f"{one}/resume", self.resume, methods=["POST"]),
-            Route(f"{one}/withdraw", self.withdraw, methods=["POST"]),
-        ]
+    async def health(self, _: Request) -> Health:
+        """Return that the process serves, and its version."""
+        return Health("ok", __version__)
 
-    async def health(self, _: Request) -> Response:
-        """Return that the process serves."""
-        return _json({"status": "ok", "version": __version__})
-
-    async def ready(self, _: Request) -> Response:
-        """Return whether new work should be sent here: not while old turns are being recovered, nor at the end."""
+    async def ready(self, _: Request) -> Readiness | Response:
+        """Return that the server takes new work: not while interrupted turns are recovered, nor while it drains."""
         recovery = self._host.recovery
         if self._host.is_draining:
             raise DrainingError("this server is shutting down; send new work to another one")
@@ -151,28 +204,26 @@ class HttpEndpoints:
             message = f"{recovery.done} of {recovery.total} interrupted turns were examined"
             problem = problem_of(RecoveringError(message))
             return response_of(replace(problem, recovering=RecoveryProgress(recovery.done, recovery.total)))
-        return _json({"status": "ready", "failed": recovery.failed, "streams": len(self._connections)})
+        return Readiness("ready", recovery.failed, len(self._connections))
 
-    async def sessions(self, request: Request) -> Response:
+    async def sessions(self, request: Request, query: SessionsQuery) -> SessionPage:
         """List sessions, last changed first."""
-        limit = number_of(request, "limit", least=1, most=SESSIONS_PER_PAGE_MAX) or SESSIONS_PER_PAGE
-        wanted = request.query_params.get("q", "").strip().casefold()
-        has_children = number_of(request, "children", most=1) != 0
-        cursor = _cursor_of(request)
+        wanted = query.q.strip().casefold()
         lines: list[SessionLine] = []
         visitor = visitor_of(request.scope)
-        async for line in _behind(self._lines_for(visitor), cursor):
+        async for line in _behind(self._lines_for(visitor), _cursor_of(query)):
             is_meant = wanted in line.id.casefold() or wanted in line.title.casefold()
-            if not is_meant or not (has_children or PART_MARK not in line.id):
+            if not is_meant or not (query.children or PART_MARK not in line.id):
                 continue
-            if len(lines) == limit:
+            if len(lines) == query.limit:
                 kept = {
                     name: value for name, value in request.query_params.items() if name in ("q", "children")
                 }
                 after = f"{lines[-1].updated_at!r}{CURSOR_MARK}{lines[-1].id}"
-                return _json(SessionPage(lines, "?" + urlencode({"limit": limit, **kept, "after": after})))
+                following = urlencode({"limit": query.limit, **kept, "after": after})
+                return SessionPage(lines, f"?{following}")
             lines.append(line)
-        return _json(SessionPage(lines, None))
+        return SessionPage(lines, None)
 
     async def _lines_for(self, visitor: Caller) -> AsyncIterator[SessionLine]:
         async for info in self._host.store.list(of=await visitor.seeing()):
@@ -187,14 +238,13 @@ class HttpEndpoints:
             return False
         return await visitor.may_see(session)
 
-    async def questions(self, request: Request) -> Response:
-        """List what waits for a person, the longest first; `?session=` of that session and its sub-agents.
+    async def questions(self, request: Request, query: QuestionsQuery) -> QuestionPage:
+        """List the open questions, the oldest first; `session` selects one session and its sub-agents.
 
         Of sessions that only their clients can open, those are left out that the secret of the request does not.
         """
         visitor, asked_at = visitor_of(request.scope), self._host.world.monotonic()
-        asked = request.query_params.get("session")
-        named = None if asked is None else visitor.shown(asked)
+        named = None if query.session is UNSET else visitor.shown(query.session)
         found: list[Question] = []
         async for info in self._host.store.list(of=await visitor.seeing()):
             if info.mark.status not in OPEN_STATUSES:
@@ -212,27 +262,26 @@ class HttpEndpoints:
         if self._host.locks is not None and not found:
             await on_the_beat(self._host.world, asked_at)
         found.sort(key=lambda question: question.asked_at)
-        return _json(QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX))
+        return QuestionPage(found[:QUESTIONS_MAX], is_complete=len(found) <= QUESTIONS_MAX)
 
-    async def show(self, request: Request) -> Response:
-        """Return a session's transcript, whole, and the event to follow it from."""
+    async def show(self, request: Request) -> SessionSnapshot:
+        """Return a session's transcript, and the event to follow it from."""
         session_id = request.path_params["session_id"]
         runner = await self._host.session(session_id)
         name = visitor_of(request.scope).shown(session_id)
         waits_for = self._host.waits_for(runner)
-        return _json(snapshot_of(name, runner.state, str(runner.newest), waits_for))
+        return snapshot_of(name, runner.state, str(runner.newest), waits_for)
 
-    async def records(self, request: Request) -> Response:
-        """Export a session's records, a line each."""
+    async def records(self, request: Request, query: RecordsQuery) -> Response:
+        """Export a session's records, one JSON object in each line."""
         session_id = request.path_params["session_id"]
-        after = _position_in(request)
-        limit = number_of(request, "limit")
+        after = EventId.parse(query.after if "-" in query.after else f"0-{query.after}").position
         info = await self._host.store.find(session_id)
         if info is None:
             raise SessionNotFoundError(f"no session {session_id!r}")
         if 0 < after < info.oldest:
             return await self._gone(request, session_id)
-        lines = self._lines(session_id, after, limit, end=info.end)
+        lines = self._lines(session_id, after, optional(query.limit), end=info.end)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=NO_STORE)
 
     async def _gone(self, request: Request, session_id: str) -> Response:
@@ -246,7 +295,7 @@ class HttpEndpoints:
         return response_of(replace(problem, snapshot=msgspec.Raw(snapshot)))
 
     async def blob(self, request: Request) -> Response:
-        """Return the whole of a large result, which a record names by its digest."""
+        """Return the text of a large result, which a record names by its digest."""
         session_id, digest = request.path_params["session_id"], request.path_params["digest"]
         body = await self._host.store.blob(session_id, digest) if is_digest(digest) else None
         if body is None:
@@ -278,43 +327,34 @@ class HttpEndpoints:
                 for stored in page
             )
 
-    async def delete(self, request: Request) -> Response:
-        """Remove an idle session for good."""
+    async def delete(self, request: Request) -> None:
+        """Delete an idle session, with the sessions of its sub-agents."""
         await self._host.delete(request.path_params["session_id"])
-        return Response(status_code=204, headers=NO_STORE)
 
-    async def cancel(self, request: Request) -> Response:
-        """Stop the running turn, if there is one; `?turn=` stops that turn and no later one."""
-        turn = number_of(request, "turn")
+    async def cancel(self, request: Request, query: TurnQuery) -> CommandAnswer:
+        """Stop the running turn, if there is one; `turn` stops that turn and no later one."""
         runner = await self._host.session(request.path_params["session_id"])
-        await runner.submit(Cancel(turn))
+        await runner.submit(Cancel(optional(query.turn)))
         return _accepted(runner)
 
-    async def answer(self, request: Request) -> Response:
-        """Answer an open question of a call: an approval, a question, or a call in doubt."""
-        body = await body_of(request)
-        try:
-            said = msgspec.json.decode(body, type=AnswerPayload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            reason = str(error)[:REASON_CHARS_MAX]
-            raise MalformedFrameError(f"the body of this request is not an answer: {reason}") from error
+    async def answer(self, request: Request, body: AnswerPayload) -> CommandAnswer:
+        """Answer the open question of a call: an approval, a question, or a call in doubt."""
         runner = await self._host.session(request.path_params["session_id"])
-        await runner.submit(answer_of(said))
+        await runner.submit(answer_of(body))
         return _accepted(runner)
 
-    async def resume(self, request: Request) -> Response:
-        """Go on with the last turn, which was interrupted or failed; `?turn=` resumes that one and no other."""
-        turn = number_of(request, "turn")
+    async def resume(self, request: Request, query: TurnQuery) -> CommandAnswer:
+        """Resume the last turn, which was interrupted or failed; `turn` resumes that one and no other."""
+        turn = optional(query.turn)
         visitor_of(request.scope).speak(Resume(turn))
         runner = await self._host.session(request.path_params["session_id"])
         await runner.submit(Resume(turn))
         return _accepted(runner)
 
-    async def withdraw(self, request: Request) -> Response:
-        """Take back the queued message `?number=`, or all that wait."""
-        number = number_of(request, "number")
+    async def withdraw(self, request: Request, query: MessageQuery) -> CommandAnswer:
+        """Withdraw the queued message `number`, or all that wait."""
         runner = await self._host.session(request.path_params["session_id"])
-        await runner.submit(Withdraw(number))
+        await runner.submit(Withdraw(optional(query.number)))
         return _accepted(runner)
 
 
@@ -344,7 +384,7 @@ class SseTransport(FrameTransport):
 
 
 class EventsEndpoint:
-    """`/v1/sessions/{id}/events`: follow a session by server-sent events."""
+    """Follow a session, or a stream, by server-sent events."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
@@ -385,7 +425,7 @@ async def opening_of(request: Request) -> Open:
     Raises:
         MalformedFrameError: It is none; a header is too long, or is not a number, or contradicts the body.
         FrameTooLargeError, ConnectionLostError: As `body_of` does.
-        UsageError: `snapshots` or `coalesce_ms` is none of theirs.
+        UsageError: The query has another form.
         HTTPException: The request is neither a GET nor a POST.
     """
     if request.method == "POST":
@@ -398,44 +438,11 @@ async def opening_of(request: Request) -> Open:
     return open_of(request)
 
 
-def _position_in(request: HTTPConnection) -> int:
-    """Return the position after which records are wanted: `after` is a position, or an event id.
-
-    Raises:
-        UsageError: It is neither.
-        MalformedFrameError: It is not an event id.
-    """
-    text = request.query_params.get("after", "")
-    return EventId.parse(text).position if "-" in text else number_of(request, "after") or 0
-
-
-def number_of(request: HTTPConnection, name: str, *, least: int = 0, most: int = 2**53) -> int | None:
-    """Return a number of the query, or None where it is missing; 2**53 is the last one JavaScript counts to.
-
-    Raises:
-        UsageError: It is none, or out of bounds.
-    """
-    text = request.query_params.get(name)
-    if text is None:
+def _cursor_of(query: SessionsQuery) -> tuple[float, str] | None:
+    """Return the time and the id of the session after which a page begins."""
+    if query.after is UNSET:
         return None
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most))
-    if not is_number or not least <= int(text) <= most:
-        raise UsageError(f"`{name}` is a number from {least} to {most}")
-    return int(text)
-
-
-def _cursor_of(request: HTTPConnection) -> tuple[float, str] | None:
-    """Return the time and the id of the session after which a page begins.
-
-    Raises:
-        UsageError: The query names none in the form in which `next` has it.
-    """
-    text = request.query_params.get("after")
-    if text is None:
-        return None
-    if re.fullmatch(CURSOR, text) is None:
-        raise UsageError("`after` must be `next` of the previous page")
-    changed_at, _, session = text.partition(CURSOR_MARK)
+    changed_at, _, session = query.after.partition(CURSOR_MARK)
     return float(changed_at), session
 
 
@@ -462,8 +469,8 @@ async def _behind(
         yield tie
 
 
-def _accepted(runner: Runner) -> Response:
-    return _json({"event_id": str(runner.newest), "is_running": runner.state.is_live}, status=202)
+def _accepted(runner: Runner) -> CommandAnswer:
+    return CommandAnswer(str(runner.newest), runner.state.is_live)
 
 
 def _line_of(info: SessionInfo, name: str, status: str) -> SessionLine:
@@ -491,10 +498,6 @@ _AS_DATA = {
 NO_STORE = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
-def _json(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return _raw_json(msgspec.json.encode(value), status=status, headers=headers)
-
-
-def _raw_json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    merged = {**NO_STORE, **(headers or {})}
-    return Response(body, status, headers=merged, media_type="application/json")
+def json_response(value: object, *, status: int = 200) -> Response:
+    """Return a value as a JSON answer that must not be cached."""
+    return Response(msgspec.json.encode(value), status, headers=NO_STORE, media_type="application/json")

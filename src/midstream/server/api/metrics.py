@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from midstream.errors import AccessError
 from midstream.server.auth.caller import VISIT, KnownCaller
@@ -34,12 +33,8 @@ class Metrics:
         self._page = page
         self._figures = figures
 
-    def route(self) -> Route:
-        """Return the route, for a router."""
-        return Route("/metrics", self.show, methods=["GET"])
-
     async def show(self, request: Request) -> Response:
-        """Show the page."""
+        """Return counters and gauges for Prometheus."""
         visit = request.scope.get(VISIT)
         if isinstance(visit, KnownCaller) and not visit.principal.is_operator:
             raise AccessError("the metrics of this server are for its operator only")

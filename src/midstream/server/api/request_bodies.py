@@ -1,18 +1,58 @@
-"""The body of a request: never more of it than a frame may have, and never later than a bad network brings it."""
+"""The body and the query of a request.
+
+A body has at most the bytes of a frame, and arrives within the time that a bad network needs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.types import Receive
 
-from midstream.errors import ConnectionLostError, FrameTooLargeError
-from midstream.protocol.frames import FRAME_BYTES_MAX
+from midstream.errors import ConnectionLostError, FrameTooLargeError, MalformedFrameError, UsageError
+from midstream.protocol.frames import FRAME_BYTES_MAX, REASON_CHARS_MAX
+
+_T = TypeVar("_T")
 
 BODY_S = 30.0
 """Seconds for the body of one command: 1 MiB over a bad mobile network."""
+
+
+def optional(value: _T | UnsetType) -> _T | None:
+    """Return a parameter, or None where it is missing; a type with None would take the text `null` for it."""
+    return None if value is UNSET else value
+
+
+def decode_query(request: HTTPConnection, kind: type[_T]) -> _T:
+    """Decode the query of a request; parameters that the type does not have are ignored.
+
+    Raises:
+        UsageError: A parameter has another form, or is out of bounds.
+    """
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the query of this request has another form: {error}") from error
+
+
+async def decode_body(request: Request, kind: type[_T]) -> _T:
+    """Decode the body of a request; an empty one stands for `{}`.
+
+    Raises:
+        MalformedFrameError: It has another form.
+        FrameTooLargeError, ConnectionLostError: As `body_of` does.
+    """
+    body = await body_of(request)
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error)[:REASON_CHARS_MAX]
+        raise MalformedFrameError(f"the body of this request has another form: {reason}") from error
 
 
 async def body_of(request: Request) -> bytes:

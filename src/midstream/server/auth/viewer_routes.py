@@ -10,13 +10,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from midstream.engine.escrow_locks import Held
 from midstream.engine.host import Host
-from midstream.server.api.http_endpoints import NO_STORE
-from midstream.server.auth.access_routes import Issued, answer, owner_of, read_wish
+from midstream.server.auth.access_routes import Issued, owner_of
 from midstream.server.auth.middleware import AuthMiddleware
 from midstream.server.auth.principals import Principal
 from midstream.server.auth.tokens import VIEWER_S_MAX, TokenKind
@@ -37,34 +34,23 @@ class ViewerRoutes:
         self._host = host
         self._door = door
 
-    def routes(self) -> list[Route]:
-        """Return the routes, for a router."""
-        if self._door.access is None and self._host.locks is None:
-            return []
-        path = "/v1/sessions/{session_id}/viewers"
-        return [
-            Route(path, self.let_look, methods=["POST"]),
-            Route(path, self.withdraw, methods=["DELETE"]),
-        ]
-
-    async def let_look(self, request: Request) -> Response:
-        """Issue a token that allows reading this session, for a while."""
-        wish = await read_wish(request, ViewerRequest)
+    async def let_look(self, request: Request, body: ViewerRequest) -> Issued:
+        """Issue a token that allows reading this session for a while."""
         session = root_of(request.path_params["session_id"])
         owner = None if self._door.access is None else await owner_of(self._door, session)
         if _is_encrypted(request):
             assert self._host.locks is not None, "somebody holds it open"
-            word = await self._host.locks.escrow.share(session, for_s=wish.for_s)
+            word = await self._host.locks.escrow.share(session, for_s=body.for_s)
         else:
             word = self._host.world.new_id(TokenKind.VIEWER.value)
         if owner is not None:
             name = f"viewer of {session}"
             viewer = Principal(name, tenant=owner.tenant, session=session, claim=owner.claim)
-            await self._door.access_tokens.keep(word, TokenKind.VIEWER, viewer, for_s=wish.for_s)
-        return answer(Issued(word, wish.for_s), status=201)
+            await self._door.access_tokens.keep(word, TokenKind.VIEWER, viewer, for_s=body.for_s)
+        return Issued(word, body.for_s)
 
-    async def withdraw(self, request: Request) -> Response:
-        """Let all viewers' words of this session be good for nothing, and end what came in by them."""
+    async def withdraw(self, request: Request) -> None:
+        """Revoke all viewers' tokens of this session, and end the connections made with them."""
         session = root_of(request.path_params["session_id"])
         if self._door.access is not None:
             await owner_of(self._door, session)
@@ -73,7 +59,6 @@ class ViewerRoutes:
             assert self._host.locks is not None, "somebody holds it open"
             await self._host.locks.withdraw_viewers(session)
         self._door.look_again()
-        return Response(status_code=204, headers=NO_STORE)
 
 
 def _is_encrypted(request: Request) -> bool:

@@ -20,7 +20,7 @@ from midstream.protocol.frames import (
     encode,
 )
 from midstream.protocol.server_stream import digest_shown, read_command
-from midstream.server.api.request_bodies import body_of
+from midstream.server.api.request_bodies import body_of, optional
 from midstream.server.auth.caller import visitor_of
 from midstream.server.auth.principals import Action
 from midstream.server.auth.unlocking import PresentedSecrets, shown_in, stream_digest_of, unlock
@@ -35,7 +35,10 @@ _REPLAYED = (b"x-midstream-replayed", b"true")
 
 
 class CommandsEndpoint:
-    """A plain ASGI callable, as each tool's result comes this way: nothing is made that its answer does not need."""
+    """Take one frame of a client: a command is answered with its ack, a ping with a heartbeat, a close with nothing.
+
+    It is a plain ASGI callable, as each tool's result comes this way.
+    """
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
@@ -72,7 +75,9 @@ class CommandsEndpoint:
             raise MalformedFrameError(
                 "a command needs the headers `x-idempotency-key` and `x-idempotent-encryption-key`"
             )
-        received = read_command(frame, stream=by.stream, secret_digest="", cancel_after_s=by.cancel_after_s)
+        received = read_command(
+            frame, stream=by.stream, secret_digest="", cancel_after_s=optional(by.cancel_after_s)
+        )
         visitor = visitor_of(scope)
         is_first = received.seqno == 0
         if is_first:

@@ -8,7 +8,9 @@ for it here between two of them. The way up is `POST …/commands`, as for serve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from midstream.engine.host import Host
-from midstream.protocol.frames import HEARTBEAT_S, encode
-from midstream.server.api.http_endpoints import number_of, opening_of
+from midstream.protocol.frames import HEARTBEAT_S, Number, ServerFrame, encode
+from midstream.server.api.http_endpoints import opening_of
+from midstream.server.api.request_bodies import decode_query
 from midstream.server.auth.caller import visitor_of
 from midstream.server.transports.connection import Connection, Connections, FrameTransport
 from midstream.server.transports.stream_headers import connection_name_of
@@ -25,6 +28,20 @@ from midstream.server.transports.stream_headers import connection_name_of
 GAP_S = 10.0
 """Seconds in which a client asks again: an answer on a bad network, and the way of the next request."""
 POLL_HEADERS = {"cache-control": "no-store, no-transform", "x-content-type-options": "nosniff"}
+
+
+class PollQuery(Struct, frozen=True):
+    """The number of a poll on its connection, and the seconds it may wait for an event."""
+
+    n: Number = 0
+    wait: Annotated[int, Meta(ge=1, le=int(HEARTBEAT_S))] | UnsetType = UNSET
+
+
+class PollAnswer(Struct, frozen=True):
+    """The frames that were there, and whether more follow."""
+
+    frames: list[ServerFrame]
+    more: bool
 
 
 class PollTransport(FrameTransport):
@@ -54,29 +71,28 @@ class PollTransport(FrameTransport):
 
 
 class PollEndpoint:
-    """`/v1/sessions/{id}/poll`: follow a session by one request after the other."""
+    """Follow a session, or a stream, by long polling: return the frames there are, or the next ones."""
 
     def __init__(self, host: Host, connections: Connections) -> None:
         self._host = host
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one poll; `?n=` numbers those of a connection, and the first one, 0, opens it.
+        """Answer one poll; `n` numbers those of a connection, and the first one, 0, opens it.
 
-        `?wait=` is for how many seconds it may wait for news, where a proxy has less patience than a heartbeat.
+        `wait` is the seconds it may wait for an event, where a proxy has less patience than a heartbeat.
 
         Raises:
             MidstreamError: It is refused; an ordinary HTTP error.
         """
         request = Request(scope, receive)
-        opening, number = await opening_of(request), number_of(request, "n") or 0
-        wait_s = number_of(request, "wait", least=1, most=int(HEARTBEAT_S))
+        opening, query = await opening_of(request), decode_query(request, PollQuery)
         session_id, name = scope["path_params"]["session_id"], connection_name_of(request)
         settings = (
-            self._connections.told(session_id, name) if number else self._connections.tell(session_id, name)
+            self._connections.told(session_id, name) if query.n else self._connections.tell(session_id, name)
         )
-        if wait_s is not None:
-            settings = replace(settings, heartbeat_s=wait_s)
+        if query.wait is not UNSET:
+            settings = replace(settings, heartbeat_s=query.wait)
         stream = self._connections.stream(self._host, settings=settings)
         transport = PollTransport(receive, ends_with_turn=bool(opening.stream))
         with Connection(
@@ -87,13 +103,13 @@ class PollEndpoint:
             self._connections,
             visitor_of(scope),
             name=name,
-            is_continued=number > 0,
+            is_continued=query.n > 0,
             request=request,
         ) as connection:
             await connection.admit(encode(opening))
             await connection.show_due()
             frames = stream.frames_to_send()
-            if number:
+            if query.n:
                 del frames[0]  # the welcome: a connection has one
             if not frames:
                 failure = await connection.run()

@@ -6,20 +6,45 @@ An empty header counts as missing; one that is there twice has one value, or is 
 from __future__ import annotations
 
 import re
+from typing import Annotated, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import HTTPConnection
 
-from midstream.errors import MalformedFrameError, UsageError
-from midstream.protocol.frames import COALESCE_S_MAX, EventId, Open, SnapshotWhen
-from midstream.protocol.open_fields import KEY_CHARS_MAX, NUMBER_MAX, check_cancel_after, check_word
+from midstream.errors import MalformedFrameError
+from midstream.protocol.frames import (
+    CANCEL_AFTER_S_MAX,
+    COALESCE_S_MAX,
+    KEY_CHARS_MAX,
+    EventId,
+    EventIdText,
+    Number,
+    Open,
+    SnapshotWhen,
+    Word,
+)
+from midstream.protocol.open_fields import check_word
+from midstream.server.api.request_bodies import decode_query, optional
 
+_KEY = "x-idempotency-key"
+_NAMES = {
+    "stream": _KEY,
+    "secret": "x-idempotent-encryption-key",
+    "old_secret": "x-idempotent-encryption-key-old",
+    "connection": "x-midstream-connection",
+    "number": "x-idempotency-connection",
+    "cancel_after_s": "x-idempotency-cancel-after",
+    "last_event_id": "last-event-id",
+    "event_id": "x-idempotency-event-id",
+    "next_seqno": "x-idempotency-next-seqno",
+}
 _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
 """A string of RFC 9651, section 3.3.3, as `Idempotency-Key` is defined; the bare word of before is as good."""
 
 
-class FrameSender(Struct, frozen=True):
-    """Sender of a frame that came in a request of its own (STREAM-39, STREAM-40).
+class FrameSender(Struct, frozen=True, rename=_NAMES):
+    """Sender of a frame that came in a request of its own (STREAM-39, STREAM-40): headers, by their names.
 
     Args:
         stream: The stream key; "" for a reader.
@@ -27,18 +52,37 @@ class FrameSender(Struct, frozen=True):
         old_secret: What that was before it was changed; "" where it was not.
         connection: The client's name of the connection that the request is part of; "" where it gives none.
         number: Its number of that connection; 0 where it gives none.
-        cancel_after_s: For how long the stream's client may be gone until its turn is stopped; None for ever.
+        cancel_after_s: Seconds that the client may be gone before its turn is stopped; without it, for ever.
     """
 
-    stream: str
-    secret: str
-    old_secret: str
-    connection: str
-    number: int
-    cancel_after_s: float | None
+    stream: Word = ""
+    secret: Word = ""
+    old_secret: Word = ""
+    connection: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    number: Number = 0
+    cancel_after_s: Annotated[int, Meta(ge=0, le=int(CANCEL_AFTER_S_MAX))] | UnsetType = UNSET
 
     def __repr__(self) -> str:
         return f"Speaker(stream={self.stream!r}, connection={self.connection!r})"
+
+
+_SenderT = TypeVar("_SenderT", bound=FrameSender)
+
+
+class FollowerHeaders(FrameSender, frozen=True, rename=_NAMES):
+    """The headers of a request that follows a session: those of its stream, and the last event its client has."""
+
+    last_event_id: EventIdText | UnsetType = UNSET
+    event_id: EventIdText | UnsetType = UNSET
+    next_seqno: Number = 0
+
+
+class FollowQuery(Struct, frozen=True):
+    """The last event of a client, when it takes a snapshot, and the milliseconds events may be held back."""
+
+    after: EventIdText | UnsetType = UNSET
+    snapshots: SnapshotWhen = SnapshotWhen.GONE
+    coalesce_ms: Annotated[int, Meta(ge=0, le=int(1000 * COALESCE_S_MAX))] = 0
 
 
 class _Headers:
@@ -70,14 +114,7 @@ def sender_of(request: HTTPConnection) -> FrameSender:
     Raises:
         MalformedFrameError: One of them is too long or not what it should be.
     """
-    headers = _Headers(request)
-    return FrameSender(
-        _key_in(headers),
-        *_secrets_in(headers),
-        _connection_name_in(headers),
-        _number_in(headers, b"x-idempotency-connection"),
-        _cancel_after_in(headers),
-    )
+    return _decoded(request, FrameSender)
 
 
 def open_of(request: HTTPConnection) -> Open:
@@ -85,23 +122,19 @@ def open_of(request: HTTPConnection) -> Open:
 
     Raises:
         MalformedFrameError: A header has another form, or two headers have different values.
-        UsageError: `?snapshots=` or `?coalesce_ms=` has.
+        UsageError: The query has another form.
     """
-    headers = _Headers(request)
-    key, (secret, old_secret) = _key_in(headers), _secrets_in(headers)
-    snapshots = request.query_params.get("snapshots", SnapshotWhen.GONE)
-    if snapshots not in [*SnapshotWhen]:
-        raise UsageError(f"`snapshots` is one of {', '.join(SnapshotWhen)}")
+    headers, query = _decoded(request, FollowerHeaders), decode_query(request, FollowQuery)
     return Open(
-        key,
-        secret,
-        _event_id_in(headers, request),
-        _number_in(headers, b"x-idempotency-next-seqno"),
-        _number_in(headers, b"x-idempotency-connection"),
-        _cancel_after_in(headers),
-        snapshots=SnapshotWhen(snapshots),
-        coalesce_s=_coalesce_s_of(request),
-        old_secret=old_secret,
+        headers.stream,
+        headers.secret,
+        _event_id_of(headers.last_event_id, headers.event_id, query.after),
+        headers.next_seqno,
+        headers.number,
+        optional(headers.cancel_after_s),
+        snapshots=query.snapshots,
+        coalesce_s=query.coalesce_ms / 1000,
+        old_secret=headers.old_secret,
     )
 
 
@@ -109,27 +142,43 @@ def secrets_of(request: HTTPConnection) -> tuple[str, str]:
     """Return the secret of a request's headers, and what it was before it was changed; each "" where it is missing.
 
     Raises:
-        MalformedFrameError: One of them is of another form.
+        MalformedFrameError: A header has another form.
     """
-    return _secrets_in(_Headers(request))
+    sender = sender_of(request)
+    return sender.secret, sender.old_secret
 
 
 def connection_name_of(request: HTTPConnection) -> str:
     """Return the client's name of the connection that a request is part of; "" where it gives none.
 
     Raises:
-        MalformedFrameError: It is too long.
+        MalformedFrameError: A header has another form.
     """
-    return _connection_name_in(_Headers(request))
+    return sender_of(request).connection
+
+
+def _decoded(request: HTTPConnection, kind: type[_SenderT]) -> _SenderT:
+    """Decode the headers that a type names; one that is empty counts as missing.
+
+    Raises:
+        MalformedFrameError: One of them has another form.
+    """
+    headers = _Headers(request)
+    found = {name: text for name in kind.__struct_encode_fields__ if (text := headers[name.encode()])}
+    try:
+        decoded = msgspec.convert({**found, _KEY: _key_in(headers)}, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise MalformedFrameError(f"a header of this request has another form: {error}") from error
+    for word in (decoded.stream, decoded.secret, decoded.old_secret):
+        check_word(word)
+    return decoded
 
 
 def _key_in(headers: _Headers) -> str:
-    ours, standard = headers[b"x-idempotency-key"], _standard_key_in(headers)
+    ours, standard = headers[_KEY.encode()], _standard_key_in(headers)
     if ours and standard and ours != standard:
         raise MalformedFrameError("`x-idempotency-key` and `idempotency-key` have different values")
-    key = ours or standard
-    check_word(key)
-    return key
+    return ours or standard
 
 
 def _standard_key_in(headers: _Headers) -> str:
@@ -142,61 +191,12 @@ def _standard_key_in(headers: _Headers) -> str:
     return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
-def _secrets_in(headers: _Headers) -> tuple[str, str]:
-    secret, old_secret = headers[b"x-idempotent-encryption-key"], headers[b"x-idempotent-encryption-key-old"]
-    check_word(secret)
-    check_word(old_secret)
-    return secret, old_secret
-
-
-def _connection_name_in(headers: _Headers) -> str:
-    name = headers[b"x-midstream-connection"]
-    if len(name) > KEY_CHARS_MAX:
-        raise MalformedFrameError(f"the name of a connection has {KEY_CHARS_MAX} characters at most")
-    return name
-
-
-def _cancel_after_in(headers: _Headers) -> float | None:
-    """Return for how long the client of a stream may be gone until its turn is stopped; None for ever."""
-    text = headers[b"x-idempotency-cancel-after"]
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise MalformedFrameError("the header `x-idempotency-cancel-after` is a whole number of seconds")
-    seconds = float(text)
-    check_cancel_after(seconds)
-    return seconds
-
-
-def _event_id_in(headers: _Headers, request: HTTPConnection) -> str | None:
+def _event_id_of(*places: str | UnsetType) -> str | None:
     """Return the event that a client has; one that is none is refused, also where it does not count.
 
     A browser that reconnects sends the header beside the address it first used, so the header counts first.
     """
-    places = (
-        headers[b"last-event-id"],
-        headers[b"x-idempotency-event-id"],
-        request.query_params.get("after"),
-    )
-    named = [place for place in places if place]
+    named = [place for place in places if isinstance(place, str) and place]
     for each in named:
         EventId.parse(each)
     return named[0] if named else None
-
-
-def _number_in(headers: _Headers, name: bytes) -> int:
-    text = headers[name]
-    if not text:
-        return 0
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(NUMBER_MAX))
-    if not is_number or int(text) > NUMBER_MAX:
-        raise MalformedFrameError(f"the header `{name.decode()}` is a number from 0 to {NUMBER_MAX}")
-    return int(text)
-
-
-def _coalesce_s_of(request: HTTPConnection) -> float:
-    text, most_ms = request.query_params.get("coalesce_ms", "0"), round(1000 * COALESCE_S_MAX)
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(most_ms))
-    if not is_number or int(text) > most_ms:
-        raise UsageError(f"`coalesce_ms` is a number from 0 to {most_ms}")
-    return int(text) / 1000

@@ -26,6 +26,7 @@ from midstream.session.records import (
     QuestionClosed,
     Record,
 )
+from midstream.session.references import CallRef
 from midstream.session.turn.commands import (
     Answer,
     PermissionRequested,
@@ -63,7 +64,7 @@ def decide(
                 raise closed_error(command)
             return (AnswerUsed(state.turn, state.response_no, state.attempt, told.id, at),)
         case QuestionExpired():
-            late = open_question(state, command.turn, command.response_no, command.call_id)
+            late = open_question(state, command.ref)
             if late is None or not late.expires_at or at < late.expires_at:
                 return ()  # TURN-9
             return (_closed(state, late, at=at, why=CloseReason.EXPIRED),)
@@ -71,13 +72,11 @@ def decide(
             assert_never(command)
 
 
-def open_question(
-    state: AwaitingModel, turn: int, response_no: int, question_id: str
-) -> AgentQuestion | None:
+def open_question(state: AwaitingModel, ref: CallRef) -> AgentQuestion | None:
     """Return the question of this id that a person may answer, or None."""
-    if (turn, response_no) != (state.turn, state.response_no):
+    if (ref.turn, ref.response_no) != (state.turn, state.response_no):
         return None
-    return next((each for each in state.questions if each.id == question_id and each.is_open), None)
+    return next((each for each in state.questions if each.id == ref.call_id and each.is_open), None)
 
 
 def take_answer(
@@ -124,14 +123,18 @@ def answered(state: AwaitingModel) -> tuple[AgentQuestion, ...]:
 
 def closed_error(command: Answer | UseAnswer) -> Refused:
     """Return the refusal of what comes after a question was closed."""
-    name = command.call_id if isinstance(command, Answer) else command.question_id
-    message = f"call {name!r} of turn {command.turn} has no open question: it was answered, or the turn ended"
+    name = command.ref.call_id if isinstance(command, Answer) else command.question_id
+    message = (
+        f"call {name!r} of turn {command.ref.turn} has no open question: it was answered, or the turn ended"
+    )
     return Refused(QuestionClosedError(message))
 
 
 def too_late(command: PermissionRequested) -> Refused:
     """Return the refusal of a question of an attempt that has ended."""
-    message = f"attempt {command.attempt} of turn {command.turn} has ended; it accepts no more questions"
+    message = (
+        f"attempt {command.ref.attempt} of turn {command.ref.turn} has ended; it accepts no more questions"
+    )
     return Refused(QuestionClosedError(message))
 
 
@@ -172,7 +175,7 @@ def evolve(
 
 
 def _asked(state: AwaitingModel, asked: PermissionRequested, *, at: float) -> tuple[Record, ...]:
-    if (asked.turn, asked.response_no, asked.attempt) != (state.turn, state.response_no, state.attempt):
+    if asked.ref != state.ref:
         raise too_late(asked)
     if sum(each.is_open for each in state.questions) >= QUESTIONS_MAX:
         message = f"{QUESTIONS_MAX} questions already wait for a person"
@@ -238,7 +241,7 @@ def _question(record: QuestionAsked) -> AgentQuestion:
 
 
 def _find(state: AwaitingModel, command: PermissionWithdrawn | UseAnswer) -> AgentQuestion | None:
-    if (command.turn, command.response_no, command.attempt) != (state.turn, state.response_no, state.attempt):
+    if command.ref != state.ref:
         return None
     ids = (command.question_id, state.attempt)
     return next((each for each in state.questions if (each.id, each.attempt) == ids), None)

@@ -20,18 +20,15 @@ from midstream.session.calls import (
     NO_ANSWER_CONTENT,
     NO_DECISION_CONTENT,
     NO_RESPONSE_CONTENT,
-    RERUNS_MAX,
     SKIPPED_CONTENT,
     STOPPED_CONTENT,
     UNKNOWN_CONTENT,
     CallState,
-    CallVerdict,
     Choice,
     OnDoubt,
     QuestionKind,
     Site,
     closing_result,
-    judge,
     lost_result,
     startable,
 )
@@ -48,6 +45,8 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.references import CallRef
+from midstream.session.rerun_policy import RERUNS_MAX, CallVerdict, judge
 from midstream.session.turn.commands import (
     Answer,
     CallProbed,
@@ -129,10 +128,10 @@ def end_call_while_stopping(state: Cancelling, result: ToolResult, *, at: float)
 
 def show_child(state: Batch, spoke: ChildStreamed) -> tuple[Record, ...]:
     """Show the readers of this session what a sub-agent did, each record once."""
-    call = _find(state, spoke.turn, spoke.response_no, spoke.call_id)
+    call = _find(state, spoke.ref)
     shown = call.child_position if call else 0
     return tuple(
-        ChildDelta(state.turn, state.response_no, spoke.call_id, spoke.child, position, msgspec.Raw(body))
+        ChildDelta(state.turn, state.response_no, spoke.ref.call_id, spoke.child, position, msgspec.Raw(body))
         for position, body in spoke.records
         if position > shown
     )
@@ -200,7 +199,7 @@ def recover(state: RunningCalls, command: Recover, *, epoch: int, at: float) -> 
 
 def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float) -> tuple[Record, ...]:
     """Go on after the outside world was asked about a call in doubt."""
-    call = _find(state, probed.turn, probed.response_no, probed.call_id)
+    call = _find(state, probed.ref)
     if call is None or not call.is_in_doubt or call.asked is not None:
         return ()  # TURN-9
     if probed.result is not None:
@@ -217,9 +216,9 @@ def take_probe(state: RunningCalls, probed: CallProbed, *, epoch: int, at: float
 # --- people ---------------------------------------------------------------------------------------------------
 
 
-def asking(state: RunningCalls, turn: int, response_no: int, call_id: str) -> CallState | None:
+def asking(state: RunningCalls, ref: CallRef) -> CallState | None:
     """Return the call whose question is open, or None."""
-    call = _find(state, turn, response_no, call_id)
+    call = _find(state, ref)
     return call if call is not None and call.is_asking else None
 
 
@@ -262,7 +261,7 @@ def expire_question(
     state: RunningCalls, expired: QuestionExpired, *, epoch: int, at: float
 ) -> tuple[Record, ...]:
     """Close a call whose question was not answered in time."""
-    call = asking(state, expired.turn, expired.response_no, expired.call_id)
+    call = asking(state, expired.ref)
     if call is None or not call.expires_at or at < call.expires_at:
         return ()  # TURN-9
     match call.asked:
@@ -328,10 +327,10 @@ def has_children(state: Batch) -> bool:
     return any(call.is_running and call.plan.site is Site.CHILD for call in state.calls)
 
 
-def _find(state: Batch, turn: int, response_no: int, call_id: str) -> CallState | None:
-    if (turn, response_no) != (state.turn, state.response_no):
+def _find(state: Batch, ref: CallRef) -> CallState | None:
+    if (ref.turn, ref.response_no) != (state.turn, state.response_no):
         return None
-    return next((call for call in state.calls if call.call.id == call_id and call.is_open), None)
+    return next((call for call in state.calls if call.call.id == ref.call_id and call.is_open), None)
 
 
 def _started(state: Batch, call: CallState, *, at: float) -> CallStarted:

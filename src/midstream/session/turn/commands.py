@@ -12,6 +12,7 @@ from midstream.history.messages import Entry, Response, ToolResult, ToolSpec, Us
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallPlan, Choice
 from midstream.session.records import ClientTool, Delta, Parent, PromptHead, ReuseDecision
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.states import LOOK_BACK_S
 from midstream.timing import StalledOn
 
@@ -80,36 +81,28 @@ class Withdraw(Struct, frozen=True, gc=False):
 class ModelStreamed(Struct, frozen=True, gc=False):
     """The model produced more of a response."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     deltas: tuple[Delta, ...]
 
 
 class ModelResumable(Struct, frozen=True, gc=False):
     """The provider keeps the response it is making, under `token`."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     token: str
 
 
 class ModelReuseDecided(Struct, frozen=True, gc=False):
     """A pool decided whether the upstream agent still has the conversation."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     judgement: ReuseDecision
 
 
 class ModelResponded(Struct, frozen=True, gc=False):
     """The model ended its response. `plans` has one entry per call, in order."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     response: Response
     plans: tuple[CallPlan, ...] = ()
     prompt: PromptHead | None = None
@@ -122,9 +115,7 @@ class ModelFailed(Struct, frozen=True, gc=False):
     `is_cut` only the connection ended, or our time limit: the provider may have the response.
     """
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     code: str
     message: str
     is_retriable: bool
@@ -157,9 +148,7 @@ class StallFinished(Struct, frozen=True, gc=False):
 class CallProgress(Struct, frozen=True, gc=False):
     """A running tool reports its progress."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     run: int
     text: str
 
@@ -167,9 +156,7 @@ class CallProgress(Struct, frozen=True, gc=False):
 class ChildStreamed(Struct, frozen=True, gc=False):
     """The session that does the work of a call has new records, each with its position there."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     child: str
     records: tuple[tuple[int, bytes], ...]
 
@@ -185,13 +172,16 @@ class CallFinished(Struct, frozen=True, gc=False):
     result: ToolResult
     is_suspect: bool = False
 
+    @property
+    def ref(self) -> CallRef:
+        """The call that ended."""
+        return CallRef(self.turn, self.response_no, self.result.call_id)
+
 
 class CallExpired(Struct, frozen=True, gc=False):
     """No client answered a call within its time."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
 
 
 class CallProbed(Struct, frozen=True, gc=False):
@@ -200,9 +190,7 @@ class CallProbed(Struct, frozen=True, gc=False):
     `result` is what the call gave if it is known to have happened; `may_run` is True where it certainly did not happen.
     """
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     result: ToolResult | None = None
     may_run: bool = False
 
@@ -218,9 +206,7 @@ class Answer(Struct, frozen=True, gc=False):
         by: The principal who answered.
     """
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     digest: str
     choice: Choice
     text: str = ""
@@ -231,9 +217,7 @@ class Answer(Struct, frozen=True, gc=False):
 class QuestionExpired(Struct, frozen=True, gc=False):
     """A question was not answered within its time."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
 
 
 class PermissionRequested(Struct, frozen=True, gc=False):
@@ -248,9 +232,7 @@ class PermissionRequested(Struct, frozen=True, gc=False):
         is_vague: The agent does not show what it is about to do, so that no answer to another question fits this one.
     """
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     question_id: str
     name: str
     arguments: str
@@ -263,9 +245,7 @@ class PermissionRequested(Struct, frozen=True, gc=False):
 class PermissionWithdrawn(Struct, frozen=True, gc=False):
     """An upstream's agent waits no more for the answer to its question, and goes on."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     question_id: str
 
 
@@ -274,9 +254,7 @@ class UseAnswer(Struct, frozen=True, gc=False):
     with `question_closed` where its attempt has ended.
     """
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     question_id: str
 
 

@@ -45,6 +45,7 @@ from midstream.session.records import (
     TurnResumed,
     TurnStatus,
 )
+from midstream.session.references import CallRef
 from midstream.session.turn import approvals, call_batches
 from midstream.session.turn.commands import (
     Answer,
@@ -164,7 +165,7 @@ def _decide_awaiting_model(
         case Stalled() | StallFinished() if _is_about_model(state, command):
             return (_noticed(command, at=at),)
         case Answer():
-            question = approvals.open_question(state, command.turn, command.response_no, command.call_id)
+            question = approvals.open_question(state, command.ref)
             if question is None:
                 raise approvals.closed_error(command)
             return approvals.take_answer(state, question, command, at=at)
@@ -202,24 +203,24 @@ def _decide_running_calls(
     match command:
         case SendMessage():
             raise _busy(state.turn)
-        case CallFinished() if is_open(state, command.turn, command.response_no, command.result.call_id):
+        case CallFinished() if is_open(state, command.ref):
             if command.is_suspect:
                 return call_batches.end_with_suspect(state, command.result, at=at)
             return call_batches.end_call(state, command.result, epoch=epoch, at=at)
-        case CallExpired() if is_open(state, command.turn, command.response_no, command.call_id):
-            return call_batches.give_up_client(state, command.call_id, epoch=epoch, at=at)
-        case CallProgress() if is_open(state, command.turn, command.response_no, command.call_id):
+        case CallExpired() if is_open(state, command.ref):
+            return call_batches.give_up_client(state, command.ref.call_id, epoch=epoch, at=at)
+        case CallProgress() if is_open(state, command.ref):
             return (_progressed(command, at=at),)
         case Stalled() | StallFinished() if is_open(
-            state, command.turn, command.response_no, command.call_id
+            state, CallRef(command.turn, command.response_no, command.call_id)
         ):
             return (_noticed(command, at=at),)
-        case ChildStreamed() if is_open(state, command.turn, command.response_no, command.call_id):
+        case ChildStreamed() if is_open(state, command.ref):
             return call_batches.show_child(state, command)
         case CallProbed():
             return call_batches.take_probe(state, command, epoch=epoch, at=at)
         case Answer():
-            call = call_batches.asking(state, command.turn, command.response_no, command.call_id)
+            call = call_batches.asking(state, command.ref)
             if call is None:
                 raise approvals.closed_error(command)
             return call_batches.take_answer(state, call, command, epoch=epoch, at=at)
@@ -243,12 +244,12 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
     match command:
         case SendMessage():
             raise _busy(state.turn)
-        case CallFinished() if is_open(state, command.turn, command.response_no, command.result.call_id):
+        case CallFinished() if is_open(state, command.ref):
             # An outcome that arrives during a cancel is kept (TURN-7).
             return call_batches.end_call_while_stopping(state, command.result, at=at)
-        case CallProgress() if is_open(state, command.turn, command.response_no, command.call_id):
+        case CallProgress() if is_open(state, command.ref):
             return (_progressed(command, at=at),)
-        case ChildStreamed() if is_open(state, command.turn, command.response_no, command.call_id):
+        case ChildStreamed() if is_open(state, command.ref):
             return call_batches.show_child(state, command)
         case Cancel() if command.turn in (None, state.turn) and state.status is not TurnStatus.CANCELLED:
             # Its own time limit was stopping it; somebody who stops it wants no hand-in either.
@@ -265,19 +266,17 @@ def _decide_cancelling(state: Cancelling, command: Command, *, at: float) -> tup
             return ()  # TURN-9; a second cancel changes nothing
 
 
-def is_open(state: RunningCalls | Cancelling, turn: int, response_no: int, call_id: str) -> bool:
+def is_open(state: RunningCalls | Cancelling, ref: CallRef) -> bool:
     """Return whether a call runs, so that its outcome can still come."""
-    return open_call(state, turn, response_no, call_id) is not None
+    return open_call(state, ref) is not None
 
 
-def open_call(
-    state: RunningCalls | Cancelling, turn: int, response_no: int, call_id: str
-) -> CallState | None:
+def open_call(state: RunningCalls | Cancelling, ref: CallRef) -> CallState | None:
     """Return a call that runs, so that its outcome can still come; None where it does not, or not any more."""
-    if (turn, response_no) != (state.turn, state.response_no):
+    if (ref.turn, ref.response_no) != (state.turn, state.response_no):
         return None
     for call in state.calls:
-        if call.call.id == call_id and call.is_running:
+        if call.call.id == ref.call_id and call.is_running:
             return call
     return None
 
@@ -287,7 +286,7 @@ def _busy(turn: int) -> Refused:
 
 
 def _progressed(said: CallProgress, *, at: float) -> Record:
-    return CallProgressed(said.turn, said.response_no, said.call_id, said.run, said.text, at)
+    return CallProgressed(said.ref.turn, said.ref.response_no, said.ref.call_id, said.run, said.text, at)
 
 
 def _noticed(seen: Stalled | StallFinished, *, at: float) -> Record:
@@ -299,11 +298,7 @@ def _is_current(
     state: AwaitingModel,
     command: ModelStreamed | ModelResumable | ModelReuseDecided | ModelResponded | ModelFailed,
 ) -> bool:
-    return (command.turn, command.response_no, command.attempt) == (
-        state.turn,
-        state.response_no,
-        state.attempt,
-    )
+    return command.ref == state.ref
 
 
 def _stop(state: RunningCalls, status: TurnStatus, *, at: float) -> tuple[Record, ...]:

@@ -8,6 +8,7 @@ from typing import assert_never
 from msgspec import Struct
 
 from midstream.session.calls import CallState, Site
+from midstream.session.references import AttemptRef, CallRef
 from midstream.session.turn.commands import CallFinished
 from midstream.session.turn.deciding import open_call
 from midstream.session.turn.states import (
@@ -23,9 +24,7 @@ from midstream.session.turn.states import (
 class CallModel(Struct, frozen=True, gc=False):
     """Call the model and journal its output; `continued` counts how often this attempt was taken up again."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     not_before: float = 0.0
     continued: int = 0
 
@@ -33,52 +32,40 @@ class CallModel(Struct, frozen=True, gc=False):
 class RunCall(Struct, frozen=True, gc=False):
     """Run one tool call; its start is in the journal."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     run: int
 
 
 class RunChild(Struct, frozen=True, gc=False):
     """Let a session of its own do the work of a call, and take its outcome from there."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
 
 
 class ProbeCall(Struct, frozen=True, gc=False):
     """Ask the outside world whether a call in doubt happened."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
 
 
 class AwaitClient(Struct, frozen=True, gc=False):
     """A client owes the outcome of a call; at `deadline_at` it has expired."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     deadline_at: float
 
 
 class AwaitPerson(Struct, frozen=True, gc=False):
     """A person owes the answer to a question; at `deadline_at` it has expired. One without a deadline is no work."""
 
-    turn: int
-    response_no: int
-    call_id: str
+    ref: CallRef
     deadline_at: float
 
 
 class AnswerAgent(Struct, frozen=True, gc=False):
     """An upstream's agent waits for what was decided about its question."""
 
-    turn: int
-    response_no: int
-    attempt: int
+    ref: AttemptRef
     question_id: str
 
 
@@ -117,7 +104,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
         case AwaitingModel():
             if state.attempt == 0:
                 return ()  # the announcement stands in the same append
-            asked = CallModel(state.turn, state.response_no, state.attempt, state.not_before, state.continued)
+            asked = CallModel(state.ref, state.not_before, state.continued)
             if not state.questions:
                 return (asked, *_end_of(state))
             end = () if state.is_waiting_for_person else _end_of(state)
@@ -139,7 +126,7 @@ def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
     """Return whether a client may send this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False
-    call = open_call(state, finished.turn, finished.response_no, finished.result.call_id)
+    call = open_call(state, finished.ref)
     return call is not None and call.plan.site is Site.CLIENT
 
 
@@ -152,23 +139,23 @@ def _pending_questions(state: AwaitingModel) -> Iterator[PendingWork]:
         if question.attempt != state.attempt:
             continue  # nobody waits for it; its answer may fit a question that is still to come
         if not question.is_open:
-            yield AnswerAgent(state.turn, state.response_no, state.attempt, question.id)
+            yield AnswerAgent(state.ref, question.id)
         elif question.expires_at:
-            yield AwaitPerson(state.turn, state.response_no, question.id, question.expires_at)
+            yield AwaitPerson(CallRef(state.turn, state.response_no, question.id), question.expires_at)
 
 
 def _pending_call(state: RunningCalls, call: CallState) -> PendingWork | None:
     """Return what is owed for an open call. Each attribute is looked at once: a result is one of many calls'."""
-    place = (state.turn, state.response_no, call.call.id)
+    ref = CallRef(state.turn, state.response_no, call.call.id)
     if call.asked is not None:
-        return AwaitPerson(*place, call.expires_at) if call.expires_at else None
+        return AwaitPerson(ref, call.expires_at) if call.expires_at else None
     if call.is_in_doubt:
-        return ProbeCall(*place)
+        return ProbeCall(ref)
     if not call.runs:
         return None
     if call.plan.site is Site.CLIENT:
         # The tool's own time counts while its client is connected: `server/transports/client_calls.py`.
-        return AwaitClient(*place, call.started_at + max(call.plan.timeout_s, CLIENT_CALL_S))
+        return AwaitClient(ref, call.started_at + max(call.plan.timeout_s, CLIENT_CALL_S))
     if call.plan.site is Site.CHILD:
-        return RunChild(*place)
-    return RunCall(*place, call.runs)
+        return RunChild(ref)
+    return RunCall(ref, call.runs)

@@ -8,6 +8,7 @@ from midstream.history.messages import Response
 from midstream.session.application_request import ApplicationRequest
 from midstream.session.calls import CallState, Choice
 from midstream.session.records import ClientTool, TurnStatus
+from midstream.session.references import AttemptRef
 
 MODEL_CALLS_MAX = 1000
 """Responses in one turn; an agent that loops ends here."""
@@ -141,6 +142,11 @@ class AwaitingModel(Struct, frozen=True, gc=False, tag="awaiting_model"):
     """When the first of the open questions was asked; 0 while there is none."""
     is_upstream: bool = False
     """Whether a stateful agent answers this attempt: what it has done, the next attempt must not repeat."""
+
+    @property
+    def ref(self) -> AttemptRef:
+        """The attempt that was announced last."""
+        return AttemptRef(self.turn, self.response_no, self.attempt)
 
     @property
     def is_waiting_for_person(self) -> bool:

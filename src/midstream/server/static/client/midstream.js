@@ -8,7 +8,7 @@
  * Theory of operation. `Stream` (stream.js) is the client's half of the protocol and does nothing by itself: it
  * is told of connections, frames and time, and says what to write down, send and deliver. `LiveStream` (live.js) owns
  * one `Stream`, one line at a time and one timer, and obeys; `AnswerText` (answer.js) adds to each event the answer so
- * far. A line is a WebSocket or behaves like one: `HttpLine` (http.js) is several requests, `TransportSelection` (ways.js) finds the one that gets through, `SharedLine` (shared.js) is another
+ * far. A line is a WebSocket or behaves like one: `HttpLine` (http.js) is several requests, `TransportSelection` (transports.js) finds the one that gets through, `SharedLine` (shared.js) is another
  * tab's. `IndexedStorage` (storage.js) keeps what must survive a reload, `SessionSecrets` (secrets.js) says by which secret
  * a session is opened, and lifecycle.js tells what browsers do to pages that nobody looks at.
  *
@@ -23,7 +23,7 @@ import { settingsOf } from "./settings.js";
 import { SharedLine, canShare } from "./shared.js";
 import { IndexedStorage, MemoryStorage, sortInterrupted } from "./storage.js";
 import { MidstreamError, Stream } from "./stream.js";
-import { TRANSPORTS, Ways } from "./ways.js";
+import { TRANSPORTS, Ways } from "./transports.js";
 
 export { AnswerText, TurnFailedError } from "./answer.js";
 export { randomText } from "./lines.js";

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from midstream.agents.abilities import Abilities
-from midstream.agents.classification import (
+from midstream.agents.pool_records import ForkPoint, PoolRecord, answered, asked_again, confirmed, noted
+from midstream.agents.reuse_classification import (
     Action,
     Classification,
     Delivery,
@@ -20,7 +21,6 @@ from midstream.agents.classification import (
     action,
     classify,
 )
-from midstream.agents.pool_records import ForkPoint, PoolRecord, answered, asked_again, confirmed, noted
 from midstream.history.messages import Entry, File, ToolSpec, UserMessage
 from midstream.models.fingerprint import Outline, common_users
 from midstream.tools.forwarded_servers import ForwardedMcpServer

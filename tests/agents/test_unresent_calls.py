@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from midstream.agents.own_calls import (
+from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, transcript
+from midstream.agents.unresent_calls import (
     KEPT_CHARS_MAX,
     AnswerCalls,
     OwnCalls,
@@ -12,7 +13,6 @@ from midstream.agents.own_calls import (
     with_answer,
     with_own_calls,
 )
-from midstream.agents.prior_transcript import ARGUMENTS_CHARS_MAX, RESULT_CHARS_MAX, transcript
 from midstream.history.messages import (
     UPSTREAM_CUT,
     Finish,

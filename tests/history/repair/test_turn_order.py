@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.history.operations import repair
-from midstream.history.repair.edges import settle_edges
 from midstream.history.repair.placeholders import FIRST, GO_ON, INTERRUPTED, NO_RESPONSE
+from midstream.history.repair.turn_order import settle_edges
 from tests.history.repair.makers import codes, task_for, turns_for
 from tests.history.repair.reported import chat_call, chat_response, response, result, text, tool, use, user
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from midstream.demo.cutter import Cutter
+from midstream.demo.cutting_relay import Cutter
 from midstream.environment import World
 from midstream.errors import UnavailableError
 

@@ -121,7 +121,7 @@ export class Ways {
   /** Whether a WebSocket is not made while the server answers otherwise. */
   #isRefused() {
     return new Promise((resolve) => {
-      const socket = new WebSocket(`${this.#url.replace(/^http/, "ws")}/v1/probe/stream?commands=1`);
+      const socket = new WebSocket(`${this.#url.replace(/^http/, "ws")}/v1/probe/stream`);
       const settle = (isRefused) => {
         this.#means.clock.clear(timer);
         letGo(socket);

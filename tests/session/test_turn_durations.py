@@ -12,7 +12,6 @@ from midstream.history.messages import (
     Usage,
     UserMessage,
 )
-from midstream.session.intervals import OPEN_MAX, Interval, IntervalKind, Intervals
 from midstream.session.records import (
     AttemptFailed,
     AttemptStarted,
@@ -24,6 +23,7 @@ from midstream.session.records import (
     TurnEnded,
     TurnStatus,
 )
+from midstream.session.turn_durations import OPEN_MAX, Interval, IntervalKind, Intervals
 
 RESPONSE = Response(
     (Text("words"), ToolCall("c1", "look", '{"where": "words"}')), Finish.CALLS, "m-1", Usage(7, 3, 2)

@@ -1,6 +1,6 @@
 """Resume suspects one at a time: sessions that ran a tool when the process that owned them died.
 
-`midstream.session.suspects` decides who is one. A suspect is claimed at once, so that it can be read and
+`midstream.session.crash_suspects` decides who is one. A suspect is claimed at once, so that it can be read and
 cancelled, and is
 held: nothing is started in it before its trial. Other sessions are not held.
 """
@@ -15,8 +15,8 @@ from midstream.engine.runner import Runner
 from midstream.environment import World
 from midstream.errors import MidstreamError
 from midstream.retries import TRIAL, TRIAL_BACKOFF
+from midstream.session.crash_suspects import deaths_of, is_at_risk, is_at_work, is_untried
 from midstream.session.session import Session
-from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
 
 NODES_MAX = 16
 """Dead nodes of which it is kept what they left, until the trials of it are over."""

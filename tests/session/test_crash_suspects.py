@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from midstream.history.messages import Outcome, UpstreamCall
+from midstream.session.crash_suspects import deaths_of, is_at_risk, is_at_work, is_untried
 from midstream.session.records import Delta, EpochStarted
+from midstream.session.references import AttemptRef
 from midstream.session.session import Session, decide, evolve
-from midstream.session.suspects import deaths_of, is_at_risk, is_at_work, is_untried
 from midstream.session.turn.commands import Command, ModelStreamed, Recover
 from midstream.session.turn.states import SUSPECTED_MAX
 from tests.session.stories import (
@@ -38,7 +39,7 @@ def _told(session: Session, *commands: Command) -> Session:
 
 def _upstream(outcome: Outcome | None) -> ModelStreamed:
     call = UpstreamCall("u", "shell", outcome=outcome)
-    return ModelStreamed(1, 1, 1, (Delta(1, 1, 1, 0, "thinking", "", call),))
+    return ModelStreamed(AttemptRef(1, 1, 1), (Delta(1, 1, 1, 0, "thinking", "", call),))
 
 
 IN_TOOL = _told(_begun(Session()), say(), asks(writes("w")))

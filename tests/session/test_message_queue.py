@@ -1,0 +1,113 @@
+"""Messages that wait for a turn, and results that come too late for theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.errors import (
+    MalformedFrameError,
+    SessionBusyError,
+)
+from midstream.history.messages import UserMessage
+from midstream.session.blobs import BLOB_BYTES_MIN, named
+from midstream.session.records import (
+    AttemptStarted,
+    MessageAccepted,
+    ResultArrivedLate,
+    TurnEnded,
+)
+from midstream.session.references import CallRef
+from midstream.session.session import (
+    QUEUE_MAX,
+    Received,
+    decide,
+    fold,
+)
+from midstream.session.turn.commands import (
+    CallExpired,
+    Cancel,
+    CancelExpired,
+    Refused,
+    SendMessage,
+    WhenBusy,
+)
+from midstream.session.turn.states import AwaitingModel
+from tests.session.stories import (
+    AT,
+    answers,
+    asks,
+    at_client,
+    ended,
+    say,
+    writes,
+)
+from tests.session.test_session import _fold, _live, _queued, _with_result
+from tests.spec import spec
+
+
+@spec("TURN-70")
+def test_the_session_knows_whether_a_result_is_kept_beside_it() -> None:
+    small, large = (_with_result(content) for content in ("small", "x" * BLOB_BYTES_MIN))
+    assert (small.has_blobs, large.has_blobs) == (False, True)
+    assert named(large.history)
+
+
+@spec("TURN-28")
+def test_the_next_turn_opens_in_the_append_that_ends_the_one_before() -> None:
+    session = _live(say(), _queued("and then"))
+    records = decide(session, answers(), epoch=1, at=AT)
+    assert [type(record) for record in records[-3:]] == [TurnEnded, MessageAccepted, AttemptStarted]
+    session = fold([(1, record) for record in records], session)
+    assert (session.turns, session.queue, session.is_live) == (2, (), True)
+
+
+@spec("TURN-28")
+def test_a_message_that_waited_keeps_its_limits() -> None:
+    later = SendMessage(UserMessage.of("later"), when_busy=WhenBusy.QUEUE, timeout_s=9.0, responses_max=3)
+    session = _live(say(), later, answers())
+    assert isinstance(session.turn, AwaitingModel)
+    assert (session.turn.terms.timeout_s, session.turn.terms.responses_max) == (9.0, 3)
+
+
+@spec("TURN-28")
+def test_the_queue_is_bounded() -> None:
+    session = _live(say(), *(_queued(str(number)) for number in range(QUEUE_MAX)))
+    with pytest.raises(Refused) as refused:
+        decide(session, _queued("one more"), epoch=1, at=AT)
+    assert isinstance(refused.value.error, SessionBusyError)
+
+
+@spec("TURN-29")
+def test_a_stream_that_stops_takes_back_its_own_message_only() -> None:
+    session = _live(say())
+    session = _fold(session, Received("s", "secret", 0, "d0", _queued("later")))
+    session = _fold(session, Received("s", "secret", 1, "d1", Cancel()))
+    assert session.queue == ()
+    assert session.is_live
+
+
+@spec("TURN-29")
+def test_a_stream_whose_message_waits_takes_no_other() -> None:
+    session = _fold(_live(say()), Received("s", "secret", 0, "d0", _queued("later")))
+    with pytest.raises(Refused) as refused:
+        decide(session, Received("s", "secret", 1, "d1", _queued("another")), epoch=1, at=AT)
+    assert isinstance(refused.value.error, MalformedFrameError)
+
+
+@spec("TURN-31")
+def test_a_result_that_comes_too_late_is_kept_once() -> None:
+    session = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    late = ended("a", "it was sent after all")
+    records = decide(session, late, epoch=1, at=AT)
+    assert records == (ResultArrivedLate(1, 1, late.result, AT),)
+    session = fold([(1, record) for record in records], session)
+    assert decide(session, late, epoch=1, at=AT) == ()
+
+
+@spec("TURN-31", "TURN-15")
+def test_a_client_gives_late_results_of_its_own_calls_only() -> None:
+    ours = _live(say(), asks(writes("a")), Cancel(), CancelExpired(1))
+    theirs = _live(say(), asks(at_client("a")), CallExpired(CallRef(1, 1, "a")))
+    received = Received("s", "secret", 0, "d0", ended("a", "late"))
+    assert not any(isinstance(each, ResultArrivedLate) for each in decide(ours, received, epoch=1, at=AT))
+    assert any(isinstance(each, ResultArrivedLate) for each in decide(theirs, received, epoch=1, at=AT))
