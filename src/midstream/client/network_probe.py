@@ -298,7 +298,7 @@ def _reason(error: Exception) -> str:
         case websockets.InvalidStatus() | httpx2.HTTPStatusError():
             return f"it was answered with HTTP status {error.response.status_code}"
         case _:
-            return f"the connection broke ({type(error).__name__})"
+            return f"the connection was lost ({type(error).__name__})"
 
 
 def _unanswered(base: str, error: BaseException) -> str:
