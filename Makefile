@@ -125,7 +125,7 @@ $(VENV)/.streams: bench/streams/package-lock.json bench/streams/.npmrc | $(VENV)
 
 # --- using it -------------------------------------------------------------------------------
 
-demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the sentence go on (MODEL=, ARGS=)
+demo: $(VENV)/.self  ## Kill a server in the middle of an answer and watch the answer continue (MODEL=, ARGS=)
 	@model="$(MODEL)"; \
 	if [ "$$model" = local ] && ! $(MAKE) --silent --no-print-directory $(VENV)/.local; then \
 	  echo "The local model's wheels do not install here; going on with MODEL=scripted." >&2; \
@@ -135,14 +135,14 @@ demo: $(VENV)/.self  ## Kill a server in the middle of a sentence and watch the 
 
 # --- checking it ----------------------------------------------------------------------------
 
-test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with the short kill matrix; ARGS for pytest choose a part
+test: format-check lint types arrows $(if $(ARGS),,hooks)  ## Everything, with a part of the kill tests of `make fault`; ARGS for pytest choose a part
 	@$(MAKE) --silent --no-print-directory $(VENV)/.local || echo "No wheels of the local model here: its tests are skipped." >&2
 	@for judge in node templates clients schemathesis; do \
 	  $(MAKE) --silent --no-print-directory $(VENV)/.$$judge || echo "No $$judge here: the tests that ask it are skipped." >&2; \
 	done
 	$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
 
-check: format-check lint types arrows  ## What to run before a commit, under a minute
+check: format-check lint types arrows  ## The quick part of the tests, for every commit, under a minute
 	MIDSTREAM_QUICK=1 $(BIN)/python -m pytest $(AT_ONCE) -q -m "$(QUICK)" $(ARGS)
 
 format-check: $(VENV)/.dev
@@ -161,7 +161,7 @@ fmt: $(VENV)/.dev  ## Format, and fix what the linter can fix
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-fault: $(VENV)/.dev  ## The full kill matrix: every fault point, every way to die
+fault: $(VENV)/.dev  ## The full kill matrix: processes are killed at every fault point, in every way
 	MIDSTREAM_FAULT_FULL=1 $(BIN)/python -m pytest -m fault --timeout 600 $(ARGS) tests/fault
 
 chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, while server and clients are killed; ARGS=SEED repeats one
@@ -170,14 +170,14 @@ chaos: $(VENV)/.dev  ## Ten thousand reconnects through the worst of networks, w
 soak: $(VENV)/.dev  ## Run turns for an hour and assert that memory, descriptors, tasks and timers stay flat; ARGS=MINUTES
 	$(BIN)/python -m tests.soak $(ARGS)
 
-search: $(VENV)/.dev  ## Search by chance for what breaks a property, TIMES=10 times as long; SEED= repeats a search
+search: $(VENV)/.dev  ## Run the property tests on new random examples; TIMES=10 searches ten times as long, SEED= repeats a search
 	@seed=$(SEED); : $${seed:=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; echo "SEED=$$seed"; \
 	MIDSTREAM_SEARCH=$(TIMES) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 7200 --hypothesis-seed=$$seed $(ARGS)
 
-fuzz: $(VENV)/.fuzz  ## Let a fuzzer loose on the decoders and both halves of the protocol for ten minutes; ARGS="SECONDS SEED"
+fuzz: $(VENV)/.fuzz  ## Run a fuzzer on the decoders and both halves of the protocol for ten minutes; ARGS="SECONDS SEED"
 	PYTHONPATH=src:. $(VENV)/fuzz/bin/python -m tests.protocol.fuzz $(ARGS)
 
-api-search: $(VENV)/.dev $(VENV)/.schemathesis  ## Let schemathesis look for faults of the HTTP interface, TIMES=10 times as long as the tests do
+api-search: $(VENV)/.dev $(VENV)/.schemathesis  ## Search for faults of the HTTP interface with schemathesis, TIMES=10 times as long as the tests do
 	$(BIN)/python -m tests.server.api_search $(TIMES)
 
 golden-record: $(VENV)/.dev  ## Record the golden files again: a difference needs a reason (tests/golden/README.md)
@@ -186,19 +186,19 @@ golden-record: $(VENV)/.dev  ## Record the golden files again: a difference need
 	PYTHONPATH=. $(BIN)/python -m tests.golden.record_gateway
 	PYTHONPATH=. $(BIN)/python -m tests.golden.cases
 
-explore: $(VENV)/.dev  ## Try everything that can happen to the stream protocol in small worlds; ARGS= chooses some by name
+explore: $(VENV)/.dev  ## Explore all states of the stream protocol in small scenarios; ARGS= chooses scenarios by name
 	$(BIN)/python -m tests.protocol $(ARGS)
 
-sim: $(VENV)/.dev  ## Live through simulated worlds for minutes; ARGS=SEED replays one with its trace
+sim: $(VENV)/.dev  ## Run simulations of the whole runtime for minutes; ARGS=SEED repeats one and prints its trace
 	$(BIN)/python -m tests.simulation $(ARGS)
 
-pool-search: $(VENV)/.dev  ## Let a hundred thousand generated hosts loose on the pool; ARGS=SEED lives one again with its trace
+pool-search: $(VENV)/.dev  ## Test the pool with 100,000 generated client applications; ARGS=SEED repeats one and prints its trace
 	$(BIN)/python -m tests.reuse $(ARGS)
 
 CONTRACTS := tests/frameworks/test_pydantic_ai_durable.py tests/frameworks/test_langgraph.py \
   tests/frameworks/test_openai_agents.py tests/frameworks/test_openai_agents_model.py \
   tests/frameworks/test_openai_agents_served.py tests/fault/test_driven.py tests/fault/test_served_openai_agents.py
-contract: $(PEERS)/.made  ## Our hooks against the frameworks they hook into, as pinned
+contract: $(PEERS)/.made  ## Test our hooks with the pinned versions of their frameworks
 	PYTHONPATH=src:. $(PEERS)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
 # Part of `make test`, in an environment of its own, which not every machine can have.
@@ -206,22 +206,22 @@ hooks:
 	@if $(MAKE) --silent --no-print-directory $(PEERS)/.made; then $(MAKE) --silent --no-print-directory contract; \
 	else echo "The frameworks do not install here: our hooks are not tried against all of them (make contract)." >&2; fi
 
-contract-newest: $(NEWEST)/.made  ## The same against what these frameworks released last
+contract-newest: $(NEWEST)/.made  ## Test our hooks with the newest releases of their frameworks
 	PYTHONPATH=src:. $(NEWEST)/bin/python -m pytest -q $(ARGS) $(CONTRACTS)
 
-clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Clients of others before the gateway: the SDKs, the AI SDK, LiteLLM
+clients: $(VENV)/.dev $(VENV)/.node $(VENV)/.upstreams $(VENV)/.clients  ## Test the gateway with clients of other projects: the SDKs, the AI SDK, LiteLLM
 	$(BIN)/python -m pytest -q $(ARGS) tests/dialects
 
-bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill and time durable agents beside one another
+bench-durable: $(VENV)/.dev $(PEERS)/.made $(PEERS_APART)/.made  ## Kill durable agents of several frameworks, measure them, and compare
 	$(BIN)/python -m bench.durable --peers $(PEERS)/bin/python --apart $(PEERS_APART)/bin/python $(ARGS)
 
-bench: $(VENV)/.dev  ## Measure, and compare with the bars
+bench: $(VENV)/.dev  ## Measure, and compare with the required figures
 	$(BIN)/python -m bench $(ARGS)
 
-bench-peers: $(HISTORY_PEERS)/.peers  ## Repair beside LiteLLM, openai-agents, langchain-core and pydantic-ai, in an environment of their own
+bench-peers: $(HISTORY_PEERS)/.peers  ## Compare `repair` with LiteLLM, openai-agents, langchain-core and pydantic-ai, in an environment of their own
 	PYTHONPATH=src $(HISTORY_PEERS)/bin/python -m bench peers
 
-bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Durable commands beside the reference server of Durable Streams (needs node)
+bench-streams: $(VENV)/.dev $(VENV)/.streams  ## Compare durable commands with the reference server of Durable Streams (needs node)
 	DURABLE_STREAMS=$(VENV)/streams $(BIN)/python -m bench commands
 
 docs: $(VENV)/.dev  ## Write the generated parts of the documentation and of the JavaScript client anew and check every link
@@ -250,6 +250,6 @@ lock:  ## Resolve requirements/*.txt anew (needs uv; UPGRADE=--upgrade takes new
 	$(BIN)/python tools/judges.py lock
 	$(LOCK) $(UPGRADE) --group peers pyproject.toml -o requirements/peers.txt
 
-clean:  ## Remove the environment and everything that was made
+clean:  ## Remove the environment and all generated files
 	rm -rf $(VENV) $(PEERS) $(PEERS_APART) $(NEWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
