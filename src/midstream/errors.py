@@ -14,7 +14,7 @@ MidstreamError
 ├── NotFoundError         there is no such thing (or it is not yours to see)
 │   ├── SessionNotFoundError
 │   ├── StreamNotFoundError
-│   └── EventGoneError         the event id is not on the journal's line: take a snapshot
+│   └── EventGoneError         the journal does not have the event id: take a snapshot
 ├── ConflictError         another writer was first: read again, then decide again
 │   ├── JournalMovedError
 │   ├── EntryMovedError
@@ -184,7 +184,7 @@ class FrameTooLargeError(ProtocolError):
 
 
 class NotFoundError(MidstreamError):
-    """No such thing. Foreign things look the same as missing ones."""
+    """It does not exist, or it belongs to another principal: both give the same error."""
 
     code = "not_found"
 
@@ -202,7 +202,7 @@ class StreamNotFoundError(NotFoundError):
 
 
 class EventGoneError(NotFoundError):
-    """The event id is not on this journal's line (pruned, or lost with a power cut): take a snapshot.
+    """This journal does not have the event id (pruned, or lost in a power cut): take a snapshot.
 
     `oldest` is the position of the oldest event that can be replayed.
     """
@@ -243,14 +243,14 @@ class JournalMovedError(ConflictError):
 
 
 class EntryMovedError(ConflictError):
-    """Another writer changed this entry first: read it and decide again. Nothing was written."""
+    """Another writer changed this key-value entry first: read it and decide again. Nothing was written."""
 
     code = "entry_moved"
     retry = "now"
 
 
 class LeaseHeldError(ConflictError):
-    """A living process owns this session. Nothing was written. `session` names it, where that is known."""
+    """Another process has this session's lease. `session` is its id, if known. Nothing was written."""
 
     code = "lease_held"
     retry = "later"
@@ -271,7 +271,7 @@ class AgentMismatchError(ConflictError):
 
 
 class LeaseLostError(ConflictError):
-    """A newer owner exists: stop at once; a client may ask again, and meets that one. Nothing was written."""
+    """Another process has a newer lease: stop at once; a client may try again. Nothing was written."""
 
     code = "lease_lost"
     retry = "now"
@@ -343,13 +343,13 @@ class AccessError(MidstreamError):
 
 
 class UnauthorizedError(AccessError):
-    """No credential was shown, or it is not, or no longer, good. Nothing was done."""
+    """No credential was shown, or the credential is invalid or expired. Nothing was done."""
 
     code = "unauthorized"
 
 
 class WrongSecretError(AccessError):
-    """The secret does not open this stream, or this session, if there is one."""
+    """The secret does not match this stream or session, or an encrypted session does not exist."""
 
     code = "wrong_secret"
 
@@ -362,7 +362,7 @@ class SessionLockedError(AccessError):
 
 
 class ForeignOriginError(AccessError):
-    """A web page of another site asked, or the request came under a host name that is not ours. Nothing was done."""
+    """The request came from a page of another site, or under an unknown host name. Nothing was done."""
 
     code = "foreign_origin"
 
@@ -387,7 +387,7 @@ class RecoveringError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The server is shutting down: reconnect, it or another one will carry on."""
+    """The server is shutting down: reconnect. It continues after its restart, or another server continues."""
 
     code = "draining"
 
@@ -399,7 +399,7 @@ class OverloadedError(UnavailableError):
 
 
 class LimitReachedError(UnavailableError):
-    """This caller has, or does, as much as a server allows one caller. Nothing was done."""
+    """This caller reached a limit that the server has for one caller. Nothing was done."""
 
     code = "limit_reached"
 
@@ -424,7 +424,7 @@ class PortTakenError(UnavailableError):
 
 
 class ToolsUnavailableError(UnavailableError):
-    """A source of tools cannot be asked now (a server that is down, or does not answer). Its tools are left out."""
+    """A source of tools does not answer now, such as a server that is down. Its tools are left out."""
 
     code = "tools_unavailable"
 
@@ -436,7 +436,7 @@ class ConnectionLostError(UnavailableError):
 
 
 class StoreDamagedError(MidstreamError):
-    """The file is no intact database. Nothing was written: restore a copy, or ask `midstream doctor`."""
+    """The file is no intact database. Nothing was written: restore a copy, or run `midstream doctor`."""
 
     code = "store_damaged"
 
@@ -448,7 +448,7 @@ class RecordUndecodableError(StoreDamagedError):
 
 
 class EventsLostError(StoreDamagedError):
-    """Records are gone that had been acknowledged as durable: cut out, or the store was set back to an older copy.
+    """Acknowledged durable records are missing: cut out, or the store was restored from an older copy.
 
     Nothing had changed. A power cut does not do this; an operator must look before anything is built on what is left.
     """
@@ -494,20 +494,20 @@ class ModelError(MidstreamError):
 
 
 class ModelUnavailableError(ModelError):
-    """Network fault, rate limit, overload or timeout. Asking again may help."""
+    """Network fault, rate limit, overload or timeout. A retry may help."""
 
     code = "model_unavailable"
     retry = "later"
 
 
 class ModelCutError(ModelUnavailableError):
-    """The connection broke and the provider goes on with the response: it is taken up where it was cut."""
+    """The connection broke, but the provider continues the response. midstream resumes it at the cut."""
 
     code = "model_cut"
 
 
 class UpstreamBusyError(ModelUnavailableError):
-    """The agent is in another run, perhaps one that a crash left behind. It can be asked once more, by force."""
+    """The agent is in another run, perhaps of a crashed process. One more request can cancel that run first."""
 
     code = "upstream_busy"
 
@@ -519,7 +519,7 @@ class UpstreamFailedError(ModelUnavailableError):
 
 
 class UpstreamGoneError(ModelError):
-    """The upstream does not remember this agent any more (expired, deleted, another folder): begin a fresh one."""
+    """The upstream does not have this agent any more (expired, deleted, another folder): begin a fresh one."""
 
     code = "upstream_gone"
     retry = "now"
@@ -532,14 +532,14 @@ class UpstreamMismatchError(UpstreamGoneError):
 
 
 class ModelStalledError(ModelError):
-    """Nothing came for longer than the budget allows. Asking again may help."""
+    """Nothing came for longer than the budget allows. A retry may help."""
 
     code = "model_stalled"
     retry = "later"
 
 
 class ModelEmptyError(ModelError):
-    """The model ended its response without a word or a call. Asking again may help."""
+    """The model ended its response without text or a call. A retry may help."""
 
     code = "model_empty"
     retry = "later"
@@ -559,13 +559,13 @@ class ModelRejectedError(ModelError):
 
 
 class ContextOverflowError(ModelRejectedError):
-    """The conversation is longer than the model can read. A session leaves older steps out and asks once more."""
+    """The conversation is longer than the model can read. A session leaves older steps out and retries once."""
 
     code = "context_overflow"
 
 
 class ModelFilteredError(ModelRejectedError):
-    """A content filter refused the request or withheld the whole response. The same request will fare no better."""
+    """A content filter refused the request or withheld the whole response. The same request would fail again."""
 
     code = "model_filtered"
 

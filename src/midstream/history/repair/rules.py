@@ -63,7 +63,7 @@ REFUSALS: dict[str, HistoryRule] = {
     ),
     "late-result": HistoryRule("A call has one result."),
     "foreign-result-id": HistoryRule(
-        "A result bears the id of its call.", ("unexpected `tool_use_id` found in `tool_result` blocks",)
+        "A result has the id of its call.", ("unexpected `tool_use_id` found in `tool_result` blocks",)
     ),
     "foreign-result-name": HistoryRule("A function response bears the name of its call."),
     "repeated-call": HistoryRule("A call is written once.", ("`tool_use` ids must be unique",)),
@@ -90,7 +90,7 @@ REFUSALS: dict[str, HistoryRule] = {
         "A call names its tool.", ("GenerateContentRequest: function name is empty",)
     ),
     "blank-text": HistoryRule(
-        "Texts say something.",
+        "A text is neither empty nor blank.",
         (
             "text content blocks must be non-empty",
             "text content blocks must contain non-whitespace text",
@@ -98,10 +98,10 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "empty-part": HistoryRule(
-        "Parts hold something.", ("required oneof field 'data' must have one initialized field",)
+        "A part has content.", ("required oneof field 'data' must have one initialized field",)
     ),
     "empty-message": HistoryRule(
-        "Messages say something.",
+        "A message has content.",
         (
             "all messages must have non-empty content except for the optional final assistant message",
             "contents.parts must not be empty",
@@ -109,7 +109,7 @@ REFUSALS: dict[str, HistoryRule] = {
             "Assistant message must have either content or tool_calls, but not none",
         ),
     ),
-    "empty-result": HistoryRule("An error says what went wrong; output is no blank text."),
+    "empty-result": HistoryRule("An error has a text; output is no blank text."),
     "null-content": HistoryRule(
         "Content is never null.",
         (
@@ -131,14 +131,14 @@ REFUSALS: dict[str, HistoryRule] = {
     "not-a-message": HistoryRule("Every message is an object."),
     "response-in-user-turn": HistoryRule("Calls and thinking stand in the assistant's messages."),
     "unsigned-thinking": HistoryRule(
-        "Thinking bears its signature.",
+        "Thinking has its signature.",
         ("Invalid `signature` in `thinking` block", "signature: Field required"),
     ),
     "foreign-thinking": HistoryRule(
-        "Thinking bears the signature of this provider's model.", ("Invalid `signature` in `thinking` block",)
+        "Thinking has the signature of this provider's model.", ("Invalid `signature` in `thinking` block",)
     ),
     "repeated-thinking": HistoryRule(
-        "Thinking stands once.",
+        "The same thinking occurs only once in a history.",
         ("`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified",),
     ),
     "spliced-thinking": HistoryRule(
@@ -146,31 +146,31 @@ REFUSALS: dict[str, HistoryRule] = {
         ("`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified",),
     ),
     "thinking-last": HistoryRule(
-        "Thinking is followed by words or a call.",
+        "Thinking is followed by text or a call.",
         ("The final block in an assistant message cannot be `thinking`",),
     ),
     "split-response": HistoryRule("One response is one message."),
     "hosted-call-without-result": HistoryRule(
-        "A hosted tool's call has its result in the same message.",
+        "A call of a tool that the provider runs has its result in the same message.",
         (
             "`web_search` tool use with id ... was found without a corresponding `web_search_tool_result` block",
         ),
     ),
     "hosted-result-without-call": HistoryRule(
-        "A hosted tool's result has its call before it.",
+        "A result of a tool that the provider runs has its call before it.",
         ("must have a corresponding `server_tool_use` block before it",),
     ),
     "system-in-list": HistoryRule(
-        "System prompts stand where the provider wants them.",
+        "A system prompt is at a place that the provider accepts.",
         (
             "use the top-level 'system' parameter for the initial system prompt",
             "role 'system' must precede an 'assistant' message or end the array",
             "System message must be at the beginning.",
         ),
     ),
-    "repeated-system": HistoryRule("A system prompt is said once."),
+    "repeated-system": HistoryRule("A system prompt occurs once."),
     "starts-with-response": HistoryRule(
-        "The user speaks first.",
+        "The first message is the user's.",
         (
             "first message must use the user role",
             "No user query found in messages.",
@@ -178,7 +178,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "same-role-twice": HistoryRule(
-        "User and assistant take turns.",
+        "Messages of user and assistant alternate.",
         (
             "conversation roles must alternate user/assistant/user/assistant/...",
             'roles must alternate between "user" and "assistant"',
@@ -186,7 +186,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "user-after-result": HistoryRule(
-        "A response stands between a result and what the user says next.",
+        "A response stands between a result and the next message of the user.",
         ("Unexpected role 'user' after role 'tool'",),
     ),
     "white-prefill": HistoryRule(
@@ -194,22 +194,24 @@ REFUSALS: dict[str, HistoryRule] = {
         ("final assistant content cannot end with trailing whitespace",),
     ),
     "misplaced-file": HistoryRule(
-        "Attachments stand where the provider takes them.",
+        "Attachments are at a place that the provider accepts.",
         (
             "all content must be type 'text' if 'is_error' is true",
             "Image URLs are only allowed for messages with role 'user'",
         ),
     ),
     "foreign-message": HistoryRule("All messages have the shape of one provider."),
-    "mixed-turn": HistoryRule("Results and words stand in messages of their own."),
-    "repeated-item": HistoryRule("An item id stands once.", ("Duplicate item found with id",)),
+    "mixed-turn": HistoryRule("Results and text are in separate messages."),
+    "repeated-item": HistoryRule(
+        "An item id (OpenAI's Responses) occurs only once in a history.", ("Duplicate item found with id",)
+    ),
     "bad-item-id": HistoryRule("An item id has its kind's prefix and at most 64 characters."),
     "reasoning-without-follower": HistoryRule(
-        "Reasoning is followed by what it led to.",
+        "Reasoning is followed by the message or call that it led to.",
         ("Item 'rs_...' of type 'reasoning' was provided without its required following item",),
     ),
     "nameless-follower": HistoryRule(
-        "A message that reasoning led to bears its id.",
+        "A message that follows a reasoning item has an id of its own.",
         ("Item 'rs_...' of type 'reasoning' was provided without its required following item",),
     ),
     "item-without-reasoning": HistoryRule(
@@ -217,11 +219,11 @@ REFUSALS: dict[str, HistoryRule] = {
         ("'function_call' was provided without its required 'reasoning' item",),
     ),
     "call-without-signature": HistoryRule(
-        "The first call of each step bears its thought signature.",
+        "The first call of each step has its thought signature.",
         ("Function call is missing a thought_signature",),
     ),
     "missing-reasoning": HistoryRule(
-        "Responses bring their reasoning along.",
+        "A response has its reasoning.",
         ("The `reasoning_content` in the thinking mode must be passed back to the API",),
     ),
     "lone-surrogate": HistoryRule(
