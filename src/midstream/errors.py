@@ -243,7 +243,7 @@ class JournalMovedError(ConflictError):
 
 
 class EntryMovedError(ConflictError):
-    """Another writer changed this entry first: read it and decide again. Nothing was written."""
+    """Another writer changed this key-value entry first: read it and decide again. Nothing was written."""
 
     code = "entry_moved"
     retry = "now"

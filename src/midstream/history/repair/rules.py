@@ -63,7 +63,7 @@ REFUSALS: dict[str, HistoryRule] = {
     ),
     "late-result": HistoryRule("A call has one result."),
     "foreign-result-id": HistoryRule(
-        "A result bears the id of its call.", ("unexpected `tool_use_id` found in `tool_result` blocks",)
+        "A result has the id of its call.", ("unexpected `tool_use_id` found in `tool_result` blocks",)
     ),
     "foreign-result-name": HistoryRule("A function response bears the name of its call."),
     "repeated-call": HistoryRule("A call is written once.", ("`tool_use` ids must be unique",)),
@@ -131,14 +131,14 @@ REFUSALS: dict[str, HistoryRule] = {
     "not-a-message": HistoryRule("Every message is an object."),
     "response-in-user-turn": HistoryRule("Calls and thinking stand in the assistant's messages."),
     "unsigned-thinking": HistoryRule(
-        "Thinking bears its signature.",
+        "Thinking has its signature.",
         ("Invalid `signature` in `thinking` block", "signature: Field required"),
     ),
     "foreign-thinking": HistoryRule(
-        "Thinking bears the signature of this provider's model.", ("Invalid `signature` in `thinking` block",)
+        "Thinking has the signature of this provider's model.", ("Invalid `signature` in `thinking` block",)
     ),
     "repeated-thinking": HistoryRule(
-        "Thinking stands once.",
+        "The same thinking occurs only once in a history.",
         ("`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified",),
     ),
     "spliced-thinking": HistoryRule(
@@ -151,13 +151,13 @@ REFUSALS: dict[str, HistoryRule] = {
     ),
     "split-response": HistoryRule("One response is one message."),
     "hosted-call-without-result": HistoryRule(
-        "A hosted tool's call has its result in the same message.",
+        "A call of a tool that the provider runs has its result in the same message.",
         (
             "`web_search` tool use with id ... was found without a corresponding `web_search_tool_result` block",
         ),
     ),
     "hosted-result-without-call": HistoryRule(
-        "A hosted tool's result has its call before it.",
+        "A result of a tool that the provider runs has its call before it.",
         ("must have a corresponding `server_tool_use` block before it",),
     ),
     "system-in-list": HistoryRule(
@@ -178,7 +178,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ),
     ),
     "same-role-twice": HistoryRule(
-        "User and assistant take turns.",
+        "Messages of user and assistant alternate.",
         (
             "conversation roles must alternate user/assistant/user/assistant/...",
             'roles must alternate between "user" and "assistant"',
@@ -194,7 +194,7 @@ REFUSALS: dict[str, HistoryRule] = {
         ("final assistant content cannot end with trailing whitespace",),
     ),
     "misplaced-file": HistoryRule(
-        "Attachments stand where the provider takes them.",
+        "Attachments are at a place that the provider accepts.",
         (
             "all content must be type 'text' if 'is_error' is true",
             "Image URLs are only allowed for messages with role 'user'",
@@ -205,11 +205,11 @@ REFUSALS: dict[str, HistoryRule] = {
     "repeated-item": HistoryRule("An item id stands once.", ("Duplicate item found with id",)),
     "bad-item-id": HistoryRule("An item id has its kind's prefix and at most 64 characters."),
     "reasoning-without-follower": HistoryRule(
-        "Reasoning is followed by what it led to.",
+        "Reasoning is followed by the message or call that it led to.",
         ("Item 'rs_...' of type 'reasoning' was provided without its required following item",),
     ),
     "nameless-follower": HistoryRule(
-        "A message that reasoning led to bears its id.",
+        "A message that follows a reasoning item has an id of its own.",
         ("Item 'rs_...' of type 'reasoning' was provided without its required following item",),
     ),
     "item-without-reasoning": HistoryRule(
@@ -217,11 +217,11 @@ REFUSALS: dict[str, HistoryRule] = {
         ("'function_call' was provided without its required 'reasoning' item",),
     ),
     "call-without-signature": HistoryRule(
-        "The first call of each step bears its thought signature.",
+        "The first call of each step has its thought signature.",
         ("Function call is missing a thought_signature",),
     ),
     "missing-reasoning": HistoryRule(
-        "Responses bring their reasoning along.",
+        "A response has its reasoning.",
         ("The `reasoning_content` in the thinking mode must be passed back to the API",),
     ),
     "lone-surrogate": HistoryRule(
