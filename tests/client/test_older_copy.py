@@ -98,5 +98,5 @@ async def test_a_server_that_was_set_back_and_gave_out_the_same_event_ids_since_
             assert event.id in ids, "it gives out the same one"
             async with connect(server.url, state=state, transport=way) as client:
                 (turn,) = await client.resume_interrupted()
-                with pytest.raises(EventsLostError, match="and began epoch 2 another time since"):
+                with pytest.raises(EventsLostError, match="and began epoch 2 again since"):
                     _ = [event async for event in turn]

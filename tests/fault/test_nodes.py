@@ -136,7 +136,7 @@ async def test_a_process_told_to_end_hands_its_turns_over_without_a_cut(tmp_path
         assert (await leaving.say("model", "think")).status_code == 200
         await until_there(tmp_path, "model", AttemptStarted)
         leaving.signal(signal.SIGTERM)
-        await until(lambda: "giving up 2 sessions, with 1 peers" in log_of(tmp_path))
+        await until(lambda: "releasing 2 sessions, with 1 peers" in log_of(tmp_path))
         (tmp_path / "go").touch()
         tool = await until_there(tmp_path, "tool", EpochStarted, EpochStarted, TurnEnded)
         model = await until_there(tmp_path, "model", TurnEnded)
@@ -211,7 +211,7 @@ async def test_all_sessions_in_flight_are_recovered_in_seconds(tmp_path: Path) -
     summaries = [line for line in log_of(tmp_path).splitlines() if "recovery: " in line]
     assert len(summaries) == 2, "one for each start"
     assert (
-        f"recovery: {IN_FLIGHT} open turns, {IN_FLIGHT} go on here, 0 elsewhere, 0 interrupted, 0 locked, 0 failed"
+        f"recovery: {IN_FLIGHT} open turns, {IN_FLIGHT} continue here, 0 elsewhere, 0 interrupted, 0 locked, 0 failed"
         in summaries[1]
     )
 

@@ -232,7 +232,7 @@ TABLE = [
         "hooks.md",
         (0,),
         "print(response.content[0].text, end='')",
-        "(Edit(code='dangling-call', at=1, did='added a result that says so', …\non it",
+        "(Edit(code='dangling-call', at=1, did='added a result that states the outcome', …\non it",
         is_of_provider=True,
     ),
     Program(

@@ -431,7 +431,7 @@ async def test_the_profile_says_how_the_history_is_written() -> None:
         await answered(model, request)
         roles = [message["role"] for message in server.bodies[0]["messages"]]
     assert roles == ["user", "assistant", "user"]
-    with pytest.raises(UsageError, match="no profile"):
+    with pytest.raises(UsageError, match="unknown profile"):
         OpenAICompatible(server.url, "m", profile="nobody")
 
 
