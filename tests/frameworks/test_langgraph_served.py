@@ -253,8 +253,9 @@ async def test_a_graph_that_never_ends_fails_its_turn() -> None:
     graph.add_node("again", again)
     graph.add_edge(START, "again")
     graph.add_edge("again", "again")
+    bounded = graph.compile().with_config(recursion_limit=50)
     with pytest.raises(TurnFailedError, match=r"[Rr]ecursion limit"):
-        await answer_of(served(graph))
+        await answer_of(served(bounded))
 
 
 async def test_a_node_that_runs_a_tool_itself_is_refused_before_the_tool_runs() -> None:
