@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from midstream.history.codecs.format_registry import format_named
+from midstream.history.operations import repair_by_name
 from midstream.history.repair.roles import with_known_role
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "t", "arguments": "{}"}}]
@@ -59,3 +60,9 @@ def test_a_message_that_langchain_dumped_is_a_constructors_whatever_its_type_say
     path = ["langchain", "schema", "messages", "AIMessage"]
     dumped = {"lc": 1, "type": kind, "id": path, "kwargs": {"type": "ai", "content": "x"}}
     assert with_known_role(dumped, format_named("langchain").spec) == {**dumped, "type": "constructor"}
+
+
+def test_a_part_that_is_in_no_list_decides_the_role_at_once() -> None:
+    once = repair_by_name([{"content": {"functionCall": None}, "tool_calls": {"a": 1}}], format="bedrock")
+    again = repair_by_name(once.messages, format="bedrock")
+    assert again.edits == ()

@@ -57,27 +57,33 @@ def _guess(message: Json, role: str, spec: CodecSpec) -> str:
     return spec.response_role if is_response else spec.user_role
 
 
-def _has_request_part(message: Json) -> bool:
+def _parts_of(message: Json) -> list[Any]:
+    """Return the parts of a message; a part that is in no list is put into one later."""
     parts: Any = message.get("content", message.get("parts"))
-    return isinstance(parts, list) and any(
+    if isinstance(parts, list):
+        return parts
+    return [parts] if isinstance(parts, dict) else []
+
+
+def _has_request_part(message: Json) -> bool:
+    return any(
         isinstance(part, dict)
         and (
             type_of(part) in _REQUEST_BLOCKS
             or as_words(part.get("part_kind")) in _REQUEST_PARTS
             or part.keys() & _REQUEST_KEYS
         )
-        for part in parts
+        for part in _parts_of(message)
     )
 
 
 def _has_response_part(message: Json) -> bool:
-    parts: Any = message.get("content", message.get("parts"))
-    return isinstance(parts, list) and any(
+    return any(
         isinstance(part, dict)
         and (
             type_of(part) in _RESPONSE_BLOCKS
             or as_words(part.get("part_kind")) in _RESPONSE_PARTS
             or part.keys() & _RESPONSE_KEYS
         )
-        for part in parts
+        for part in _parts_of(message)
     )
