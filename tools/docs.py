@@ -136,9 +136,9 @@ def numbers() -> str:
         "a durable tool step with effects, 1 session, whole engine": f"{one['syncs_per_step']:.2f} syncs,"
         f" {one['bytes_per_step'] / 1000:.0f} KB written, {one['cpu_ms_per_step']:.2f} ms CPU",
         "durable steps/s, 100 sessions, appends to the journal only": f"{hundred['steps_per_s']:,.0f}"
-        f" ({hundred['of_ceiling']:.2f} of raw SQLite group commit)",
+        f" ({hundred['of_ceiling']:.2f} times raw SQLite group commit)",
         "durable steps/s, 100 sessions, whole engine in one process": f"{loop['steps_per_s']:,.0f}"
-        f" ({loop['of_ceiling']:.2f} of raw)",
+        f" ({loop['of_ceiling']:.2f} times raw)",
         "bytes written in turns 1-100 / 901-1000 of a session": f"{turns[0]['bytes_per_turn'] / 1000:.0f} KB /"
         f" {turns[-1]['bytes_per_turn'] / 1000:.0f} KB a turn",
         "first recovered record after SIGKILL": f"{takeover['from_main_ms']:.0f} ms after the new process began"
@@ -146,13 +146,13 @@ def numbers() -> str:
         "time of a journaled token from a POST to a reader, median": f"{paced['value']:.1f} ms"
         f" ({paced['of_raw']:.1f} times as long as raw Starlette, which only keeps a list in memory)",
         "tokens per core-second to one reader, journaled": f"{flat['value']:,.0f}"
-        f" ({flat['of_raw']:.2f} of raw Starlette)",
-        "deliveries per core-second with 500 readers": f"{many['value']:,.0f} ({many['of_raw']:.2f} of raw Starlette)",
+        f" ({flat['of_raw']:.2f} times raw Starlette)",
+        "deliveries per core-second with 500 readers": f"{many['value']:,.0f} ({many['of_raw']:.2f} times raw Starlette)",
         "replay of a turn of 100,000 events, events/s": f"{replay['value']:,.0f}",
         "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
         f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
         f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
-        f"check of a valid history of {count} messages, {len(whole)} combinations of format, profile and shape": (
+        f"check of a valid history of {count} messages, {len(whole)} combinations of format, profile and kind of history": (
             f"{min(whole):.0f} to {max(whole):.0f} ms CPU"
         ),
         "repair of the same histories, with every fourth result lost": f"{min(broken):.0f} to {max(broken):.0f} ms CPU",
@@ -326,8 +326,8 @@ def _wire(name: str) -> str:
 def _ahead() -> dict[str, str]:
     """One row for each peer and hard shape on which it goes quadratic."""
     return {
-        f"{row['shape']}, {row['messages']:,} messages: {row['who']}": f"{row['cpu_ms']:,.0f} ms; `repair`"
-        f" {row['midstream_ms']:.0f} ms: {row['ahead']:,.0f} times as long"
+        f"{row['shape']}, {row['messages']:,} messages: {row['who']}": f"{row['cpu_ms']:,.0f} ms:"
+        f" {row['ahead']:,.0f} times as long as `repair` ({row['midstream_ms']:.0f} ms)"
         for row in _result("peers")
         if row["is_quadratic"]
     }
