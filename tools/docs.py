@@ -147,12 +147,14 @@ def numbers() -> str:
         f" ({paced['of_raw']:.1f} times as long as raw Starlette, which only keeps a list in memory)",
         "tokens per core-second to one reader, journaled": f"{flat['value']:,.0f}"
         f" ({flat['of_raw']:.2f} times raw Starlette)",
-        "deliveries per core-second with 500 readers": f"{many['value']:,.0f} ({many['of_raw']:.2f} times raw Starlette)",
+        "deliveries per core-second with 500 readers": f"{many['value']:,.0f}"
+        f" ({many['of_raw']:.2f} times raw Starlette)",
         "replay of a turn of 100,000 events, events/s": f"{replay['value']:,.0f}",
         "`import midstream`, `midstream --help`": f"{starts['import midstream']['cpu_ms']:.0f} ms,"
         f" {starts['midstream --help']['cpu_ms']:.0f} ms CPU (Python alone:"
         f" {starts['python -c pass']['cpu_ms']:.0f} ms)",
-        f"check of a valid history of {count} messages, {len(whole)} combinations of format, profile and kind of history": (
+        f"check of a valid history of {count} messages,"
+        f" {len(whole)} combinations of format, profile and kind of history": (
             f"{min(whole):.0f} to {max(whole):.0f} ms CPU"
         ),
         "repair of the same histories, with every fourth result lost": f"{min(broken):.0f} to {max(broken):.0f} ms CPU",
