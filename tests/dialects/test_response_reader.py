@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from midstream.dialects import response_reader
+from midstream.errors import ModelUnavailableError
 from midstream.models.responses import Finished, TextDelta
 from midstream.testing.scripted_model import Gate
 from tests.dialects.serving import say, served
@@ -40,3 +41,27 @@ async def test_a_stream_opens_after_a_while_without_a_word_at_all(monkeypatch: p
         stream = await client.chat.completions.create(model="m", messages=asks, stream=True)
         go_on.set()
         assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "b"
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "last"),
+    [
+        ("chat/completions", '"role":"assistant"', 'data: {"error":{"message":"'),
+        ("messages", "event: message_start", 'data: {"type":"error","error":{"type":"'),
+        ("responses", "event: response.created", "event: response.failed"),
+    ],
+)
+async def test_a_failure_after_a_silence_ends_the_stream_with_a_typed_error(
+    path: str, first: str, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_reader, "QUIET_S", 0.01)
+    fail = asyncio.Event()
+    async with served([[Gate(fail), ModelUnavailableError("overloaded")]]) as gateway:
+        body = {"input": "hi"} if path == "responses" else say("hi")
+        body |= {"model": "m", "stream": True, "max_tokens": 99}
+        async with gateway.http.stream("POST", f"/v1/{path}", json=body) as answer:
+            fail.set()
+            whole = (await answer.aread()).decode()
+    assert answer.status_code == 200
+    assert first in whole
+    assert last in whole.partition(first)[2]

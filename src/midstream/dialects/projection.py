@@ -79,7 +79,7 @@ class Projection:
             case Delta():
                 return self._delta(record)
             case AttemptStarted() if self._form.is_background:
-                return self._opened()
+                return self.open()
             case AttemptFailed():
                 self._retry_after_s = record.retry_after_s
             case ResponseCompleted():
@@ -89,6 +89,16 @@ class Projection:
             case _:
                 pass
         return []
+
+    def open(self) -> list[bytes]:
+        """Return the events that open the stream, at the first call only.
+
+        A reader whose headers are sent opens the stream: an error can then only be an event.
+        """
+        if self.is_open:
+            return []
+        self.is_open = True
+        return self._writer.begin()
 
     def fail(self, refusal: ApiError) -> list[bytes]:
         """End the response for this reader, such as when the process shuts down."""
@@ -110,7 +120,7 @@ class Projection:
         event = self._event(delta)
         if event is None:
             return []
-        opened = self._opened() if is_progress(event) else []
+        opened = self.open() if is_progress(event) else []
         return opened + self._writer.write(event)
 
     def _event(self, delta: Delta) -> ModelEvent | None:
@@ -148,10 +158,4 @@ class Projection:
 
     def _finish(self) -> list[bytes]:
         self.is_over = True
-        return self._opened() + self._writer.write(self._finished)
-
-    def _opened(self) -> list[bytes]:
-        if self.is_open:
-            return []
-        self.is_open = True
-        return self._writer.begin()
+        return self.open() + self._writer.write(self._finished)

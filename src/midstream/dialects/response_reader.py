@@ -11,7 +11,7 @@ from typing import Self
 from starlette.types import Receive, Send
 
 from midstream.dialects.api_errors import BUG, ApiError, final, refusal_of
-from midstream.dialects.dialect import COMMENT, Dialect
+from midstream.dialects.dialect import Dialect
 from midstream.dialects.live_responses import LiveResponse, LiveResponses
 from midstream.engine.conversation import followed
 from midstream.environment import Cancellable, World
@@ -115,9 +115,10 @@ class ResponseReader:
             await self._refuse(headers)
             return
         self._is_quiet = False
+        if not self._events:
+            self._publish(projection.open())
         given = encoded({**headers, **EVENT_STREAM})
         await self._send({"type": "http.response.start", "status": 200, "headers": given})
-        keep_alive = self._live.dialect.keep_alive
         while not self._is_gone:
             if events := self._taken():
                 events, after = events[after:], max(0, after - len(events))
@@ -132,7 +133,7 @@ class ResponseReader:
                 await self._send_events(b"", is_last=True)
                 return
             elif self._is_quiet:
-                await self._send_events(keep_alive if projection.is_open else COMMENT, is_last=False)
+                await self._send_events(self._live.dialect.keep_alive, is_last=False)
             else:
                 await self._wait()
 
