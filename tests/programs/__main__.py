@@ -1,0 +1,99 @@
+"""Play every situation with every real agent program, and print the table.
+
+    python -m tests.programs [--programs claude,codex] [--situations "two turns,stop"] [--json FILE]
+
+The programs stand in a folder that `make agents` installs (`AGENT_PROGRAMS`); each missing one is named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from tests.programs.gateway_process import GatewayProcess
+from tests.programs.model_server import ModelServer
+from tests.programs.programs import PROGRAMS, Place, Program, processes_of
+from tests.programs.situations import SITUATIONS, Run, Verdict
+
+LIMIT_S = 600.0
+ORPHAN_S = 10.0
+"""Seconds after the end of the gateway in which its agents must have ended."""
+
+
+async def play(program: Program, name: str) -> Verdict:
+    """Play one situation and judge it."""
+    situation, options = SITUATIONS[name]
+    folder = Path(tempfile.mkdtemp(prefix=f"{program.name}-"))
+    model = ModelServer(folder / "ledger")
+    await model.start()
+    place = Place(folder, model.url)
+    gateway = GatewayProcess(program, place, *options)
+    run = Run(program, place, model, gateway)
+    try:
+        await gateway.start()
+        async with asyncio.timeout(LIMIT_S):
+            await situation(run)
+    except Exception as error:  # noqa: BLE001 - a cell of the table
+        traceback.print_exc()
+        run.verdict.faults.append(f"{type(error).__name__}: {error}")
+    finally:
+        with suppress(TimeoutError):
+            await gateway.stop()
+        await _no_orphans(run)
+        await model.stop()
+    log = gateway.log.read_text("utf-8", "replace")
+    run.check("Traceback" not in log, "a traceback in the gateway's log")
+    if run.verdict.faults:
+        print(f"--- {program.name}, {name}: {folder}", *run.verdict.faults, sep="\n    ", flush=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    return run.verdict
+
+
+async def _no_orphans(run: Run) -> None:
+    end = time.monotonic() + ORPHAN_S
+    while (left := processes_of(run.place)) and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+    for pid, line in left.items():
+        run.verdict.faults.append(f"orphan process: {line[:120]}")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the table; 1 if a cell has a fault."""
+    parser = argparse.ArgumentParser(prog="python -m tests.programs", description=__doc__)
+    parser.add_argument("--programs", default=",".join(PROGRAMS))
+    parser.add_argument("--situations", default=",".join(SITUATIONS))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    table: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for program_name in given.programs.split(","):
+        cells = table[program_name] = {}
+        for name in given.situations.split(","):
+            started = time.monotonic()
+            verdict = asyncio.run(play(PROGRAMS[program_name], name))
+            cells[name] = {"faults": verdict.faults, "facts": verdict.facts}
+            mark = "FAULT" if verdict.faults else "held"
+            took = time.monotonic() - started
+            print(f"{program_name:16} {name:30} {mark:6} {took:5.1f} s  {'; '.join(verdict.facts)}", flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(table, indent=1) + "\n")
+    faults = sum(bool(cell["faults"]) for cells in table.values() for cell in cells.values())
+    total = sum(map(len, table.values()))
+    print(f"{total} cells, {faults} with faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,171 @@
+"""`midstream gateway` as a process that is started, asked, killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+from msgspec import Struct, field
+
+from tests.programs.programs import Place, Program
+
+TOKEN = "scripted-token"
+# Nothing leaves this machine: programs that look for updates fail at once instead of waiting for a network.
+OFFLINE = {
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "https_proxy": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "no_proxy": "127.0.0.1,localhost",
+}
+START_S = 60.0
+STOP_S = 20.0
+
+
+class Answer(Struct):
+    """What a client read of one answer.
+
+    Args:
+        error: The typed error, or "".
+        is_ended: The stream ended as its API says: `[DONE]`, or an error event, or a status that is no 2xx.
+    """
+
+    status: int = 0
+    text: str = ""
+    thinking: str = ""
+    error: str = ""
+    is_ended: bool = False
+    seconds: float = 0.0
+    usage: Any = None
+    pieces: list[str] = field(default_factory=list)
+
+
+class GatewayProcess:
+    """One gateway; `url` is good after `start`."""
+
+    def __init__(self, program: Program, place: Place, *options: str) -> None:
+        self.program, self.place, self.options = program, place, options
+        self.url = ""
+        self.process: asyncio.subprocess.Process | None = None
+        self.log = place.folder / "gateway.log"
+
+    async def start(self) -> None:
+        """Start it, and wait until it listens."""
+        place = self.place
+        for folder in (place.home, place.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.program.prepare(place)
+        env = {
+            **os.environ,
+            **self.program.env(place),
+            "HOME": str(place.home),
+            "XDG_CONFIG_HOME": str(place.home / ".config"),
+            "XDG_DATA_HOME": str(place.home / ".local" / "share"),
+            "XDG_STATE_HOME": str(place.home / ".local" / "state"),
+            "XDG_CACHE_HOME": str(place.home / ".cache"),
+            **OFFLINE,
+        }
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "midstream", "gateway", "--json", "--port", "0", "--token", TOKEN),
+            *("--store", str(place.folder / "gateway.db"), "--cwd", str(place.work), "--log-level", "info"),
+            *self.program.upstream(place),
+            *self.options,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self.log.open("ab"),
+            env=env,
+            cwd=place.work,
+        )
+        assert self.process.stdout is not None
+        line = await asyncio.wait_for(self.process.stdout.readline(), START_S)
+        if not line:
+            raise RuntimeError(f"the gateway did not start: {self.log.read_text()[-2000:]}")
+        self.url = json.loads(line)["url"]
+
+    async def kill(self) -> None:
+        """End it with SIGKILL."""
+        await self._signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """End it in order."""
+        await self._signal(signal.SIGTERM)
+
+    async def _signal(self, means: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(means)
+            await asyncio.wait_for(self.process.wait(), STOP_S)
+
+    async def ask(
+        self,
+        messages: list[Mapping[str, Any]],
+        *,
+        session: str = "s",
+        limit_s: float = 120.0,
+        leave_after: int | None = None,
+        answer: Answer | None = None,
+    ) -> Answer:
+        """Send a transcript over chat completions and read the stream.
+
+        Args:
+            leave_after: Close the connection after so many pieces of text.
+            answer: Filled while it is read, for callers that kill something in between.
+        """
+        answer = answer or Answer()
+        body = {"model": "agent", "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        headers = {"authorization": f"Bearer {TOKEN}", "x-midstream-session": session}
+        started = asyncio.get_running_loop().time()
+        async with httpx2.AsyncClient(timeout=limit_s) as client:
+            try:
+                async with client.stream(
+                    "POST", f"{self.url}/v1/chat/completions", json=body, headers=headers
+                ) as response:
+                    answer.status = response.status_code
+                    if response.status_code != 200:  # noqa: PLR2004 - HTTP
+                        answer.error = (await response.aread()).decode()
+                        answer.is_ended = True
+                    else:
+                        async for line in response.aiter_lines():
+                            _read(line, answer)
+                            if leave_after is not None and len(answer.pieces) >= leave_after:
+                                break
+            except httpx2.HTTPError as error:
+                answer.error = answer.error or f"connection: {type(error).__name__}"
+        answer.seconds = asyncio.get_running_loop().time() - started
+        return answer
+
+
+def _read(line: str, answer: Answer) -> None:
+    if not line.startswith("data: "):
+        return
+    data = line.removeprefix("data: ")
+    if data == "[DONE]":
+        answer.is_ended = True
+        return
+    event = json.loads(data)
+    if "error" in event:
+        answer.error, answer.is_ended = json.dumps(event["error"]), True
+        return
+    answer.usage = event.get("usage") or answer.usage
+    for choice in event.get("choices", ()):
+        delta = choice.get("delta", {})
+        if text := delta.get("content"):
+            answer.text += text
+            answer.pieces.append(text)
+        answer.thinking += delta.get("reasoning_content") or ""
+
+
+def user(text: str) -> Mapping[str, Any]:
+    """Return a message of the user."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Mapping[str, Any]:
+    """Return an answer, as a client resends it."""
+    return {"role": "assistant", "content": text}

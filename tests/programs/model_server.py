@@ -1,0 +1,185 @@
+"""A model provider on loopback for real agent programs: four APIs, scripted by the newest words of the user.
+
+A user message contains a directive such as `Q7 {say 4}`: an id that occurs once in a run, and what to do:
+
+    say N               N words, `R7.0 R7.1 …`
+    tool [SECONDS]      a shell command that appends the id to the ledger after so long, then the word `R7.done`
+    hang [N] [TIMES]    N words, then silence until the client leaves; only for the first TIMES requests
+    cut [N] [TIMES]     N words, then the connection is closed; only for the first TIMES requests
+    status CODE [TIMES] an error of this status; only for the first TIMES requests, then two words
+
+A model that finds the command of the ledger behind its directive does not run it again, as a sensible one would not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from msgspec import Struct
+
+from tests.programs.model_apis import API_OF_PATH, ModelApi, ToolUse, Words
+
+DIRECTIVE = re.compile(r"Q(\w+) \{(\w+)((?: [\d.]+)*)\}")
+PAUSE_S = 0.02
+"""Between two words."""
+HANG_S = 600.0
+
+
+class Directive(Struct, frozen=True):
+    """The newest instruction of a conversation."""
+
+    id: str
+    kind: str
+    numbers: tuple[float, ...] = ()
+
+    def number(self, place: int, otherwise: float) -> float:
+        """Return one of its numbers."""
+        return self.numbers[place] if place < len(self.numbers) else otherwise
+
+
+class ModelRequest(Struct, frozen=True):
+    """A request that a program sent.
+
+    Args:
+        ids: The ids in the texts of users and of transcripts, in order, each as often as it occurs.
+        is_main: A request of the conversation itself; others (titles, routing) have no tools.
+        is_replay: One text of it has several directives: a transcript in words.
+        tools: The names of its tools.
+        images: How many images it has.
+    """
+
+    path: str
+    ids: tuple[str, ...]
+    directive: Directive | None
+    is_main: bool
+    is_replay: bool
+    tools: tuple[str, ...]
+    images: int
+
+
+class ModelServer:
+    """Serves the APIs of OpenAI, Anthropic and Google; `requests` has what came."""
+
+    def __init__(self, ledger: Path) -> None:
+        self.requests: list[ModelRequest] = []
+        self.url = ""
+        self.tries: Counter[str] = Counter()
+        """How often each directive was asked for."""
+        self._ledger = ledger
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen on a free port of loopback."""
+        app = web.Application(client_max_size=64 * 1024 * 1024)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def command_of(self, directive: Directive) -> str:
+        """Return the shell command of a directive `tool`."""
+        wait_s = directive.number(0, 0.0)
+        return f"sleep {wait_s:g}; echo {directive.id} >> {self._ledger}"
+
+    def main(self, directive_id: str) -> list[ModelRequest]:
+        """Return the requests of the conversation whose newest directive this is."""
+        return [
+            each
+            for each in self.requests
+            if each.is_main and each.directive is not None and each.directive.id == directive_id
+        ]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body: Any = await request.json() if request.can_read_body else {}
+        api = next((api for end, api in API_OF_PATH.items() if request.path.endswith(end)), None)
+        if api is None:
+            return web.json_response(_other(request.path))
+        texts = [*api.texts(body)]
+        whole = "\n".join(texts)
+        found = [
+            Directive(match[1], match[2], tuple(map(float, match[3].split())))
+            for match in DIRECTIVE.finditer(whole)
+        ]
+        newest = found[-1] if found else None
+        tools = tuple(api.tools(body))
+        is_main = bool(tools)
+        self.requests.append(
+            ModelRequest(
+                request.path,
+                tuple(each.id for each in found),
+                newest,
+                is_main,
+                any(len(set(DIRECTIVE.findall(text))) > 1 for text in texts),
+                tools,
+                api.images(body),
+            )
+        )
+        if not is_main or newest is None:
+            return await self._send(request, api, body, [Words(["ok"])])
+        self.tries[newest.id] += 1
+        return await self._play(request, api, body, newest, whole)
+
+    async def _play(
+        self, request: web.Request, api: ModelApi, body: Any, directive: Directive, whole: str
+    ) -> web.StreamResponse:
+        tries = self.tries[directive.id]
+        match directive.kind:
+            case "status" if tries <= directive.number(1, 1e9):
+                code = int(directive.number(0, 500))
+                return web.json_response(api.error(code), status=code)
+            case "tool":
+                behind = whole[whole.rindex(f"Q{directive.id} {{") :]
+                command = self.command_of(directive)
+                if f"echo {directive.id} >>" in behind:
+                    return await self._send(request, api, body, [Words([f"R{directive.id}.done"])])
+                return await self._send(request, api, body, [ToolUse(f"call_{directive.id}_{tries}", command)])
+            case "hang" if tries <= directive.number(1, 1e9):
+                return await self._send(request, api, body, [Words(_words(directive, 0))], end="hang")
+            case "cut" if tries <= directive.number(1, 1e9):
+                return await self._send(request, api, body, [Words(_words(directive, 2))], end="cut")
+            case _:
+                return await self._send(request, api, body, [Words(_words(directive, 2))])
+
+    async def _send(
+        self, request: web.Request, api: ModelApi, body: Any, parts: list[Words | ToolUse], end: str = ""
+    ) -> web.StreamResponse:
+        if not api.is_stream(request.path, body):
+            return web.json_response(api.whole(body, parts))
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream", **api.headers})
+        await answer.prepare(request)
+        for piece in api.stream(body, parts, is_whole=not end):
+            await answer.write(piece)
+            await asyncio.sleep(PAUSE_S)
+        if end == "hang":
+            await asyncio.sleep(HANG_S)
+        if end == "cut" and request.transport is not None:
+            request.transport.abort()
+        return answer
+
+
+def _words(directive: Directive, otherwise: int) -> list[str]:
+    return [f"R{directive.id}.{place} " for place in range(int(directive.number(0, otherwise)))]
+
+
+def _other(path: str) -> Mapping[str, Any]:
+    if path.endswith("/models"):
+        return {"object": "list", "data": [], "models": []}
+    return {}
+
+
+def effects_of(ledger: Path) -> Counter[str]:
+    """Return how often each directive has had its effect."""
+    return Counter(ledger.read_text().split()) if ledger.exists() else Counter()

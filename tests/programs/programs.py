@@ -1,0 +1,219 @@
+"""The agent programs that people run, each behind the gateway and pointed at the scripted model server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+
+class Place(Struct, frozen=True):
+    """The folders of one run, and the model server's address.
+
+    Args:
+        folder: All that programs write is below it; `home` is their home, `work` their working folder.
+    """
+
+    folder: Path
+    model_url: str
+
+    @property
+    def home(self) -> Path:
+        """Return the programs' home."""
+        return self.folder / "home"
+
+    @property
+    def work(self) -> Path:
+        """Return the folder that programs work in."""
+        return self.folder / "work"
+
+
+class Program(Struct, frozen=True):
+    """One agent program.
+
+    Args:
+        upstream: The gateway's `--upstream` and its options.
+        env: Added to the environment of the gateway.
+        prepare: Writes the program's settings.
+        is_agent: Recognizes a process of the agent by its command line.
+        sessions: Folders below the home in which the program keeps its conversations.
+        makes_tool_calls: It can run commands without a person.
+    """
+
+    name: str
+    upstream: Callable[[Place], list[str]]
+    env: Callable[[Place], Mapping[str, str]]
+    prepare: Callable[[Place], None]
+    is_agent: Callable[[str], bool]
+    sessions: tuple[str, ...]
+
+
+def _nothing(_: Place) -> None:
+    pass
+
+
+# The gateway gives an ACP agent few variables of its own; others stand in its command.
+OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1,localhost"}
+
+
+def _claude_env(place: Place) -> Mapping[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": place.model_url,
+        "ANTHROPIC_API_KEY": "scripted",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "IS_SANDBOX": "1",
+    }
+
+
+def _with_env(command: str, env: Mapping[str, str]) -> list[str]:
+    words = ["env", *(f"{name}={value}" for name, value in {**env, **OFFLINE}.items()), command]
+    return ["--upstream", f"acp:{shlex.join(words[:-1])} {command}"]
+
+
+CODEX_SETTINGS = """
+model = "gpt-5-codex"
+model_provider = "scripted"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+
+[model_providers.scripted]
+name = "scripted"
+base_url = "{url}/v1"
+env_key = "SCRIPTED_KEY"
+wire_api = "responses"
+request_max_retries = 2
+stream_max_retries = 2
+"""
+
+
+def _codex_settings(place: Place) -> None:
+    folder = place.home / ".codex"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(CODEX_SETTINGS.format(url=place.model_url))
+
+
+def _codex_env(place: Place) -> Mapping[str, str]:
+    return {"CODEX_HOME": str(place.home / ".codex"), "SCRIPTED_KEY": "scripted"}
+
+
+def _gemini_settings(place: Place) -> None:
+    folder = place.home / ".gemini"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}},
+        "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+    }
+    (folder / "settings.json").write_text(json.dumps(settings))
+
+
+def _gemini_env(place: Place) -> Mapping[str, str]:
+    return {
+        "GEMINI_API_KEY": "scripted",
+        "GOOGLE_GEMINI_BASE_URL": place.model_url,
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    }
+
+
+def _opencode_settings(place: Place) -> None:
+    folder = place.home / ".config" / "opencode"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "$schema": "https://opencode.ai/config.json",
+        "model": "scripted/m",
+        "small_model": "scripted/m",
+        "autoupdate": False,
+        "share": "disabled",
+        "provider": {
+            "scripted": {
+                "npm": "@ai-sdk/openai-compatible",
+                "name": "scripted",
+                "options": {"baseURL": f"{place.model_url}/v1", "apiKey": "scripted"},
+                "models": {"m": {"name": "m", "limit": {"context": 200000, "output": 8000}}},
+            }
+        },
+    }
+    (folder / "opencode.json").write_text(json.dumps(settings))
+
+
+PROGRAMS: Mapping[str, Program] = {
+    program.name: program
+    for program in (
+        Program(
+            "claude",
+            lambda _: ["--upstream", "claude", "--permission-mode", "bypassPermissions"],
+            _claude_env,
+            _nothing,
+            lambda line: "stream-json" in line,
+            (".claude/projects",),
+        ),
+        Program(
+            "codex",
+            lambda _: ["--upstream", "codex", "--sandbox", "full-access"],
+            _codex_env,
+            _codex_settings,
+            lambda line: "app-server" in line,
+            (".codex/sessions",),
+        ),
+        Program(
+            "gemini",
+            lambda place: [*_with_env("gemini --acp", _gemini_env(place)), "--permission-mode", "yolo"],
+            lambda _: {},
+            _gemini_settings,
+            lambda line: "gemini" in line and "--acp" in line,
+            (".gemini/tmp",),
+        ),
+        Program(
+            "opencode",
+            lambda _: _with_env("opencode acp", {}),
+            lambda _: {},
+            _opencode_settings,
+            lambda line: "opencode" in line and " acp" in line,
+            (".local/share/opencode",),
+        ),
+        Program(
+            "claude-code-acp",
+            lambda place: [
+                *_with_env("claude-code-acp", _claude_env(place)),
+                "--permission-mode",
+                "bypassPermissions",
+            ],
+            lambda _: {},
+            _nothing,
+            lambda line: "claude-code-acp" in line,
+            (".claude/projects",),
+        ),
+        Program(
+            "codex-acp",
+            lambda place: _with_env("codex-acp", _codex_env(place)),
+            lambda _: {},
+            _codex_settings,
+            lambda line: "codex-acp" in line,
+            (".codex/sessions",),
+        ),
+    )
+}
+
+
+def processes_of(place: Place) -> dict[int, str]:
+    """Return the command lines of the living processes whose home is this run's, by process id."""
+    mark = f"HOME={place.home}".encode()
+    found: dict[int, str] = {}
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit() or int(each.name) == os.getpid():
+            continue
+        try:
+            if mark not in (each / "environ").read_bytes().split(b"\0"):
+                continue
+            line = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        if line:  # a zombie has none
+            found[int(each.name)] = line
+    return found
