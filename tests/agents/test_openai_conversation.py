@@ -219,7 +219,7 @@ async def answered():
             server.cuts = 1 if is_background else 0
             said = [each async for each in agent.send(UpstreamMessage(UserMessage.of("one")), key="k")]
             assert len(said) > 2, said
-            await upstream.forget("resp_1")
+            await upstream.delete("resp_1")
             await upstream.aclose()
 
 before = worked_out(BaseModel)

@@ -154,7 +154,7 @@ from midstream.store.memory import MemoryStore
 async def main():
     assert served_porter.model.name == "openai-agents:gpt-5"
     porter.model = ScriptedModel([[assistant_message("on it")]])
-    async with Host(served(porter, context=Hotels()), MemoryStore()) as host:
+    async with Host(make_agent(porter, context=Hotels()), MemoryStore()) as host:
         print(await host.ask("chat-42", "Book a hotel in Oslo."), end="")
 
 asyncio.run(main())

@@ -30,7 +30,7 @@ from midstream.agents.permission_rules import (
     Permission,
     Person,
     Rules,
-    decided,
+    decide_permission,
 )
 from midstream.agents.upstreams import (
     Abilities,
@@ -184,17 +184,17 @@ class AcpAgent:
 
     async def verify(self) -> bool:
         """Open a conversation without a message, to find out whether the agent requires a sign-in first."""
-        process = self._terms.process(_nobody)
+        process = self._terms.process(_refuse_unattended)
         try:
             await process.start(self._terms.sign_in)
-            await process.ask(process.connection.new_session(cwd=self._terms.cwd), limit_s=OPENING_S)
+            await process.wait_for(process.connection.new_session(cwd=self._terms.cwd), limit_s=OPENING_S)
         except ModelAccessError:
             return False
         finally:
             await process.aclose()
         return True
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Do nothing: the protocol's client has no way to delete a session yet."""
 
     async def aclose(self) -> None:
@@ -257,20 +257,20 @@ class _Conversation:
             raise UpstreamBusyError(f"{self._terms.name} is still answering the previous message")
         self._is_sending, is_in_order = True, False
         try:
-            process = await self._started()
+            process = await self._start()
             if is_forced:
-                await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
-            process.heard()
+                await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
+            process.take_updates()
             self._reader = reader = AcpReader()
             self._person = said.person
             prompting = self._terms.world.spawn(
-                process.ask(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
+                process.wait_for(self._prompt(process, said.message, key), limit_s=None), name="acp: a turn"
             )
             try:
                 async for event in self._answer(process, reader, prompting):
                     yield event
             finally:
-                is_in_order = await self._settled(process, prompting)
+                is_in_order = await self._settle(process, prompting)
         finally:
             self._is_sending = False
             if not is_in_order:
@@ -286,7 +286,7 @@ class _Conversation:
         self, process: AcpProcess, reader: AcpReader, prompting: asyncio.Task[PromptResponse]
     ) -> AsyncGenerator[UpstreamEvent, None]:
         before, is_opened = "" if self._is_fresh else self._session, False
-        async with contextlib.aclosing(process.hear(prompting)) as updates:
+        async with contextlib.aclosing(process.read_updates(prompting)) as updates:
             async for session, update in updates:
                 if not is_opened:
                     # An agent has no other way to say which conversation it has really opened.
@@ -319,12 +319,12 @@ class _Conversation:
         for event in reader.end(response):
             yield event
 
-    async def _settled(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
+    async def _settle(self, process: AcpProcess, prompting: asyncio.Task[PromptResponse]) -> bool:
         """Stop a run that is not read any more; return whether its process can be used again."""
         process.let_go()
         if not prompting.done():
             with contextlib.suppress(ModelError):
-                await process.ask(process.connection.cancel(self._session), limit_s=CANCEL_S)
+                await process.wait_for(process.connection.cancel(self._session), limit_s=CANCEL_S)
             await asyncio.wait({prompting}, timeout=CANCEL_S)
         is_answered = prompting.done()
         prompting.cancel()
@@ -332,7 +332,7 @@ class _Conversation:
         is_refused = isinstance(end, ModelError) and isinstance(end.__cause__, RequestError)
         return is_answered and (is_refused or not isinstance(end, BaseException))
 
-    async def _started(self) -> AcpProcess:
+    async def _start(self) -> AcpProcess:
         if self._process is not None:
             return self._process
         self._process = process = self._terms.process(self._leave)
@@ -344,7 +344,7 @@ class _Conversation:
             await self._begin(process, servers)
         if self._terms.mode:
             mode = process.connection.set_session_mode(self._session, self._terms.mode)
-            await process.ask(mode, limit_s=OPENING_S)
+            await process.wait_for(mode, limit_s=OPENING_S)
         if self._is_closed:  # when the last answer had come, and nobody had read it yet
             raise UpstreamFailedError(f"{self._terms.name} was closed while it started")
         return process
@@ -354,7 +354,7 @@ class _Conversation:
         if self._setup.instructions and self._terms.instructions == "meta":
             meta["systemPrompt"] = {"append": self._setup.instructions}
         opening = process.connection.new_session(cwd=self._terms.cwd, mcp_servers=[*servers], **meta)
-        self._session = (await process.ask(opening, limit_s=OPENING_S)).session_id
+        self._session = (await process.wait_for(opening, limit_s=OPENING_S)).session_id
 
     async def _resume(self, process: AcpProcess, servers: list[_Server]) -> None:
         """Go on with the conversation, once it is sure that the agent remembers it, as far as that can be known."""
@@ -369,13 +369,13 @@ class _Conversation:
         else:
             raise UpstreamGoneError(f"{self._terms.name} cannot resume earlier conversations")
         try:
-            await process.ask(opening, limit_s=OPENING_S)
+            await process.wait_for(opening, limit_s=OPENING_S)
         except ModelError as error:
             refusal = error.__cause__
             if isinstance(refusal, RequestError) and refusal.code in _NOT_REMEMBERED:
                 raise UpstreamGoneError(str(error)) from refusal
             raise
-        replayed = process.heard()
+        replayed = process.take_updates()
         others = {session for session, _ in replayed} - {self._session}
         if others and len(others) == len({session for session, _ in replayed}):
             raise UpstreamMismatchError(
@@ -393,7 +393,7 @@ class _Conversation:
             transports.append("http")
         if can is not None and can.sse:
             transports.append("sse")
-        return [_server(server) for server in self._forwarding.kept(self._setup.servers, transports)]
+        return [_server(server) for server in self._forwarding.select(self._setup.servers, transports)]
 
     async def _prompt(self, process: AcpProcess, message: UserMessage, key: str) -> PromptResponse:
         can = process.capabilities.prompt_capabilities or PromptCapabilities()
@@ -407,13 +407,13 @@ class _Conversation:
 
     async def _leave(self, session: str, told: ToolCallUpdate) -> Decision:
         reader = self._reader
-        tool, kind, arguments, is_vague = reader.asked(told)
+        tool, kind, arguments, is_vague = reader.describe_request(told)
         asked = Permission(
             session, tool, _KINDS.get(kind, "other"), arguments, is_fixed=True, is_vague=is_vague
         )
-        answer = await decided(self._terms.permissions, asked, self._person)
+        answer = await decide_permission(self._terms.permissions, asked, self._person)
         if not isinstance(answer, Allowed):
-            reader.refused(told.tool_call_id, answer)
+            reader.note_refusal(told.tool_call_id, answer)
         return answer
 
     async def _end(self) -> None:
@@ -422,7 +422,7 @@ class _Conversation:
             await process.aclose()
 
 
-async def _nobody(_: str, __: ToolCallUpdate) -> Decision:
+async def _refuse_unattended(_: str, __: ToolCallUpdate) -> Decision:
     return "no person can be asked"
 
 

@@ -142,9 +142,9 @@ def remedy(error: ModelError, situation: FailureSituation) -> Remedy:
             is_over = situation.is_taken or situation.is_forced
             return _anew(situation) if is_over else Repeat(is_forced=True)
         case FailureCause.UNAVAILABLE:
-            return _unreached(error, situation)
+            return _decide_unreached(error, situation)
         case FailureCause.STALLED:
-            return _stalled(situation)
+            return _decide_stalled(situation)
         case FailureCause.CREDENTIAL:
             is_doubtful = situation.idle_s >= DOUBTFUL_AFTER_S and _anew(situation) == BeginAnew()
             return BeginAnew(if_verified=True) if is_doubtful else Fail()
@@ -166,7 +166,7 @@ def _anew(situation: FailureSituation) -> Remedy:
     return BeginAnew() if situation.is_remembering and not situation.is_anew else Fail()
 
 
-def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
+def _decide_unreached(error: ModelError, situation: FailureSituation) -> Remedy:
     asked_s = error.retry_after_s or 0.0
     if asked_s > ATTEMPT_PAUSE_MAX_S:
         return Fail()
@@ -176,7 +176,7 @@ def _unreached(error: ModelError, situation: FailureSituation) -> Remedy:
     return _anew(situation) if error.retry_after_s is None else Fail()
 
 
-def _stalled(situation: FailureSituation) -> Remedy:
+def _decide_stalled(situation: FailureSituation) -> Remedy:
     """Decide after silence: one more try with a fresh agent, which may be the second. A silent agent may have taken
     the message.
     """

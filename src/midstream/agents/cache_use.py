@@ -161,13 +161,13 @@ class _Reading:
             case HistoryCompacted():
                 self._is_compacted = True
             case ResponseCompleted():
-                return self._responded(record)
+                return self._add_response(record)
             case _:
                 pass
         return None
 
-    def _responded(self, record: ResponseCompleted) -> ModelCall:
-        kind, reason = self._judged(record)
+    def _add_response(self, record: ResponseCompleted) -> ModelCall:
+        kind, reason = self._judge(record)
         body = record.body
         used = body.usage
         call = ModelCall(
@@ -187,10 +187,10 @@ class _Reading:
         self._model = body.model or self._model
         return call
 
-    def _judged(self, record: ResponseCompleted) -> tuple[Prefix, str]:
+    def _judge(self, record: ResponseCompleted) -> tuple[Prefix, str]:
         if not self._is_begun:
             return Prefix.NEW, "first request"
-        changed = self._changed(record)
+        changed = self._find_change(record)
         if changed:
             return Prefix.DIVERGENCE, changed
         used = record.body.usage
@@ -205,7 +205,7 @@ class _Reading:
             return Prefix.CONTINUATION, f"{idle_s / 60:.0f} min idle: no longer kept"
         return Prefix.CONTINUATION, "unknown: compare requests"
 
-    def _changed(self, record: ResponseCompleted) -> str:
+    def _find_change(self, record: ResponseCompleted) -> str:
         """Return the difference at the beginning of this request; "" where none is known."""
         if self._model and record.body.model and record.body.model != self._model:
             return "another model"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from midstream.agents.agent_failures import FailureSituation
 from midstream.agents.pool_entries import Claim
-from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, replayed
+from midstream.agents.prior_transcript import DONE, TranscriptBudget, after_cut, is_cut, prepend_transcript
 from midstream.agents.reuse_classification import (
     Action,
     Classification,
@@ -256,20 +256,20 @@ class PoolTurn:
                 name = self.claim.found.record.agent
                 self.current = CurrentAgent(name, nonce=name)
                 delivery = self.action.delivery
-                sends = _told(self.request.history, delivery.users, delivery.results, budget)
+                sends = _messages_of(self.request.history, delivery.users, delivery.results, budget)
             case Fork():
                 self.current = CurrentAgent(self.action.mark.agent, nonce)
-                sends = _told(self.request.history, self.action.users, (), budget)
+                sends = _messages_of(self.request.history, self.action.users, (), budget)
             case Fresh():
                 self.current = CurrentAgent("", nonce)
                 history = with_own_calls(self.request.history, self.kept_calls)
-                sends = [_told_all(history, abilities, budget)]
+                sends = [_message_with_transcript(history, abilities, budget)]
                 self.totals.replays += len(history.entries) > 1
-        self._tell_cut(sends, budget)
+        self._send_cut_answer(sends, budget)
         sends[-1] = replace(sends[-1], settings=self.request.settings)
         self.delivery = MessageQueue(sends)
 
-    def _tell_cut(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
+    def _send_cut_answer(self, sends: list[UpstreamMessage], budget: TranscriptBudget) -> None:
         """Send an agent that is not fresh the cut answer that the request does not have."""
         last = self.kept_calls[-1] if self.kept_calls else None
         if isinstance(self.action, Fresh) or last is None or last.is_whole or sends[0].results:
@@ -344,7 +344,7 @@ class PoolTurn:
         )
 
 
-def _told(
+def _messages_of(
     history: History, users: int, results: Sequence[str], budget: TranscriptBudget
 ) -> list[UpstreamMessage]:
     """Return the last user messages one by one; the results of these calls go with the first.
@@ -368,7 +368,9 @@ def _results(last: Entry | None, wanted: Sequence[str]) -> tuple[ToolResult, ...
     return tuple(result for result in last.results if result.call_id in wanted)
 
 
-def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) -> UpstreamMessage:
+def _message_with_transcript(
+    history: History, abilities: Abilities, budget: TranscriptBudget
+) -> UpstreamMessage:
     """Return the messages for a fresh agent: the whole transcript, and the message to answer."""
     before = without_notes(history)
     last = before.entries[-1] if before.entries else None
@@ -379,7 +381,9 @@ def _told_all(history: History, abilities: Abilities, budget: TranscriptBudget) 
         if before.entries and is_cut(before.entries[-1]):
             message = UserMessage((Text(DONE + "\n\n"), *message.parts))
         return UpstreamMessage(message, before=before)
-    return UpstreamMessage(replayed(before, message, takes_files=abilities.takes_files, budget=budget))
+    return UpstreamMessage(
+        prepend_transcript(before, message, takes_files=abilities.takes_files, budget=budget)
+    )
 
 
 def without_notes(history: History) -> History:

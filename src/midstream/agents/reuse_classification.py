@@ -127,9 +127,9 @@ def classify(record: PoolRecord | None, outline: Outline, *, is_ephemeral: bool 
         return Classification(RequestRelation.NEW, Reason("record", None, "no record"), new=theirs.count)
     mine = record.fingerprint
     common = common_users(mine.users, theirs.users)
-    changed = _changed(mine, theirs)
+    changed = _find_changes(mine, theirs)
     delivery = _delivery(record, outline, common)
-    kind, reason = _judged(record, outline, common, changed, delivery)
+    kind, reason = _judge(record, outline, common, changed, delivery)
     if not record.is_resumable or _is_of_aside(record, outline, changed):
         delivery = None
     return Classification(kind, reason, common, theirs.count - common, changed, delivery)
@@ -189,7 +189,7 @@ _BASE: tuple[Field, ...] = ("identity", "system", "tools", "servers")
 """What stands before the first message, in the order in which a difference is told."""
 
 
-def _changed(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
+def _find_changes(mine: Fingerprint, theirs: Fingerprint) -> tuple[Field, ...]:
     return tuple(field for field in _BASE if getattr(mine, field) != getattr(theirs, field))
 
 
@@ -214,7 +214,7 @@ def _delivery(record: PoolRecord, outline: Outline, common: int) -> Delivery | N
     return Delivery(new) if new and answered <= Counter(record.answered) else None
 
 
-def _judged(
+def _judge(
     record: PoolRecord, outline: Outline, common: int, changed: tuple[Field, ...], delivery: Delivery | None
 ) -> tuple[RequestRelation, Reason]:
     known, count = record.fingerprint.count, outline.fingerprint.count

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.cli.subagents import SubAgents
-from midstream.cli.terminal import Ink, clean, indented, shortened, width_of
+from midstream.cli.terminal import Ink, clean, indent_lines, shorten, width_of
 from midstream.cli.transcript import INDENT, Called, call_line, note_of, ran_elsewhere, words_of
 from midstream.client import PlaybackLost
 from midstream.history.messages import ToolCall, UpstreamCall
@@ -121,7 +121,7 @@ class Screen:
             case Delta():
                 self._delta(record)
             case MessageAccepted() | TranscriptAccepted():
-                self._heard(clean(words_of(record.message)))
+                self._show_message(clean(words_of(record.message)))
             case AttemptStarted() if record.attempt > 1:
                 self._held = ""
                 self.note(f"retried (attempt {record.attempt}): the text of the previous attempt is void")
@@ -132,11 +132,11 @@ class Screen:
                 for call in calls:
                     self._calls[record.turn, record.response, call.id] = Called(call.name, call.arguments)
             case CallStarted():
-                self._call_started(record)
+                self._show_call_start(record)
             case CallEnded():
-                self._call_ended(record)
+                self._show_call_end(record)
             case TurnEnded():
-                self._turn_ended(record)
+                self._show_turn_end(record)
             case Gone(has_snapshot=True):
                 pass  # the snapshot says the rest
             case Gone():
@@ -159,7 +159,7 @@ class Screen:
     def note(self, text: str) -> None:
         """Print a remark about the turn."""
         line = f"{INDENT}~ {clean(text, is_one_line=True)}"
-        self.remark(self._ink.yellow(shortened(line, self._width) if self._width else line))
+        self.remark(self._ink.yellow(shorten(line, self._width) if self._width else line))
 
     def remark(self, line: str) -> None:
         """Print a line that stands for itself."""
@@ -175,8 +175,8 @@ class Screen:
             self._tell("\n")
             self._running, self._elsewhere = None, ""
 
-    def _heard(self, words: str) -> None:
-        lines = indented(words, INDENT, self._width) if self._width else [f"{INDENT}{words}"]
+    def _show_message(self, words: str) -> None:
+        lines = indent_lines(words, INDENT, self._width) if self._width else [f"{INDENT}{words}"]
         self.remark("\n".join([f"{self._ink.bold('you')}    {lines[0][len(INDENT) :]}", *lines[1:]]))
 
     def _delta(self, delta: Delta) -> None:
@@ -211,7 +211,7 @@ class Screen:
             self._say(f"{self._ink.cyan('agent')}  ")
         self._flow = Flow(self._say, indent=INDENT, width=self._width)
 
-    def _call_started(self, record: CallStarted) -> None:
+    def _show_call_start(self, record: CallStarted) -> None:
         called = self._calls.get((record.turn, record.response, record.call_id))
         if called is None:
             return  # its response was shown by somebody else
@@ -224,7 +224,7 @@ class Screen:
         else:
             self._tell("\n")
 
-    def _call_ended(self, record: CallEnded) -> None:
+    def _show_call_end(self, record: CallEnded) -> None:
         key = (record.turn, record.response, record.result.call_id)
         called = self._calls.pop(key, None) or Called("call", record.result.call_id)
         called.outcome, called.ended_at = record.result.outcome.value, record.at
@@ -250,7 +250,7 @@ class Screen:
         else:
             self._tell("\n")
 
-    def _turn_ended(self, record: TurnEnded) -> None:
+    def _show_turn_end(self, record: TurnEnded) -> None:
         if record.status is TurnStatus.COMPLETED:
             self.pause()
             return

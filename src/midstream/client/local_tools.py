@@ -121,7 +121,7 @@ class LocalTools:
             case _:
                 pass
 
-    def ended(self, place: Place, result: ToolResult | None) -> None:
+    def note_end(self, place: Place, result: ToolResult | None) -> None:
         """A call was run or asked about; `result` is its one outcome; None means that it did not happen."""
         call = self._calls[place]
         if call.result is not None:
@@ -203,13 +203,13 @@ class LocalTools:
 
     def _answer(self, place: Place, result: ToolResult) -> None:
         turn, response, _ = place
-        fitting = _shortened(ResultPayload(turn, response, result))
+        fitting = _shorten(ResultPayload(turn, response, result))
         self._calls[place] = replace(self._calls[place], result=fitting.result)
         self._writes.append(CallAnswered(turn, response, fitting.result))
         self._answers.append(fitting)
 
 
-def offered(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
+def declare(tools: Iterable[Tool]) -> tuple[ClientTool, ...]:
     """Return the declaration of this client's tools for the server.
 
     A rule about arguments (`needs_approval` as a function) cannot travel: a person is asked about every call.
@@ -244,7 +244,7 @@ def refuse_foreign(tools: Iterable[Tool]) -> None:
             )
 
 
-def _shortened(payload: ResultPayload) -> ResultPayload:
+def _shorten(payload: ResultPayload) -> ResultPayload:
     """Cut a result until its payload fits a frame, with a mark of how much is missing."""
     content = payload.result.content
     kept = content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.dialects.api_errors import CANCELLED, ApiError, final, refusal_of_end
 from midstream.dialects.dialect import Dialect, Form
-from midstream.dialects.event_filter import shown_call
+from midstream.dialects.event_filter import render_call
 from midstream.history.messages import Finish, Response, ResponsePart, Text, ToolCall, Usage
 from midstream.models.responses import (
     Finished,
@@ -79,13 +79,13 @@ class Projection:
             case Delta():
                 return self._delta(record)
             case AttemptStarted() if self._form.is_background:
-                return self._opened()
+                return self._open()
             case AttemptFailed():
                 self._retry_after_s = record.retry_after_s
             case ResponseCompleted():
-                return self._completed(record)
+                return self._complete(record)
             case TurnEnded():
-                return self._ended(record)
+                return self._end_turn(record)
             case _:
                 pass
         return []
@@ -110,7 +110,7 @@ class Projection:
         event = self._event(delta)
         if event is None:
             return []
-        opened = self._opened() if is_progress(event) else []
+        opened = self._open() if is_progress(event) else []
         return opened + self._writer.write(event)
 
     def _event(self, delta: Delta) -> ModelEvent | None:
@@ -119,7 +119,7 @@ class Projection:
             self._calls.append(call)
             return ToolCallRequested(call.id, call.name, call.arguments, call.signature)
         if delta.call is not None:
-            return shown_call(delta.call) if self._shows_upstream_calls else None
+            return render_call(delta.call) if self._shows_upstream_calls else None
         if delta.signature:
             return ThinkingDelta("", delta.signature)
         if not delta.text:
@@ -129,7 +129,7 @@ class Projection:
         self._texts.append(delta.text)
         return TextDelta(delta.text)
 
-    def _completed(self, record: ResponseCompleted) -> list[bytes]:
+    def _complete(self, record: ResponseCompleted) -> list[bytes]:
         body = record.body
         if body.usage is not None:
             self._usage = body.usage if self._usage is None else self._usage + body.usage
@@ -138,7 +138,7 @@ class Projection:
             return []  # the turn goes on, or its end follows
         return self._finish()
 
-    def _ended(self, record: TurnEnded) -> list[bytes]:
+    def _end_turn(self, record: TurnEnded) -> list[bytes]:
         if record.status is TurnStatus.COMPLETED:
             return self._finish()
         refusal = refusal_of_end(record, retry_after_s=self._retry_after_s)
@@ -148,9 +148,9 @@ class Projection:
 
     def _finish(self) -> list[bytes]:
         self.is_over = True
-        return self._opened() + self._writer.write(self._finished)
+        return self._open() + self._writer.write(self._finished)
 
-    def _opened(self) -> list[bytes]:
+    def _open(self) -> list[bytes]:
         if self.is_open:
             return []
         self.is_open = True

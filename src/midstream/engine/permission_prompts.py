@@ -64,12 +64,12 @@ class AgentQuestions:
     def person(self, pending_work: CallModel, watch: Watch) -> Person:
         """Return how the agent of this attempt asks. While it waits, its silence does not count."""
 
-        async def ask(permission: Permission, terms: Ask) -> Decision:
-            return await self._ask(pending_work, watch, permission, terms)
+        async def request(permission: Permission, terms: Ask) -> Decision:
+            return await self._request_permission(pending_work, watch, permission, terms)
 
-        return ask
+        return request
 
-    async def tell(self, pending_work: AnswerAgent, session: Session) -> None:
+    async def deliver_decision(self, pending_work: AnswerAgent, session: Session) -> None:
         """Give the agent the decision, once its use is in the journal."""
         waiting = next(
             (each for (_, name), each in self._waiting.items() if name == pending_work.question_id), None
@@ -93,7 +93,7 @@ class AgentQuestions:
             if attempt == pending_work and not waiting.done():
                 waiting.set_result(NOT_ASKED)
 
-    async def _ask(
+    async def _request_permission(
         self, pending_work: CallModel, watch: Watch, permission: Permission, terms: Ask
     ) -> Decision:
         if len(permission.arguments) > ARGUMENTS_CHARS_MAX:
@@ -112,7 +112,7 @@ class AgentQuestions:
         decided: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self._waiting[pending_work, question_id] = decided
         try:
-            with watch.paused():
+            with watch.pause():
                 await self._notes.show(asked)
                 return await decided
         except MidstreamError:

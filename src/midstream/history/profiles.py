@@ -379,7 +379,7 @@ def _narrower(first: str, second: str) -> str:
     return max(first, second, key=(_ANYTHING, _WORD, _ALNUM).index)
 
 
-def _everybody() -> Profile:
+def _common_profile() -> Profile:
     """Return the rules that all of them accept. System prompts stay in the list: their place is the format's matter."""
     union = _PROFILES[0]
     for profile in _PROFILES:
@@ -387,7 +387,7 @@ def _everybody() -> Profile:
     return replace(union, speaks="openai-chat", system="first", wants_reasoning="no", signs_calls=False)
 
 
-PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _everybody())}
+PROFILES: dict[str, Profile] = {profile.name: profile for profile in (*_PROFILES, _common_profile())}
 """Every profile by its name. `neutral` and `pydantic-ai` are for histories that any provider may get next."""
 
 WIRES = PROFILES | {
@@ -405,7 +405,7 @@ _ALIASES = {
 }
 
 
-def profile_named(name: str) -> Profile:
+def find_profile(name: str) -> Profile:
     """Find a profile by its name or by the name of its format.
 
     Raises:
@@ -428,7 +428,7 @@ def profile_for(form: Format, name: str | None, model: str | None = None) -> Pro
     """
     if name is None and model is not None and "claude" in model:
         name = form.spec.claude_profile
-    named = profile_named(name or form.profile)
+    named = find_profile(name or form.profile)
     if named.alternates == "spoken" and form.layout is ResultPlacement.GROUPED:
         named = replace(named, mixes_results=False)  # results are not spoken, words behind them are
     if not form.wire or named.speaks == form.name:

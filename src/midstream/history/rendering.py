@@ -27,7 +27,7 @@ from midstream.history.codecs.codec_spec import (
     object_in_text,
 )
 from midstream.history.codecs.file_parts import file_part, file_words
-from midstream.history.codecs.format_registry import format_named
+from midstream.history.codecs.format_registry import find_format
 from midstream.history.messages import (
     File,
     History,
@@ -44,7 +44,7 @@ from midstream.history.messages import (
     UserPart,
     storable,
 )
-from midstream.history.profiles import Profile, profile_for, profile_named
+from midstream.history.profiles import Profile, find_profile, profile_for
 from midstream.history.repair.call_ids import Namer
 from midstream.history.repair.placeholders import (
     NO_NAME,
@@ -55,7 +55,7 @@ from midstream.history.repair.placeholders import (
     SENTINEL,
 )
 from midstream.history.repair.report import Advice
-from midstream.history.repair.walk import repaired
+from midstream.history.repair.walk import repair_messages
 from midstream.history.upstream_calls import words_of
 
 NAME_CHARS_MAX = 64
@@ -105,8 +105,8 @@ def render(
     Raises:
         UsageError: There is no such profile or format.
     """
-    named = profile_named(profile)
-    written = format_named(form or named.speaks)
+    named = find_profile(profile)
+    written = find_format(form or named.speaks)
     rules = profile_for(written, profile)
     writer = _Writer(written, rules, model)
     for entry in history.entries:
@@ -114,7 +114,7 @@ def render(
             writer.user(entry)
         else:
             writer.step(entry)
-    done = repaired(writer.messages, written, rules, thinking=thinking)
+    done = repair_messages(writer.messages, written, rules, thinking=thinking)
     said = instructions if instructions.strip() else ""
     if not said or written.spec.system != "list":
         return Rendered(done.messages, said, done.advice)

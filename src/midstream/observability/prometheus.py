@@ -71,7 +71,7 @@ class Prometheus(Observer):
         self._models: set[str] = set()
 
     @override
-    def appended(self, session: str, records: Sequence[Record]) -> None:
+    def on_append(self, session: str, records: Sequence[Record]) -> None:
         for record in records:
             match record:
                 case QuestionAsked():

@@ -54,7 +54,7 @@ class Servable(Protocol):
         """Its clock."""
 
     @property
-    def asks_who(self) -> bool:
+    def requires_authentication(self) -> bool:
         """Whether strangers are kept out."""
 
     @property
@@ -110,7 +110,7 @@ async def serve(
         Nothing was changed.
     """
     is_local = host in LOOPBACK_NAMES
-    if not is_local and not app.asks_who:
+    if not is_local and not app.requires_authentication:
         raise UsageError(
             f"listening on {host!r} opens the server to the network, and this app has no authentication"
         )

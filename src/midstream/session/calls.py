@@ -177,7 +177,7 @@ class CallState(Struct, frozen=True, gc=False):
         return self.result is None and self.asked is not None
 
     @property
-    def wants_person(self) -> bool:
+    def needs_person(self) -> bool:
         """Whether a person must be asked before anything else can happen to it, and was not asked yet."""
         if self.result is not None or self.runs or self.asked is not None or self.plan.problem is not None:
             return False
@@ -194,7 +194,7 @@ def startable(calls: Iterable[CallState]) -> tuple[CallState, ...]:
     is_reading = is_clear = True
     for call in calls:
         is_due = is_clear or (is_reading and not call.plan.has_effects)
-        if is_due and call.runs == 0 and call.is_open and not (call.is_asking or call.wants_person):
+        if is_due and call.runs == 0 and call.is_open and not (call.is_asking or call.needs_person):
             ready.append(call)
         if call.is_open:
             is_clear = False

@@ -130,7 +130,7 @@ class EpochStarted(Struct, frozen=True, gc=False, tag="epoch_started", tag_field
 class JournalPruned(Struct, frozen=True, gc=False, tag="journal_pruned", tag_field="type"):
     """Stands in the place of a record and of all before it: the session that they folded to.
 
-    It is not an event: no reader receives it. See `session.pruned` and `session.restored`.
+    It is not an event: no reader receives it. See `session.prune_session` and `session.restore_session`.
     """
 
     state: msgspec.Raw
@@ -593,7 +593,7 @@ class ResultArrivedLate(Struct, frozen=True, gc=False, tag="result_arrived_late"
 
 
 class OutcomeDamaged(Struct, frozen=True, gc=False, tag="outcome_damaged", tag_field="type"):
-    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvaged`."""
+    """Placeholder for the outcome of a call whose record cannot be read any more. Never written; see `salvage`."""
 
     turn: int
     response: int
@@ -696,7 +696,7 @@ _OUTCOME = re.compile(
 )
 
 
-def salvaged(body: bytes) -> OutcomeDamaged | None:
+def salvage(body: bytes) -> OutcomeDamaged | None:
     """Return which call's outcome a body was that `decode` refuses, or None where that is not certain."""
     found = _OUTCOME.match(body)
     if found is None:
@@ -725,7 +725,7 @@ class JournalReader:
         try:
             record = decode(body)
         except RecordUndecodableError:
-            found = salvaged(body) if self._version <= VERSION else None
+            found = salvage(body) if self._version <= VERSION else None
             if found is None:
                 raise
             return found

@@ -426,7 +426,7 @@ class Escrow(Protocol):
     async def withdraw_viewers(self, session: str) -> None:
         """Let no viewer's secret open a session any more."""
 
-    async def forget_deleted(self) -> None:
+    async def drop_deleted_keys(self) -> None:
         """Drop the keys of sessions that do not exist any more: the node that deleted them died before it could."""
 
     async def is_good(self, opened: OpenedSession) -> bool:

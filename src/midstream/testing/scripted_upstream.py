@@ -219,7 +219,7 @@ class ScriptedUpstream:
         """See `Upstream.verify`."""
         return self.is_key_good
 
-    async def forget(self, agent: str) -> None:
+    async def delete(self, agent: str) -> None:
         """Delete a conversation."""
         self.memory.forgotten.append(agent)
         self.memory.expire(agent)
@@ -290,14 +290,14 @@ class ScriptedAgent(UpstreamAgent):
             # Some software says what it goes on from only when it is told so, not from one message to the next.
             yield MessageTaken(talk.name, "" if self._has_spoken else resumed)
             self._has_spoken = True
-            async for event in self._answered(talk, trouble):
+            async for event in self._answer(talk, trouble):
                 if talk.run != run:
                     raise UpstreamFailedError("another run took its place")
                 yield event
         finally:
             talk.run = 0 if talk.run == run else talk.run
 
-    async def _answered(
+    async def _answer(
         self, talk: AgentConversation, trouble: Trouble | None
     ) -> AsyncGenerator[UpstreamEvent, None]:
         if trouble is Trouble.HANGS_OPENED:

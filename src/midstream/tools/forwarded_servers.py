@@ -71,7 +71,7 @@ class Skipped(Struct, frozen=True):
         )
 
 
-def forwarded(
+def select_forwarded(
     servers: Iterable[ForwardedMcpServer],
     *,
     can_oauth: bool = False,

@@ -292,14 +292,14 @@ def question(
     options: tuple[str, Any, Any] = ("options", list[str], msgspec.field(default_factory=list))
     arguments = msgspec.defstruct("Arguments", [("question", str), options], kw_only=True)
     spec = ToolSpec(name, description, _plain_schema(arguments))
-    return Tool(spec, _nothing_runs, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
+    return Tool(spec, _refuse_to_run, arguments, has_effects=False, answer_s=answer_s, site=Site.PERSON)
 
 
 def of_client(theirs: ClientTool) -> Tool:
     """Return the tool of a client as its calls are planned and judged here, where it cannot be run."""
     return Tool(
         theirs.spec,
-        _nothing_runs,
+        _refuse_to_run,
         None,
         theirs.has_effects,
         theirs.on_doubt,
@@ -310,7 +310,7 @@ def of_client(theirs: ClientTool) -> Tool:
     )
 
 
-def _nothing_runs(**_: object) -> None:
+def _refuse_to_run(**_: object) -> None:
     raise AssertionError("a person or a client answers this call")
 
 
@@ -333,7 +333,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         problem = f"The arguments of {call.name!r} do not fit its schema: {error}"
     else:
-        why = _why_ask(call, found, keywords, approval)
+        why = _approval_question(call, found, keywords, approval)
     return CallPlan(
         call.id,
         digest,
@@ -348,7 +348,7 @@ def plan_call(call: ToolCall, tools: Mapping[str, Tool], approval: Approval | No
     )
 
 
-def _why_ask(
+def _approval_question(
     call: ToolCall, found: Tool, keywords: Mapping[str, Any], approval: Approval | None
 ) -> str | None:
     """Return what to ask a person before this call, perhaps nothing; None where no approval is needed."""

@@ -190,17 +190,17 @@ class McpServer:
             ToolsUnavailableError: It is not there, is still starting, or does not answer.
         """
         for is_last_try in (False, True):
-            link = await self._linked()
+            link = await self._open_link()
             try:
                 async with asyncio.timeout(LIST_S):
-                    listed = await _listed(await link.client())
+                    listed = await _list_tools(await link.client())
             except TimeoutError as error:
                 if link.calls:
                     return tuple(made for _, made in self._made.values() if made is not None)
-                raise self._failed(link, f"did not list its tools within {LIST_S:g} s") from error
+                raise self._fail(link, f"did not list its tools within {LIST_S:g} s") from error
             except Exception as error:  # whatever it is, there is no list
                 if is_last_try:
-                    raise self._failed(link, _reason_of(error)) from error
+                    raise self._fail(link, _reason_of(error)) from error
                 self._drop(link)  # it died since it was asked last
             else:
                 self._failures = 0
@@ -211,14 +211,14 @@ class McpServer:
         """End the connection and, where it was started here, the server: asked, terminated, killed, within 9 s."""
         if self._link is not None:
             self._drop(self._link)
-        await asyncio.gather(*(each.ended() for each in self._parting))
+        await asyncio.gather(*(each.wait_until_closed() for each in self._parting))
 
     # --- the connection ---------------------------------------------------------------------------------------
 
-    async def _linked(self) -> _Link:
+    async def _open_link(self) -> _Link:
         link = self._link
         if link is not None and link.failure is not None:  # while nobody waited for it
-            raise self._failed(link, _reason_of(link.failure))
+            raise self._fail(link, _reason_of(link.failure))
         if link is None or link.is_over:
             left_s = self._retry_at - self._world.monotonic()
             if left_s > 0:
@@ -231,9 +231,9 @@ class McpServer:
         except TimeoutError as error:
             if link.failure is None:
                 raise self._unavailable("is still starting") from error
-            raise self._failed(link, _reason_of(link.failure)) from error
+            raise self._fail(link, _reason_of(link.failure)) from error
         except Exception as error:
-            raise self._failed(link, _reason_of(error)) from error
+            raise self._fail(link, _reason_of(error)) from error
         return link
 
     def _drop(self, link: _Link) -> None:
@@ -241,9 +241,9 @@ class McpServer:
         if self._link is link:
             self._link = None
         self._parting = {each for each in self._parting if not each.is_done} | {link}
-        link.let_go()
+        link.release()
 
-    def _failed(self, link: _Link, reason: str) -> ToolsUnavailableError:
+    def _fail(self, link: _Link, reason: str) -> ToolsUnavailableError:
         if self._link is link:  # however many wait for it, it fails once
             self._drop(link)
             self._failures += 1
@@ -286,7 +286,7 @@ class McpServer:
         context = current_call()
         doubtful = Outcome.UNKNOWN if has_effects else Outcome.ERROR
         try:
-            link = await self._linked()
+            link = await self._open_link()
             client = await link.client()
         except ToolsUnavailableError as error:
             if context.run > 1:
@@ -331,7 +331,7 @@ class _Link:
         """Calls that wait for their answer."""
         self._transport = transport
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(_looked_at)
+        self._ready.add_done_callback(_ignore_failure)
         self._leaving = asyncio.Event()
         self._task = world.spawn(self._hold(), name=name)
 
@@ -354,13 +354,13 @@ class _Link:
         """Wait for the greeting; raises what went wrong with it. Giving up the wait does not stop it."""
         return await asyncio.shield(self._ready)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Begin to close it."""
         self._leaving.set()
         if not self._ready.done():
             self._task.cancel()
 
-    async def ended(self) -> None:
+    async def wait_until_closed(self) -> None:
         """Wait until nothing is left of it."""
         await asyncio.wait([self._task])
 
@@ -382,7 +382,7 @@ class _Link:
                 self._ready.set_exception(ToolsUnavailableError("the connection was given up"))
 
 
-def _looked_at(ready: asyncio.Future[Client]) -> None:
+def _ignore_failure(ready: asyncio.Future[Client]) -> None:
     """Ignore a failure that is not awaited: the next caller meets it again."""
     if not ready.cancelled():
         ready.exception()
@@ -426,7 +426,7 @@ def _stderr_in_the_log(name: str) -> Iterator[TextIO]:
 # --- what the two sides call things -----------------------------------------------------------------------------
 
 
-async def _listed(client: Client) -> list[wire.Tool]:
+async def _list_tools(client: Client) -> list[wire.Tool]:
     found: list[wire.Tool] = []
     cursor: str | None = None
     for _ in range(PAGES_MAX):

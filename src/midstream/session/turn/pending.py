@@ -122,7 +122,7 @@ def pending_work(state: TurnState) -> tuple[PendingWork, ...]:
             assert_never(state)
 
 
-def is_owed_by_client(state: TurnState, finished: CallFinished) -> bool:
+def is_pending_for_client(state: TurnState, finished: CallFinished) -> bool:
     """Return whether a client may send this outcome: the call runs, and it runs at a client."""
     if not isinstance(state, RunningCalls | Cancelling):
         return False

@@ -93,7 +93,7 @@ class Commits:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def ask(
+    def submit(
         self,
         write: Callable[[], T],
         sync: Sync,
@@ -124,7 +124,7 @@ class Commits:
         After None nothing was written: the commit would be synced, or have to wait, or was refused.
 
         Args:
-            write: See `ask`.
+            write: See `submit`.
         """
         if (self._sync or sync) is Sync.FULL or self._is_busy or self._is_shared or self._has_new_log:
             return None
@@ -135,7 +135,7 @@ class Commits:
         [done] = self._writer.commit(
             [QueuedOperation(write, Sync.NORMAL, answer, is_alone=True)], is_patient=False
         )
-        self._rest_after(began_at)
+        self._pause_after(began_at)
         if self._writer.log_pages > IDLE_CHECKPOINT_PAGES:
             self._go_on()
         return None if isinstance(done, BaseException) else done
@@ -143,7 +143,7 @@ class Commits:
     async def clear_log(self) -> None:
         """Copy the log into the database and empty it, as far as readers allow."""
         self._has_new_log = True
-        await self._thread.ask(self._writer.clear_log)
+        await self._thread.submit(self._writer.clear_log)
 
     async def finish(self) -> None:
         """Wait until everything asked for is committed."""
@@ -163,14 +163,14 @@ class Commits:
             del self._waiting[:count]
         self._is_shared = len(batch) > 1
         self._has_new_log = False
-        self._thread.tell(partial(self._writer.commit, batch), partial(self._committed, batch))
+        self._thread.submit_then(partial(self._writer.commit, batch), partial(self._finish_batch, batch))
 
-    def _rest_after(self, began_at: float) -> None:
+    def _pause_after(self, began_at: float) -> None:
         """Leave the event loop to others for a while, after what it was kept from them."""
         ended_at = self._world.monotonic()
         self._at_once_from = ended_at + (ended_at - began_at) * (1 / AT_ONCE_SHARE - 1)
 
-    def _committed(
+    def _finish_batch(
         self, batch: Sequence[QueuedOperation], done: list[Any] | None, bug: BaseException | None
     ) -> None:
         answers = [bug] * len(batch) if done is None else done
@@ -188,7 +188,7 @@ class Commits:
         if self._writer.log_pages > limit:
             self._become_busy()
             self._has_new_log = True
-            self._thread.tell(self._writer.checkpoint, lambda _done, _bug: self._go_on())
+            self._thread.submit_then(self._writer.checkpoint, lambda _done, _bug: self._go_on())
         elif self._waiting:
             self._commit_next()
         else:

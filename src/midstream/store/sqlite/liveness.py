@@ -83,7 +83,7 @@ class NodeLock:
             ) from error
         _locks_of_this_process.add(self)
 
-    def beat(self) -> None:
+    def show_liveness(self) -> None:
         """Show those who look that this process is given time."""
         if self._descriptor >= 0:
             with contextlib.suppress(
@@ -157,7 +157,7 @@ class Peers:
         self._silent_s: dict[str, tuple[int, float]] = {}
         """Each one's last beat, as its file says, and the seconds seen since."""
 
-    def look(self, *, now: float) -> bool:
+    def check_all(self, *, now: float) -> bool:
         """Check all nodes; return whether one came, went, froze or continued.
 
         Args:
@@ -172,7 +172,7 @@ class Peers:
                 silent_s[node] = (beat, silent + passed_s if beat == last else 0.0)
         self._silent_s = silent_s
         if silent_s and now - self._beaten_at >= self._beat_s:
-            self._lock.beat()
+            self._lock.show_liveness()
             self._beaten_at = now
         return self._judge()
 

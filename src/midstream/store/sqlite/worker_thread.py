@@ -31,16 +31,18 @@ class WorkThread:
         """Whether anything it was asked is not done yet."""
         return self._done != self._told
 
-    def ask(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Let the thread do `work`; the future, of the running loop, has what it returned or raised.
 
         A cancelled future stops nothing: the work is done all the same.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.tell(work, partial(_settle, answer))
+        self.submit_then(work, partial(_settle, answer))
         return answer
 
-    def tell(self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]) -> None:
+    def submit_then(
+        self, work: Callable[[], T], then: Callable[[T | None, BaseException | None], None]
+    ) -> None:
         """Let the thread do `work`, then call `then` on the running loop with what it returned or raised.
 
         For who needs no future: it costs one turn of the loop less.

@@ -84,7 +84,7 @@ class WriteConnection:
         """Where a session's journal ends, as was last seen here."""
         self._copied_pages = 0
         """Pages that were in the log when it was copied back last, as far as readers allowed."""
-        self._effects = Effects(db, partial(file.patiently, partial(db.execute, BEGIN)), file.world)
+        self._effects = Effects(db, partial(file.retry_while_busy, partial(db.execute, BEGIN)), file.world)
         db.wal_autocheckpoint(0)  # SQLite's own checkpoints would come inside somebody's commit
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class WriteConnection:
         try:
             self._sync_if(any(asked.sync is Sync.FULL for asked in batch))
             if is_patient:
-                self._file.patiently(begin)
+                self._file.retry_while_busy(begin)
             else:
                 begin()
         except apsw.Error as error:
