@@ -102,7 +102,7 @@ async def test_only_a_message_that_never_left_is_said_again(tmp_path: Path) -> N
             await _said(agent, "two")
         assert type(raised.value) is ModelUnavailableError
         assert (raised.value.retry_after_s or 0.0) > RETRY_AFTER_MAX_S
-        assert [told.text for told in bridge.told()] == ["one"]
+        assert [told.text for told in bridge.messages()] == ["one"]
 
 
 async def test_what_finds_no_bridge_never_left(tmp_path: Path) -> None:
